@@ -1,0 +1,365 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RetNet configuration: every option of the published models, their spellings, and named sizes."""
+
+import math
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
+from transformers.configuration_utils import PreTrainedConfig
+
+
+DECAY_SCHEDULES = ("power_of_two", "log_linear", "none")
+RETENTION_FORMS = ("auto", "parallel", "recurrent", "chunkwise")
+INITIALIZATIONS = ("xavier", "deepnet", "normal")
+
+# name: (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, value_expansion)
+_SHAPES = {
+    # small ones for experiments, in the proportions of the paper
+    "tiny": (128, 4, 2, 384, 2.0),
+    "mini": (256, 6, 4, 768, 2.0),
+    "small": (512, 8, 8, 1408, 2.0),
+    "base": (768, 12, 6, 2048, 2.0),
+    # arXiv 2307.08621 table 2: plain feed-forward, and the decays of its training runs
+    "1.3B": (2048, 24, 8, 4096, 2.0),
+    "2.7B": (2560, 32, 10, 5120, 2.0),
+    "6.7B": (4096, 32, 16, 8192, 2.0),
+    # microsoft/torchscale's recipes, whose values and feed-forward are 5/3 of the hidden size
+    "torchscale-base": (512, 6, 2, 864, 864 / 512),
+    "torchscale-medium": (1024, 16, 4, 1728, 1728 / 1024),
+    "torchscale-xl": (2048, 24, 8, 3456, 3456 / 2048),
+    "torchscale-3b": (2560, 32, 10, 4280, 4280 / 2560),
+    "torchscale-7b": (4096, 32, 16, 6912, 6912 / 4096),
+    "torchscale-13b": (5120, 40, 20, 8560, 8560 / 5120),
+    "torchscale-65b": (8192, 64, 32, 13824, 13824 / 8192),
+}
+
+# Keys of fla's config.json that choose its kernels, or that its layers never read.
+_FLA_IGNORED = (
+    "attn_mode",
+    "use_short_conv",
+    "conv_size",
+    "share_conv_kernel",
+    "fuse_norm",
+    "fuse_swiglu",
+    "fuse_cross_entropy",
+    "fuse_linear_cross_entropy",
+    "use_l2warp",
+    "attnres_block_size",
+)
+# Keys of torchscale's arguments and of syncdoth's config.json that have no bearing on a trained RetNet's function.
+_TORCHSCALE_IGNORED = (
+    "checkpoint_activations",
+    "chunkwise_recurrent",
+    "ddp_rank",
+    "drop_path_rate",
+    "encoder_normalize_before",
+    "forward_impl",
+    "fsdp",
+    "max_target_positions",
+    "max_rel_pos",
+    "moe_eval_capacity_token_fraction",
+    "moe_expert_count",
+    "moe_gating_use_fp32",
+    "moe_normalize_gate_prob_before_dropping",
+    "moe_second_expert_policy",
+    "moe_top1_expert",
+    "no_output_layer",
+    "output_retentions",
+    "rel_pos_buckets",
+    "subln",
+    "use_ffn_rms_norm",
+    "use_xmoe",
+    "xpos_scale_base",
+    "z_loss_coeff",
+)
+
+
+@strict
+class RetNetConfig(PreTrainedConfig):
+    r"""Configuration of a RetNet (arXiv 2307.08621). The defaults are those of the fla-hub checkpoints, at 1.3B.
+
+    A published `config.json` of either dialect, flash-linear-attention's or torchscale's and syncdoth's, is read as it is:
+    their spellings are translated, and what saves is ours.
+
+    Args:
+        vocab_size (`int`): number of tokens.
+        hidden_size (`int`): width of the residual stream.
+        num_hidden_layers (`int`): number of blocks.
+        num_attention_heads (`int`): query heads, each with its own decay. Alias `num_heads`.
+        num_key_value_heads (`int`, *optional*): key and value heads, a divisor of the query heads; as many if absent.
+            Alias `num_kv_heads`.
+        intermediate_size (`int`, *optional*): width of the feed-forward. Absent, it is two thirds of `hidden_ratio` (2)
+            times the hidden size, rounded up to a multiple of 256.
+        hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
+        key_expansion (`float`): size of all queries together over the hidden size. Alias `expand_k`.
+        value_expansion (`float`): size of all values (of all query heads) over the hidden size. Alias `expand_v`.
+        decay_schedule (`str` or `list[float]`): γ of each head: "power_of_two", 1 - 2^(-5-i) (equation 8 of the paper);
+            "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (its training runs); "none", 1 (a Linear Transformer); or
+            one number in (0, 1] per head.
+        use_rotary (`bool`): rotate queries and keys by position (xPos without magnitude, which is RoPE).
+        rotary_endpoint (`bool`): rotation frequencies theta^(-linspace(0, 1, K/2)), as torchscale has them, in the place of
+            the usual theta^(-2i/K).
+        rope_parameters (`dict`, *optional*): `rope_theta` (10000), and `rope_type`, which must be "default".
+        use_output_gate (`bool`), output_gate_act (`str`): the gate on the retention's output, and its activation.
+        use_head_norm (`bool`), head_norm_affine (`bool`): RMS norm of each head's output, and whether it has a weight,
+            shared by all heads. Alias of the latter: `elementwise_affine`.
+        use_gated_mlp (`bool`): down(act(gate x) * up x) in the place of down(act(up x)).
+        feature_map (`str`, *optional*): activation applied to queries and keys, a name of ACT2FN.
+        embedding_multiplier (`float`): factor on the embeddings. use_embedding_norm (`bool`): RMS norm after it.
+        norm_position (`str`): "pre", norm(x) enters each branch; "post", the sum of stream and branch is normalised and the
+            final norm falls away.
+        residual_multiplier (`float`): factor on the residual stream where a branch joins it (DeepNet's alpha).
+        rms_norm_eps (`float`): epsilon of every norm. Alias `norm_eps`.
+        hidden_dropout (`float`), activation_dropout (`float`): dropout on embeddings and branches, and inside the
+            feed-forward.
+        initialization (`str`): "xavier", the paper's (gain 2^-2.5 for q, k, v and gate, 2^-1 for the output projection);
+            "deepnet", the same divided by (8 L)^(1/4) for values, output projection and feed-forward; "normal",
+            N(0, initializer_range) everywhere.
+        initializer_range (`float`): standard deviation of embeddings and head, and of "normal".
+        retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
+        chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head sizes if absent.
+        max_position_embeddings (`int`, *optional*): the length trained on, for tools that ask. Nothing is limited by it.
+        tie_word_embeddings (`bool`), use_cache (`bool`), pad_token_id, bos_token_id, eos_token_id: as everywhere.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or one that is not allowed, in a sentence
+            that names the field, the value and what is allowed.
+        ValueError: for an option of a foreign config.json that has no counterpart here.
+
+    Example:
+
+    ```python
+    >>> from retnet_hf import RetNetConfig, RetNetForCausalLM
+
+    >>> model = RetNetForCausalLM(RetNetConfig.from_preset("tiny", vocab_size=1000))
+    ```
+    """
+
+    model_type = "retnet"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "num_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "expand_k": "key_expansion",
+        "expand_v": "value_expansion",
+        "norm_eps": "rms_norm_eps",
+        "elementwise_affine": "head_norm_affine",
+    }
+    base_model_pp_plan = {
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
+
+    vocab_size: int = 32000
+    hidden_size: int = 2048
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 8
+    num_key_value_heads: int | None = None
+    intermediate_size: int | None = None
+    hidden_act: str = "silu"
+    key_expansion: float | int = 1.0
+    value_expansion: float | int = 2.0
+    decay_schedule: str | list[float] | list[int | float] = "power_of_two"
+    use_rotary: bool = True
+    rotary_endpoint: bool = False
+    rope_parameters: dict | None = None
+    use_output_gate: bool = True
+    output_gate_act: str = "silu"
+    use_head_norm: bool = True
+    head_norm_affine: bool = True
+    use_gated_mlp: bool = True
+    feature_map: str | None = None
+    embedding_multiplier: float | int = 1.0
+    use_embedding_norm: bool = False
+    norm_position: str = "pre"
+    residual_multiplier: float | int = 1.0
+    rms_norm_eps: float = 1e-6
+    hidden_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    initialization: str = "xavier"
+    initializer_range: float = 0.02
+    retention_form: str = "auto"
+    chunk_size: int | None = None
+    max_position_embeddings: int | None = None
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+    pad_token_id: int | None = None
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """Names that `from_preset` knows."""
+        return tuple(_SHAPES)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "RetNetConfig":
+        """Configuration of a named size; any field may be overridden.
+
+        Raises:
+            ValueError: for an unknown name.
+        """
+        if name not in _SHAPES:
+            raise ValueError(f"preset must be one of {', '.join(_SHAPES)}, got {name!r}.")
+        hidden_size, layers, heads, intermediate_size, value_expansion = _SHAPES[name]
+        fields = {
+            "hidden_size": hidden_size,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "intermediate_size": intermediate_size,
+            "value_expansion": value_expansion,
+        }
+        if name in ("1.3B", "2.7B", "6.7B"):
+            fields |= {"use_gated_mlp": False, "hidden_act": "gelu", "decay_schedule": "log_linear"}
+        elif name.startswith("torchscale"):
+            fields |= {
+                "rotary_endpoint": True,
+                "head_norm_affine": False,
+                "embedding_multiplier": math.sqrt(hidden_size),
+            }
+        return cls(**(fields | overrides))
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if "decoder_embed_dim" in kwargs:
+            kwargs = self._read_torchscale(kwargs)
+        for alias, name in self.attribute_map.items():
+            if alias in kwargs:
+                setattr(self, name, kwargs.pop(alias))
+        hybrid = kwargs.pop("attn", None)
+        if hybrid is not None:
+            raise ValueError(f"attn must be absent or None: RetNetConfig has no softmax attention layers, got {hybrid!r}.")
+        for key in _FLA_IGNORED:
+            kwargs.pop(key, None)
+
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        hidden_ratio = kwargs.pop("hidden_ratio", None) or 2
+        if self.intermediate_size is None:
+            self.intermediate_size = 256 * math.ceil(int(self.hidden_size * hidden_ratio * 2 / 3) / 256)
+        super().__post_init__(**kwargs)
+
+    def _read_torchscale(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Sets the fields from torchscale's names, which syncdoth's config.json shares, and returns what is left over."""
+        for field, allowed in (("moe_freq", 0), ("multiway", False), ("xpos_rel_pos", False)):
+            if kwargs.pop(field, allowed) not in (allowed, None):
+                raise ValueError(f"{field} must be {allowed}: RetNetConfig has nothing to express it with.")
+        if kwargs.get("use_glu", True) is False:
+            raise ValueError(
+                "use_glu must be True: the feed-forward without it has biases and an inner LayerNorm "
+                "(fc1.bias, fc2.bias, ffn_layernorm), which have no place in RetNetConfig."
+            )
+        kwargs.pop("use_glu", None)
+
+        self.hidden_size = kwargs.pop("decoder_embed_dim")
+        self.num_hidden_layers = kwargs.pop("decoder_layers")
+        self.num_attention_heads = kwargs.pop("decoder_retention_heads")
+        self.intermediate_size = kwargs.pop("decoder_ffn_embed_dim")
+        self.value_expansion = kwargs.pop("decoder_value_embed_dim") / self.hidden_size
+        self.hidden_act = kwargs.pop("activation_fn", "gelu")
+        self.rms_norm_eps = kwargs.pop("layernorm_eps", 1e-6)
+        self.decay_schedule = "log_linear" if kwargs.pop("use_lm_decay", False) else "power_of_two"
+        self.rotary_endpoint = True
+        self.head_norm_affine = False
+        self.embedding_multiplier = 1.0 if kwargs.pop("no_scale_embedding", True) else math.sqrt(self.hidden_size)
+        self.use_embedding_norm = kwargs.pop("layernorm_embedding", False)
+        self.norm_position = "pre" if kwargs.pop("decoder_normalize_before", True) else "post"
+        self.residual_multiplier = (2 * self.num_hidden_layers) ** 0.25 if kwargs.pop("deepnorm", False) else 1.0
+        self.tie_word_embeddings = kwargs.pop("share_decoder_input_output_embed", self.tie_word_embeddings)
+        self.hidden_dropout = kwargs.pop("dropout", 0.0)
+        self.chunk_size = kwargs.pop("recurrent_chunk_size", None)
+        for key in _TORCHSCALE_IGNORED:
+            kwargs.pop(key, None)
+        return kwargs
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What transformers calls a layer with a state of constant size."""
+        return ["linear_attention"] * self.num_hidden_layers
+
+    @property
+    def head_dim(self) -> int:
+        """K, the size of one query or key head."""
+        return round(self.hidden_size * self.key_expansion) // self.num_attention_heads
+
+    @property
+    def value_head_dim(self) -> int:
+        """V, the size of one value head."""
+        return round(self.hidden_size * self.value_expansion) // self.num_attention_heads
+
+    def decays(self) -> list[float]:
+        """γ of each head, in double precision."""
+        heads = self.num_attention_heads
+        if self.decay_schedule == "power_of_two":
+            return [1 - 2.0 ** (-5 - head) for head in range(heads)]
+        if self.decay_schedule == "log_linear":
+            first, last = math.log(1 / 32), math.log(1 / 512)
+            return [1 - math.exp(first + (last - first) * head / max(heads - 1, 1)) for head in range(heads)]
+        if self.decay_schedule == "none":
+            return [1.0] * heads
+        return [float(decay) for decay in self.decay_schedule]
+
+    def validate_architecture(self) -> None:
+        """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
+
+        def require(condition: bool, field: str, allowed: str) -> None:
+            if not condition:
+                raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}.")
+
+        def choice(field: str, allowed: tuple[str, ...]) -> None:
+            require(getattr(self, field) in allowed, field, "one of " + ", ".join(allowed))
+
+        for field in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+            require(getattr(self, field) > 0, field, "a positive integer")
+        require(self.chunk_size is None or self.chunk_size > 0, "chunk_size", "a positive integer or None")
+        heads = self.num_attention_heads
+        require(
+            0 < self.num_key_value_heads <= heads and heads % self.num_key_value_heads == 0,
+            "num_key_value_heads",
+            f"a divisor of num_attention_heads ({heads})",
+        )
+        for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
+            size = self.hidden_size * getattr(self, field)
+            require(
+                size > 0 and abs(size - round(size)) < 1e-6 and round(size) % heads == 0,
+                field,
+                f"such that hidden_size ({self.hidden_size}) times it divides by num_attention_heads ({heads}) "
+                f"into {what} of whole size",
+            )
+        require(
+            not self.use_rotary or self.head_dim % 2 == 0,
+            "key_expansion",
+            f"such that the size of a query head ({self.head_dim}) is even, since use_rotary is True",
+        )
+        choice("retention_form", RETENTION_FORMS)
+        choice("norm_position", ("pre", "post"))
+        choice("initialization", INITIALIZATIONS)
+        for field in ("hidden_act", "output_gate_act", "feature_map"):
+            name = getattr(self, field)
+            optional = name is None and field == "feature_map"
+            require(optional or name in ACT2FN, field, "a name of transformers.activations.ACT2FN")
+        for field in ("hidden_dropout", "activation_dropout"):
+            require(0 <= getattr(self, field) < 1, field, "in [0, 1)")
+        for field in ("rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier"):
+            require(getattr(self, field) > 0, field, "positive")
+        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
+        require(
+            rope_type == "default",
+            "rope_parameters",
+            'of rope_type "default" (positions never run out here, so no other scaling is needed)',
+        )
+
+        schedule = self.decay_schedule
+        if isinstance(schedule, str):
+            choice("decay_schedule", DECAY_SCHEDULES)
+        else:
+            require(
+                len(schedule) == heads and all(0 < decay <= 1 for decay in schedule),
+                "decay_schedule",
+                f"a list of num_attention_heads ({heads}) numbers in (0, 1]",
+            )
+
+
+__all__ = ["RetNetConfig"]

@@ -1,0 +1,546 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RetNet: a transformer whose attention is retention (arXiv 2307.08621).
+
+Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V value size, D hidden size.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_retnet import RetNetConfig
+from .retention import (
+    FORMS,
+    DecayTables,
+    choose_form,
+    decay_tables,
+    default_chunk_size,
+    recurrent_step_,
+    retention,
+    retention_map,
+)
+from .retention_state import RetNetState, TakenIn, install_retention_layers
+from .sequence_layout import SequenceLayout, sequence_layout
+
+
+class RetentionPlan(NamedTuple):
+    """What all layers of one forward call share."""
+
+    form: str  # "parallel", "recurrent" or "chunkwise"
+    log_decay: Tensor  # (H,)
+    tables: DecayTables | None  # None where the recurrence runs token by token
+    cos: Tensor | None  # (B|1, 1, T, K/2); None without rotation
+    sin: Tensor | None
+    layout: SequenceLayout
+    output_maps: bool
+
+
+class RetNetDecay(nn.Module):
+    """ln γ of every head, (H,): never narrower than float32, whatever the model is cast to."""
+
+    def __init__(self, config: RetNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.log_decay = nn.Buffer(self.compute_log_decay(dtype), persistent=False)
+
+    def compute_log_decay(self, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+        """ln γ from the configuration, computed in double precision."""
+        return torch.tensor([math.log(decay) for decay in self.config.decays()], dtype=dtype, device=device)
+
+    def _apply(self, fn, recurse: bool = True) -> "RetNetDecay":
+        super()._apply(fn, recurse)
+        dtype = self.log_decay.dtype
+        if dtype != torch.float32:  # a decay near 1, rounded to bfloat16, would forget at another rate
+            self.log_decay = self.compute_log_decay(torch.promote_types(dtype, torch.float32), self.log_decay.device)
+        return self
+
+
+class RetNetRotaryEmbedding(nn.Module):
+    """Cosines and sines of position times frequency, exact at any position.
+
+    A frequency is kept as an integer, in units of 2^-64 turns per token. Its product with a position wraps around modulo 2^64,
+    which drops whole turns and nothing else: after a million tokens the angle is as accurate as after one. No cast of the
+    model to another type touches integers.
+    """
+
+    def __init__(self, config: RetNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.frequency = nn.Buffer(self.compute_frequency(), persistent=False)
+
+    def compute_frequency(self, device: torch.device | None = None) -> Tensor:
+        """(K/2,) int64: theta^(-2i/K), or theta^(-linspace(0, 1, K/2)) with the end point, in units of 2^-64 turns."""
+        pairs = self.config.head_dim // 2
+        last = max(pairs - 1, 1) if self.config.rotary_endpoint else pairs
+        theta = self.config.rope_parameters["rope_theta"]
+        turns = [theta ** (-pair / last) / (2 * math.pi) for pair in range(pairs)]
+        return torch.tensor([round(turn * 2**64) for turn in turns], dtype=torch.int64, device=device)
+
+    def forward(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """position (B|1, T) int64 -> cos, sin (B|1, 1, T, K/2), float32 or wider."""
+        dtype = torch.promote_types(dtype, torch.float32)
+        phase = position[:, None, :, None] * self.frequency.to(position.device)
+        angle = phase.to(dtype) * (2 * math.pi / 2**64)
+        return angle.cos(), angle.sin()
+
+
+def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pairs (i, i + K/2) of vectors (B, H, T, K) by the angle of their position."""
+    first, second = vectors.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+class RetNetHeadRMSNorm(nn.Module):
+    """RMS norm of each head's output, in the precision it comes in; it makes the scale of queries and keys immaterial."""
+
+    def __init__(self, head_size: int, eps: float, affine: bool) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(head_size)) if affine else None
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        normed = F.rms_norm(hidden_states, hidden_states.shape[-1:], eps=self.eps)
+        return normed if self.weight is None else normed * self.weight
+
+
+class RetNetRetention(nn.Module):
+    """Gated multi-scale retention, equation 8 of the paper."""
+
+    def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.value_head_dim = config.value_head_dim
+        self.scaling = config.head_dim**-0.5
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, groups * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, groups * self.value_head_dim, bias=False)
+        if config.use_output_gate:
+            self.g_proj = nn.Linear(config.hidden_size, heads * self.value_head_dim, bias=False)
+            self.gate_fn = ACT2FN[config.output_gate_act]
+        self.o_proj = nn.Linear(heads * self.value_head_dim, config.hidden_size, bias=False)
+        self.feature_map = None if config.feature_map is None else ACT2FN[config.feature_map]
+        self.head_norm = None
+        if config.use_head_norm:
+            self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        plan: RetentionPlan,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the mixed tokens (B, T, D) and, if the plan asks for it, the retention map (B, H, T, T)."""
+        batch, length, _ = hidden_states.shape
+
+        def heads(projected: Tensor, size: int) -> Tensor:  # (B, T, H * size) -> (B, H, T, size)
+            return projected.view(batch, length, -1, size).transpose(1, 2)
+
+        query = heads(self.q_proj(hidden_states), self.head_dim)
+        key = heads(self.k_proj(hidden_states), self.head_dim)
+        value = heads(self.v_proj(hidden_states), self.value_head_dim)
+        if self.feature_map is not None:
+            query, key = self.feature_map(query), self.feature_map(key)
+        query = query * self.scaling
+        if plan.cos is not None:
+            query, key = rotate(query, plan.cos, plan.sin), rotate(key, plan.cos, plan.sin)
+
+        output = self._retain(query, key, value, plan, past_key_values, use_cache)  # (B, H, T, V)
+        if self.head_norm is not None:
+            output = self.head_norm(output)
+        output = output.transpose(1, 2).reshape(batch, length, -1).to(hidden_states.dtype)
+        if self.config.use_output_gate:
+            output = output * self.gate_fn(self.g_proj(hidden_states))
+
+        maps = None
+        if plan.output_maps:
+            groups = query.shape[1] // key.shape[1]
+            maps = retention_map(query, key.repeat_interleave(groups, dim=1), plan.tables)
+        return self.o_proj(output), maps
+
+    def _retain(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        plan: RetentionPlan,
+        past_key_values: Cache | None,
+        use_cache: bool | None,
+    ) -> Tensor:
+        """Retention over what the state holds and the new tokens, which the state then takes in."""
+        layout = plan.layout
+        past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        state = None if past is None else past.recurrent_state
+        single = plan.form == "recurrent" and query.shape[2] == 1
+        if single and use_cache and state is not None and past.can_be_overwritten and key.shape[1] == query.shape[1]:
+            output = recurrent_step_(query, key, value, plan.tables, state)
+        else:
+            output, state = retention(
+                query,
+                key,
+                value,
+                plan.log_decay,
+                initial_state=state,
+                mask=layout.mask,
+                reset=layout.reset,
+                form=plan.form,
+                tables=plan.tables,
+            )
+        if past is not None and use_cache:
+            taken_in = TakenIn(key, value, plan.log_decay, layout.mask, layout.reset, layout.next_position)
+            past.update(key, value, state=state, taken_in=taken_in)
+        return output
+
+
+class RetNetMLP(nn.Module):
+    """Feed-forward network, gated or plain."""
+
+    def __init__(self, config: RetNetConfig) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        if config.use_gated_mlp:
+            self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.gated = config.use_gated_mlp
+        self.dropout = nn.Dropout(config.activation_dropout)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        inner = self.up_proj(hidden_states)
+        inner = self.act_fn(self.gate_proj(hidden_states)) * inner if self.gated else self.act_fn(inner)
+        return self.down_proj(self.dropout(inner))
+
+
+class RetNetDecoderLayer(GradientCheckpointingLayer):
+    """Retention and feed-forward, each a branch of the residual stream."""
+
+    def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.retention = RetNetRetention(config, layer_idx)
+        self.mlp = RetNetMLP(config)
+        self.retention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.pre_norm = config.norm_position == "pre"
+        self.residual_multiplier = config.residual_multiplier
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        plan: RetentionPlan,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Tensor:
+        branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
+        branch, _ = self.retention(branch, plan=plan, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
+        hidden_states = self._join(hidden_states, branch, self.retention_norm)
+
+        branch = self.mlp_norm(hidden_states) if self.pre_norm else hidden_states
+        return self._join(hidden_states, self.mlp(branch), self.mlp_norm)
+
+    def _join(self, stream: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
+        if self.residual_multiplier != 1.0:
+            stream = stream * self.residual_multiplier
+        stream = stream + self.dropout(branch)
+        return stream if self.pre_norm else norm(stream)
+
+
+class RetNetPreTrainedModel(PreTrainedModel):
+    config: RetNetConfig
+    config_class = RetNetConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["RetNetDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": RetNetDecoderLayer, "attentions": RetNetRetention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, RetNetDecay):
+            init.copy_(module.log_decay, module.compute_log_decay(module.log_decay.dtype, module.log_decay.device))
+        elif isinstance(module, RetNetRotaryEmbedding):
+            init.copy_(module.frequency, module.compute_frequency(module.frequency.device))
+        elif isinstance(module, RetNetHeadRMSNorm):
+            if module.weight is not None:
+                init.ones_(module.weight)
+        elif self.config.initialization != "normal":
+            depth = (8 * self.config.num_hidden_layers) ** 0.25 if self.config.initialization == "deepnet" else 1.0
+            if isinstance(module, RetNetRetention):
+                init.xavier_uniform_(module.q_proj.weight, gain=2**-2.5)
+                init.xavier_uniform_(module.k_proj.weight, gain=2**-2.5)
+                init.xavier_uniform_(module.v_proj.weight, gain=2**-2.5 / depth)
+                if self.config.use_output_gate:
+                    init.xavier_uniform_(module.g_proj.weight, gain=2**-2.5)
+                init.xavier_uniform_(module.o_proj.weight, gain=2**-1 / depth)
+            elif isinstance(module, RetNetMLP):
+                for projection in module.children():
+                    if isinstance(projection, nn.Linear):
+                        init.xavier_uniform_(projection.weight, gain=1 / depth)
+
+
+class RetNetModel(RetNetPreTrainedModel):
+    """The stack of RetNet blocks, without a head."""
+
+    def __init__(self, config: RetNetConfig) -> None:
+        super().__init__(config)
+        self.vocab_size = config.vocab_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if config.use_embedding_norm else None
+        self.embed_dropout = nn.Dropout(config.hidden_dropout)
+        self.layers = nn.ModuleList([RetNetDecoderLayer(config, index) for index in range(config.num_hidden_layers)])
+        pre_norm = config.norm_position == "pre"
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if pre_norm else nn.Identity()
+        self.decay = RetNetDecay(config)
+        self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        retention_form: str | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPast:
+        r"""
+        Args:
+            input_ids: (B, T) token ids. inputs_embeds: (B, T, D) in their place.
+            attention_mask: (B, S), 0 where a token is padding, anywhere in the row; S = T, or T and all columns before.
+                What is padding changes nothing for the other tokens, nor for the state.
+            position_ids: (B, T). Needed only for packed documents: a position that is not beyond the one before it starts a
+                new document. `cu_seq_lens_q` and `seq_idx`, as transformers' collators give them, say the same.
+            past_key_values: a `RetNetState`, or an empty cache of transformers'. With use_cache=True it takes in these
+                tokens, in place; with use_cache=False it is read and left as it is.
+            retention_form: "auto", "parallel", "recurrent" or "chunkwise"; `config.retention_form` if absent.
+            output_attentions: returns the retention maps Q Kᵀ ⊙ D of every layer, (B, H, T, T), in the parallel form.
+
+        Raises:
+            ValueError: for inputs that do not fit each other, in a sentence.
+        """
+        if (input_ids is None) ^ (inputs_embeds is not None):
+            raise ValueError("You must specify exactly one of input_ids or inputs_embeds.")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if past_key_values is not None:
+            past_key_values = install_retention_layers(past_key_values, self.config.num_hidden_layers)
+        elif use_cache:
+            past_key_values = RetNetState(self.config)
+
+        plan = self._plan(inputs_embeds, attention_mask, position_ids, past_key_values, retention_form, kwargs)
+        hidden_states = inputs_embeds
+        if self.config.embedding_multiplier != 1.0:
+            hidden_states = hidden_states * self.config.embedding_multiplier
+        if self.embed_norm is not None:
+            hidden_states = self.embed_norm(hidden_states)
+        hidden_states = self.embed_dropout(hidden_states)
+
+        for layer in self.layers[: self.config.num_hidden_layers]:
+            hidden_states = layer(
+                hidden_states, plan=plan, past_key_values=past_key_values, use_cache=use_cache, **kwargs
+            )
+        return BaseModelOutputWithPast(
+            last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
+        )
+
+    def _plan(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past_key_values: Cache | None,
+        retention_form: str | None,
+        kwargs: dict,
+    ) -> RetentionPlan:
+        """Masks, positions, decays and rotations of one call, computed once for all layers."""
+        config = self.config
+        length, device, dtype = inputs_embeds.shape[1], inputs_embeds.device, inputs_embeds.dtype
+        first = None if past_key_values is None else past_key_values.layers[0]
+        layout = sequence_layout(
+            inputs_embeds.shape[:2],
+            device,
+            attention_mask,
+            position_ids,
+            cu_seq_lens_q=kwargs.get("cu_seq_lens_q"),
+            seq_idx=kwargs.get("seq_idx"),
+            past_length=0 if first is None else first.get_seq_length(),
+            past_position=None if first is None else first.next_position,
+        )
+
+        form = retention_form or config.retention_form
+        if form not in FORMS:
+            raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
+        output_maps = bool(kwargs.get("output_attentions", config.output_attentions))
+        if output_maps and form not in ("auto", "parallel"):
+            raise ValueError(
+                f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
+                "the other forms never compute the retention map."
+            )
+        chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
+        if form == "auto":
+            form = "parallel" if output_maps else choose_form(length, chunk_size)
+
+        log_decay = self.decay.log_decay.to(device=device, dtype=torch.promote_types(dtype, torch.float32))
+        tables = None
+        if form != "recurrent" or length == 1:
+            tables = decay_tables(log_decay, length, chunk_size if form == "chunkwise" else None, layout.mask, layout.reset)
+        cos, sin = (None, None) if self.rotary is None else self.rotary(layout.position, dtype)
+        return RetentionPlan(form, log_decay, tables, cos, sin, layout, output_maps)
+
+
+class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
+    """RetNet with a language modelling head: trained in parallel or chunkwise form, decoded recurrently."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
+
+    def __init__(self, config: RetNetConfig) -> None:
+        super().__init__(config)
+        self.model = RetNetModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        retention_form: str | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithPast:
+        r"""
+        Arguments as in `RetNetModel.forward`, and
+
+        Args:
+            labels: (B, T) token ids, -100 where there is nothing to predict; shifted inside.
+            logits_to_keep: logits of the last so many tokens only (0: all), or of the tokens with these indices.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from retnet_hf import RetNetConfig, RetNetForCausalLM
+
+        >>> model = RetNetForCausalLM(RetNetConfig.from_preset("tiny", vocab_size=100))
+        >>> model.generate(torch.tensor([[1, 5, 7]]), max_new_tokens=4, min_new_tokens=4).shape
+        torch.Size([1, 7])
+        ```
+        """
+        outputs: BaseModelOutputWithPast = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            retention_form=retention_form,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept, :])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
+        """Lets transformers check the request, then puts a `RetNetState` in the place of the cache that it made."""
+        implementation = generation_config.cache_implementation
+        if implementation == "quantized":
+            raise ValueError(
+                'cache_implementation must be None, "dynamic", "static" or "offloaded", got "quantized": '
+                "a retention state is constant in size and accumulates, so it is kept in full precision."
+            )
+        given = model_kwargs.get("past_key_values")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        if given is not None:
+            install_retention_layers(given, self.config.num_hidden_layers)
+        elif cache is not None:
+            state = RetNetState(self.config, compileable=implementation is not None and "static" in implementation)
+            if generation_config.is_assistant:
+                state.activate_past_recording()
+            model_kwargs["past_key_values"] = state
+
+    @staticmethod
+    def create_masks_for_generate(
+        config: RetNetConfig,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        past_key_values: Cache | None,
+        position_ids: Tensor | None = None,
+        **kwargs,
+    ) -> Tensor | None:
+        """The mask of the new tokens alone, (B, T): nothing that was read before needs one."""
+        if attention_mask is None:
+            return None
+        attention_mask = attention_mask[:, -inputs_embeds.shape[1] :]
+        return None if bool(attention_mask.all()) else attention_mask
+
+
+class RetNetForSequenceClassification(GenericForSequenceClassification, RetNetPreTrainedModel):
+    """RetNet with a classifier that reads the last token that is not padding."""
+
+
+class RetNetForTokenClassification(GenericForTokenClassification, RetNetPreTrainedModel):
+    """RetNet with a classifier on every token."""
+
+
+class RetNetForQuestionAnswering(GenericForQuestionAnswering, RetNetPreTrainedModel):
+    """RetNet that marks the span of an answer."""
+
+
+__all__ = [
+    "RetNetForCausalLM",
+    "RetNetForQuestionAnswering",
+    "RetNetForSequenceClassification",
+    "RetNetForTokenClassification",
+    "RetNetModel",
+    "RetNetPreTrainedModel",
+]

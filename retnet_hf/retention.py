@@ -1,0 +1,349 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Retention, the operator: every form of it, as plain functions on tensors.
+
+Retention (Sun et al., "Retentive Network", arXiv 2307.08621) replaces softmax attention by a linear recurrence with a fixed
+decay per head. It has three exactly equal forms:
+
+    recurrent    S_n = γ S_{n-1} + k_nᵀ v_n,  o_n = q_n S_n        equation 6    constant memory per token, the reference
+    parallel     O = (Q Kᵀ ⊙ D) V,  D_nm = γ^(n-m) for n ≥ m       equation 5    one matrix product, quadratic in T
+    chunkwise    parallel inside chunks, recurrent between them    equation 7    matrix products, linear in T
+
+Glossary, used in names and shapes:
+
+    B batch        T tokens          H heads           N chunks          C tokens in a chunk
+    K key size     V value size      S the state, (H, K, V) for every sequence
+
+    query, key  (B, H, T, K)         value (B, H, T, V)        state (B, H, K, V)        log_decay (H,) = ln γ
+
+Three rules hold in every form and are what the tests check:
+
+* A token masked out (``mask`` False) was never there: it adds nothing to the state, it decays nothing, and only its own
+  output, which is finite, has no meaning.
+* A token marked by ``reset`` starts a new document: neither the initial state nor any earlier token reaches it or those
+  after it.
+* Arithmetic and state are float32, or float64 where the inputs are. The output keeps that type: unlike attention's it is not
+  an average, so in half precision it could overflow. Whoever normalises it may narrow it.
+
+Positions are no business of this module: rotate query and key before calling it (xPos/RoPE), and scale the query.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+FORMS = ("auto", "parallel", "recurrent", "chunkwise")
+
+
+class DecayTables(NamedTuple):
+    """Every power of γ that the parallel and the chunkwise form need, computed once and shared by all layers of a model.
+
+    The first dimension is 1 where all sequences of the batch decay alike (no mask, no reset), N is 1 where all chunks do.
+    """
+
+    inner: Tensor  # (B|1, H, N|1, C, C)  from token m to token n of one chunk; 0 where n may not see m
+    query: Tensor  # (B|1, H, N|1, C, 1)  from the state before the chunk to token n
+    key: Tensor  # (B|1, H, N|1, C, 1)  from token m to the state after the chunk
+    state: Tensor  # (B|1, H, N|1, 1, 1)  from the state before the chunk to the state after it
+
+
+def compute_dtype(*tensors: Tensor) -> torch.dtype:
+    """float64 if any of the tensors is, else float32: the type retention computes in."""
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+
+
+def default_chunk_size(key_dim: int, value_dim: int) -> int:
+    """Chunk length that keeps both costs of the chunkwise form small.
+
+    Per token and head, the inner product costs C (K + V) multiplications, the state 2 K V; and one state is stored per chunk,
+    K V numbers for C (K + V) of keys and values. Both balance near C = K V / (K + V); the power of two above it is taken,
+    between 64 and 512.
+    """
+    balance = key_dim * value_dim / (key_dim + value_dim)
+    chunk_size = 64
+    while chunk_size < balance and chunk_size < 512:
+        chunk_size *= 2
+    return chunk_size
+
+
+def choose_form(length: int, chunk_size: int) -> str:
+    """The form "auto" stands for: recurrent for one token, parallel within a chunk, chunkwise beyond it.
+
+    An exported program with an open length has no loop over chunks to unroll, so it is given the parallel form.
+    """
+    if torch.compiler.is_compiling() and not isinstance(length, int):
+        return "parallel"
+    if length == 1:
+        return "recurrent"
+    return "parallel" if length <= chunk_size else "chunkwise"
+
+
+def decay_tables(
+    log_decay: Tensor,
+    length: int,
+    chunk_size: int | None = None,
+    mask: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> DecayTables:
+    """Decay tables of `length` tokens in chunks of `chunk_size` (default: one chunk, which is the parallel form).
+
+    Args:
+        log_decay: (H,) natural logarithm of γ, finite; its dtype is that of the tables.
+        length: T.
+        chunk_size: C. The last chunk may be shorter; the tables describe it filled up with absent tokens.
+        mask: (B, T) bool, False where a token is absent.
+        reset: (B, T) bool, True where a document starts.
+    """
+    chunk_size = length if chunk_size is None else chunk_size
+    chunks = -(-length // chunk_size)
+    padding = chunks * chunk_size - length
+    device = log_decay.device
+
+    if mask is None and reset is None and not padding:
+        age = torch.arange(1, chunk_size + 1, device=device)[None, None]  # (1, 1, C) tokens since the chunk began
+        total = age[..., -1:]  # (1, 1, 1)
+        present, visible = None, None
+    else:
+        shape = (mask if mask is not None else reset).shape if mask is not None or reset is not None else (1, length)
+        present = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else mask
+        present = torch.nn.functional.pad(present, (0, padding)).unflatten(1, (chunks, chunk_size))  # (B|1, N, C)
+        age = present.cumsum(-1)
+        total = age[..., -1:]
+        visible = None
+        if reset is not None:
+            # A document is told from its neighbours in the chunk by the number of resets seen since the chunk began.
+            document = torch.nn.functional.pad(reset, (0, padding)).unflatten(1, (chunks, chunk_size)).cumsum(-1)
+            visible = (
+                document[..., :, None] == document[..., None, :],  # (B, N, C, C) same document
+                document == 0,  # (B, N, C) still the document that the chunk began in
+                document == document[..., -1:],  # (B, N, C) the document that the chunk ends in
+                document[..., -1:] == 0,  # (B, N, 1) the same one throughout
+            )
+
+    def power(exponent: Tensor) -> Tensor:  # (B|1, N|1, ...) -> (B|1, H, N|1, ...)
+        rate = log_decay.view(-1, *[1] * (exponent.dim() - 1))
+        return torch.exp(rate * exponent.unsqueeze(1).to(log_decay.dtype))
+
+    def erase(table: Tensor, keep: Tensor) -> Tensor:
+        return table.masked_fill(~keep.unsqueeze(1), 0)
+
+    causal = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=device).tril()
+    inner_keep = causal[None, None]
+    if present is not None and mask is not None:
+        inner_keep = inner_keep & present[..., None, :]
+    if mask is None and reset is None:
+        # Absent tokens at the very end change nothing inside a chunk: nobody sees them, and their keys are zero.
+        steps = torch.arange(chunk_size, device=device)
+        distance = (steps[:, None] - steps[None, :])[None, None]
+    else:
+        distance = age[..., :, None] - age[..., None, :]
+    if visible is not None:
+        inner_keep = inner_keep & visible[0]
+    inner = erase(power(distance.clamp(min=0)), inner_keep)
+
+    query, key, state = power(age), power(total - age), power(total)
+    if present is not None:
+        key = erase(key, present)
+    if visible is not None:
+        query, key, state = erase(query, visible[1]), erase(key, visible[2]), erase(state, visible[3])
+    return DecayTables(inner, query[..., None], key[..., None], state[..., None])
+
+
+def initial_state_like(query: Tensor, value: Tensor) -> Tensor:
+    """The state of a sequence that has read nothing: zeros, (B, H, K, V)."""
+    batch, heads, _, key_dim = query.shape
+    return query.new_zeros(batch, heads, key_dim, value.shape[-1], dtype=compute_dtype(query, value))
+
+
+def recurrent_retention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    initial_state: Tensor | None = None,
+    mask: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The recurrence of equation 6, token by token: slow, and the reference that every other form is tested against.
+
+    Args:
+        query, key: (B, H, T, K). value: (B, H, T, V). log_decay: (H,).
+        initial_state: (B, H, K, V), zeros if absent. Never modified.
+        mask: (B, T) bool, False where a token is absent. reset: (B, T) bool, True where a document starts.
+
+    Returns:
+        output (B, H, T, V) and final state (B, H, K, V), float32 or float64.
+    """
+    dtype = compute_dtype(query, key, value)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    decay = log_decay.to(dtype).exp().view(-1, 1, 1)
+    state = initial_state_like(query, value) if initial_state is None else initial_state.to(dtype)
+
+    outputs = []
+    for n in range(query.shape[2]):
+        if reset is not None:
+            state = torch.where(reset[:, n, None, None, None], torch.zeros_like(state), state)
+        updated = decay * state + key[:, :, n, :, None] * value[:, :, n, None, :]
+        state = updated if mask is None else torch.where(mask[:, n, None, None, None], updated, state)
+        outputs.append((query[:, :, n, None, :] @ state).squeeze(2))  # (B, H, V)
+    return torch.stack(outputs, dim=2), state
+
+
+def recurrent_step_(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, state: Tensor) -> Tensor:
+    """One token, T = 1, updating `state` (B, H, K, V) in place. Returns the output (B, H, 1, V)."""
+    dtype = state.dtype
+    key = key.to(dtype) * tables.key[:, :, 0]  # (B, H, 1, K); 0 for an absent token
+    state.mul_(tables.state[:, :, 0]).addcmul_(key.transpose(-1, -2), value.to(dtype))
+    return query.to(dtype) @ state
+
+
+def recurrent_step(
+    query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token, T = 1, leaving `state` (B, H, K, V) as it is. Returns the output (B, H, 1, V) and the new state."""
+    dtype = state.dtype
+    key = key.to(dtype) * tables.key[:, :, 0]
+    state = torch.addcmul(tables.state[:, :, 0] * state, key.transpose(-1, -2), value.to(dtype))
+    return query.to(dtype) @ state, state
+
+
+def retention_map(query: Tensor, key: Tensor, tables: DecayTables) -> Tensor:
+    """Q Kᵀ ⊙ D, (B, H, T, T): what retention has in the place of attention weights. Not normalised, and signed."""
+    dtype = compute_dtype(query, key)
+    return (query.to(dtype) @ key.to(dtype).transpose(-1, -2)) * tables.inner[:, :, 0]
+
+
+def parallel_retention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    initial_state: Tensor | None = None,
+    mask: Tensor | None = None,
+    reset: Tensor | None = None,
+    tables: DecayTables | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Equation 5, with equation 7's treatment of the state. Arguments and results as `recurrent_retention`.
+
+    `tables`, from `decay_tables(log_decay, T, mask=mask, reset=reset)`, saves their computation.
+    """
+    dtype = compute_dtype(query, key, value)
+    if tables is None:
+        tables = decay_tables(log_decay.to(dtype), query.shape[2], mask=mask, reset=reset)
+    value = value.to(dtype)
+    output = retention_map(query, key, tables) @ value
+    state = (key.to(dtype) * tables.key[:, :, 0]).transpose(-1, -2) @ value
+    if initial_state is not None:
+        initial_state = initial_state.to(dtype)
+        output = torch.addcmul(output, tables.query[:, :, 0], query.to(dtype) @ initial_state)
+        state = torch.addcmul(state, tables.state[:, :, 0], initial_state)
+    return output, state
+
+
+def chunkwise_retention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    initial_state: Tensor | None = None,
+    mask: Tensor | None = None,
+    reset: Tensor | None = None,
+    chunk_size: int | None = None,
+    tables: DecayTables | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Equation 7: parallel within each chunk, all chunks in one batched product, and the recurrence from chunk to chunk.
+
+    Time and memory are linear in T. Arguments and results as `recurrent_retention`; `chunk_size` defaults to
+    `default_chunk_size`; `tables`, from `decay_tables(log_decay, T, chunk_size, mask, reset)`, saves their computation.
+    """
+    dtype = compute_dtype(query, key, value)
+    length = query.shape[2]
+    if tables is None:
+        chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
+        tables = decay_tables(log_decay.to(dtype), length, chunk_size, mask, reset)
+    chunk_size = tables.inner.shape[-1]
+    chunks = -(-length // chunk_size)
+
+    def split(tensor: Tensor) -> Tensor:  # (B, H, T, X) -> (B, H, N, C, X)
+        padding = chunks * chunk_size - length
+        tensor = tensor.to(dtype)
+        return (torch.nn.functional.pad(tensor, (0, 0, 0, padding)) if padding else tensor).unflatten(2, (chunks, -1))
+
+    query, key, value = split(query), split(key), split(value)
+    scores = (query @ key.transpose(-1, -2)) * tables.inner  # (B, H, N, C, C)
+    output = scores @ value  # (B, H, N, C, V)
+    written = (key * tables.key).transpose(-1, -2) @ value  # (B, H, N, K, V) what each chunk adds to the state
+
+    state = written.new_zeros(written.shape[:2] + written.shape[3:]) if initial_state is None else initial_state.to(dtype)
+    states = []  # before each chunk
+    for n in range(chunks):
+        states.append(state)
+        state = torch.addcmul(written[:, :, n], tables.state[:, :, n if tables.state.shape[2] > 1 else 0], state)
+    output = torch.addcmul(output, tables.query, query @ torch.stack(states, dim=2))
+    return output.flatten(2, 3)[:, :, :length], state
+
+
+def retention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    initial_state: Tensor | None = None,
+    mask: Tensor | None = None,
+    reset: Tensor | None = None,
+    form: str = "auto",
+    chunk_size: int | None = None,
+    tables: DecayTables | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Retention in whichever form suits: the front door.
+
+    Args:
+        query: (B, H, T, K), already rotated and scaled.
+        key, value: (B, G, T, K) and (B, G, T, V), where G divides H; each key/value head serves H / G query heads.
+        log_decay: (H,) natural logarithm of each head's γ, finite.
+        initial_state: (B, H, K, V) what was read before, or None.
+        mask: (B, T) bool, False where a token is absent. reset: (B, T) bool, True where a document starts.
+        form: "parallel", "recurrent", "chunkwise", or "auto", which takes the fastest for T.
+        chunk_size: C of the chunkwise form; `default_chunk_size(K, V)` if absent.
+        tables: what `decay_tables` gave for the same T, mask and reset: with one chunk for the parallel form and for one
+            token, in chunks for the chunkwise form.
+
+    Returns:
+        output (B, H, T, V) and final state (B, H, K, V), in float32, or float64 where an input is.
+
+    Raises:
+        ValueError: for an unknown form, or shapes that do not belong together.
+    """
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
+    if query.dim() != 4 or key.shape[:1] + key.shape[2:] != query.shape[:1] + query.shape[2:]:
+        raise ValueError(
+            "query and key must be (batch, heads, tokens, key size) and agree in all but the heads, "
+            f"got {tuple(query.shape)} and {tuple(key.shape)}."
+        )
+    if key.shape[:3] != value.shape[:3] or query.shape[1] % key.shape[1]:
+        raise ValueError(
+            "key and value must have the same batch, heads and tokens, and their heads divide those of query, "
+            f"got query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}."
+        )
+    if key.shape[1] != query.shape[1]:
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+
+    chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
+    form = choose_form(query.shape[2], chunk_size) if form == "auto" else form
+
+    # Under autocast the products below would be narrowed to half precision, and the state with them.
+    with torch.autocast(query.device.type, enabled=False):
+        if form == "parallel":
+            return parallel_retention(query, key, value, log_decay, initial_state, mask, reset, tables)
+        if form == "chunkwise":
+            return chunkwise_retention(query, key, value, log_decay, initial_state, mask, reset, chunk_size, tables)
+        if query.shape[2] == 1:
+            dtype = compute_dtype(query, key, value)
+            tables = decay_tables(log_decay.to(dtype), 1, mask=mask, reset=reset) if tables is None else tables
+            state = initial_state_like(query, value) if initial_state is None else initial_state.to(dtype)
+            return recurrent_step(query, key, value, tables, state)
+        return recurrent_retention(query, key, value, log_decay, initial_state, mask, reset)
