@@ -22,9 +22,8 @@ from .modeling_retnet import (
 )
 from .retention import chunkwise_retention, parallel_retention, recurrent_retention, retention
 from .retention_state import RetNetState
+from .version import __version__
 
-
-__version__ = "0.1.0"
 
 AutoConfig.register("retnet", RetNetConfig)
 AutoModel.register(RetNetConfig, RetNetModel)
@@ -42,6 +41,7 @@ __all__ = [
     "RetNetModel",
     "RetNetPreTrainedModel",
     "RetNetState",
+    "__version__",
     "chunkwise_retention",
     "parallel_retention",
     "recurrent_retention",

@@ -1,0 +1,5 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The version, read by the build without importing torch."""
+
+__version__ = "0.1.0"
