@@ -79,9 +79,9 @@ class RetNetDecay(nn.Module):
 class RetNetRotaryEmbedding(nn.Module):
     """Cosines and sines of position times frequency, exact at any position.
 
-    A frequency is kept as an integer, in units of 2^-64 turns per token. Its product with a position wraps around modulo 2^64,
-    which drops whole turns and nothing else: after a million tokens the angle is as accurate as after one. No cast of the
-    model to another type touches integers.
+    A frequency is kept as an integer, in units of 2^-64 turns per token. Its product with a position wraps around modulo
+    2^64, which drops whole turns and nothing else: after a million tokens the angle is as accurate as after one. No cast
+    of the model to another type touches integers.
     """
 
     def __init__(self, config: RetNetConfig) -> None:
@@ -369,9 +369,7 @@ class RetNetModel(RetNetPreTrainedModel):
         hidden_states = self.embed_dropout(hidden_states)
 
         for layer in self.layers[: self.config.num_hidden_layers]:
-            hidden_states = layer(
-                hidden_states, plan=plan, past_key_values=past_key_values, use_cache=use_cache, **kwargs
-            )
+            hidden_states = layer(hidden_states, plan=plan, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
         )

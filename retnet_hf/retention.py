@@ -57,9 +57,9 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 def default_chunk_size(key_dim: int, value_dim: int) -> int:
     """Chunk length that keeps both costs of the chunkwise form small.
 
-    Per token and head, the inner product costs C (K + V) multiplications, the state 2 K V; and one state is stored per chunk,
-    K V numbers for C (K + V) of keys and values. Both balance near C = K V / (K + V); the power of two above it is taken,
-    between 64 and 512.
+    Per token and head, the inner product costs C (K + V) multiplications, the state 2 K V; and one state is stored per
+    chunk, K V numbers for C (K + V) of keys and values. Both balance near C = K V / (K + V); the power of two above it is
+    taken, between 64 and 512.
     """
     balance = key_dim * value_dim / (key_dim + value_dim)
     chunk_size = 64
@@ -96,59 +96,42 @@ def decay_tables(
         mask: (B, T) bool, False where a token is absent.
         reset: (B, T) bool, True where a document starts.
     """
-    chunk_size = length if chunk_size is None else chunk_size
+    chunk_size = length if chunk_size is None else min(chunk_size, length)
+    alike = mask is None and reset is None
+    if alike and length % chunk_size == 0:
+        length = chunk_size  # every chunk is like the first
     chunks = -(-length // chunk_size)
-    padding = chunks * chunk_size - length
-    device = log_decay.device
 
-    if mask is None and reset is None and not padding:
-        age = torch.arange(1, chunk_size + 1, device=device)[None, None]  # (1, 1, C) tokens since the chunk began
-        total = age[..., -1:]  # (1, 1, 1)
-        present, visible = None, None
-    else:
-        shape = (mask if mask is not None else reset).shape if mask is not None or reset is not None else (1, length)
-        present = torch.ones(shape, dtype=torch.bool, device=device) if mask is None else mask
-        present = torch.nn.functional.pad(present, (0, padding)).unflatten(1, (chunks, chunk_size))  # (B|1, N, C)
-        age = present.cumsum(-1)
-        total = age[..., -1:]
-        visible = None
-        if reset is not None:
-            # A document is told from its neighbours in the chunk by the number of resets seen since the chunk began.
-            document = torch.nn.functional.pad(reset, (0, padding)).unflatten(1, (chunks, chunk_size)).cumsum(-1)
-            visible = (
-                document[..., :, None] == document[..., None, :],  # (B, N, C, C) same document
-                document == 0,  # (B, N, C) still the document that the chunk began in
-                document == document[..., -1:],  # (B, N, C) the document that the chunk ends in
-                document[..., -1:] == 0,  # (B, N, 1) the same one throughout
-            )
+    def split(marks: Tensor) -> Tensor:  # (B|1, T) -> (B|1, N, C), filled up with False
+        return torch.nn.functional.pad(marks, (0, chunks * chunk_size - length)).unflatten(1, (chunks, chunk_size))
 
-    def power(exponent: Tensor) -> Tensor:  # (B|1, N|1, ...) -> (B|1, H, N|1, ...)
+    def power(exponent: Tensor, keep: Tensor) -> Tensor:  # (B|1, N, ...) -> (B|1, H, N, ...)
         rate = log_decay.view(-1, *[1] * (exponent.dim() - 1))
-        return torch.exp(rate * exponent.unsqueeze(1).to(log_decay.dtype))
+        return torch.exp(rate * exponent.unsqueeze(1).to(rate.dtype)).masked_fill(~keep.unsqueeze(1), 0)
 
-    def erase(table: Tensor, keep: Tensor) -> Tensor:
-        return table.masked_fill(~keep.unsqueeze(1), 0)
+    if mask is None:
+        shape = (1, length) if reset is None else reset.shape
+        mask = torch.ones(shape, dtype=torch.bool, device=log_decay.device)
+    present = split(mask)
+    age = present.cumsum(-1)  # tokens there since the chunk began, each one included
+    total = age[..., -1:]
+    everywhere = torch.ones_like(present)
+    same_document, from_start, to_end = everywhere[..., None], everywhere, everywhere
+    if reset is not None:
+        document = split(reset).cumsum(-1)  # resets since the chunk began: tells documents apart inside it
+        same_document = document[..., :, None] == document[..., None, :]
+        from_start, to_end = document == 0, document == document[..., -1:]
 
-    causal = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=device).tril()
-    inner_keep = causal[None, None]
-    if present is not None and mask is not None:
-        inner_keep = inner_keep & present[..., None, :]
-    if mask is None and reset is None:
-        # Absent tokens at the very end change nothing inside a chunk: nobody sees them, and their keys are zero.
-        steps = torch.arange(chunk_size, device=device)
-        distance = (steps[:, None] - steps[None, :])[None, None]
-    else:
-        distance = age[..., :, None] - age[..., None, :]
-    if visible is not None:
-        inner_keep = inner_keep & visible[0]
-    inner = erase(power(distance.clamp(min=0)), inner_keep)
-
-    query, key, state = power(age), power(total - age), power(total)
-    if present is not None:
-        key = erase(key, present)
-    if visible is not None:
-        query, key, state = erase(query, visible[1]), erase(key, visible[2]), erase(state, visible[3])
-    return DecayTables(inner, query[..., None], key[..., None], state[..., None])
+    # What fills up the last chunk has keys of zero and is seen by nobody, so that the first chunk speaks for all.
+    first = slice(0, 1) if alike else slice(None)
+    distance = (age[:, first, :, None] - age[:, first, None, :]).clamp(min=0)
+    visible = (present[:, first, None, :] & same_document[:, first]).expand_as(distance).tril()
+    return DecayTables(
+        inner=power(distance, visible),
+        query=power(age, from_start)[..., None],
+        key=power(total - age, present & to_end)[..., None],
+        state=power(total, from_start[..., -1:])[..., None],
+    )
 
 
 def initial_state_like(query: Tensor, value: Tensor) -> Tensor:
@@ -199,9 +182,7 @@ def recurrent_step_(query: Tensor, key: Tensor, value: Tensor, tables: DecayTabl
     return query.to(dtype) @ state
 
 
-def recurrent_step(
-    query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, state: Tensor
-) -> tuple[Tensor, Tensor]:
+def recurrent_step(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, state: Tensor) -> tuple[Tensor, Tensor]:
     """One token, T = 1, leaving `state` (B, H, K, V) as it is. Returns the output (B, H, 1, V) and the new state."""
     dtype = state.dtype
     key = key.to(dtype) * tables.key[:, :, 0]

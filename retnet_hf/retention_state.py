@@ -165,7 +165,9 @@ class RetNetStateLayer(CacheLayerMixin):
             raise RuntimeError("crop needs a record of the past: call activate_past_recording() before the tokens are read.")
         recorded = sum(call.key.shape[2] for call in self._recorded)
         if -tokens_to_remove > recorded:
-            raise RuntimeError(f"crop can take back the {recorded} tokens recorded since the last crop, not {-tokens_to_remove}.")
+            raise RuntimeError(
+                f"crop can take back the {recorded} tokens recorded since the last crop, not {-tokens_to_remove}."
+            )
 
         if tokens_to_remove < 0:
             self._replay(recorded + tokens_to_remove)

@@ -92,8 +92,8 @@ def _mask(shape: tuple[int, int], attention_mask: Tensor | None, past_length: Te
     width = attention_mask.shape[-1]
     if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or width < length:
         raise ValueError(
-            f"attention_mask must be (batch, tokens), with one column for each of the {length} tokens and, optionally, those "
-            f"before them, got {tuple(attention_mask.shape)} for a batch of {batch}."
+            f"attention_mask must be (batch, tokens), with one column for each of the {length} tokens and, optionally, "
+            f"those before them, got {tuple(attention_mask.shape)} for a batch of {batch}."
         )
     first = width - length
     if first and not torch.compiler.is_compiling():

@@ -1,0 +1,187 @@
+"""RetNetConfig: presets, aliases and foreign spellings, and errors that are sentences."""
+
+import json
+import math
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
+
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
+
+
+# flash-linear-attention's config.json of its hub checkpoints, keys and values
+FLA = {
+    "model_type": "retnet",
+    "architectures": ["RetNetForCausalLM"],
+    "attn_mode": "fused_chunk",
+    "hidden_size": 2048,
+    "expand_k": 1,
+    "expand_v": 2,
+    "hidden_ratio": 2,
+    "intermediate_size": None,
+    "num_hidden_layers": 24,
+    "num_heads": 8,
+    "num_kv_heads": None,
+    "feature_map": None,
+    "hidden_act": "swish",
+    "use_short_conv": False,
+    "conv_size": 4,
+    "share_conv_kernel": True,
+    "use_output_gate": True,
+    "max_position_embeddings": 2048,
+    "elementwise_affine": True,
+    "norm_eps": 1e-6,
+    "rms_norm_eps": 1e-6,
+    "use_cache": True,
+    "fuse_norm": True,
+    "fuse_cross_entropy": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32000,
+}
+# syncdoth's, the shape of isek-ai's checkpoints
+SYNCDOTH = {
+    "model_type": "retnet",
+    "vocab_size": 50000,
+    "decoder_embed_dim": 1280,
+    "decoder_value_embed_dim": 2560,
+    "decoder_retention_heads": 8,
+    "decoder_ffn_embed_dim": 2560,
+    "decoder_layers": 12,
+    "decoder_normalize_before": True,
+    "activation_fn": "swish",
+    "dropout": 0.0,
+    "drop_path_rate": 0.0,
+    "no_scale_embedding": False,
+    "layernorm_embedding": True,
+    "deepnorm": False,
+    "subln": True,
+    "use_glu": True,
+    "use_lm_decay": True,
+    "use_ffn_rms_norm": False,
+    "layernorm_eps": 1e-6,
+    "recurrent_chunk_size": 512,
+    "forward_impl": "parallel",
+    "output_retentions": False,
+    "z_loss_coeff": 0.0,
+    "tie_word_embeddings": False,
+}
+
+
+def parameters(config):
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in RetNetForCausalLM(config).parameters())
+
+
+def test_the_default_is_fla_hub_1_3b(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(FLA))
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert isinstance(config, RetNetConfig)
+    assert (config.head_dim, config.value_head_dim, config.intermediate_size) == (256, 512, 2816)
+    assert config.dtype == torch.bfloat16
+    assert parameters(config) == 1_351_727_104  # FIELD C: the published checkpoint
+    ours, default = config.to_dict(), RetNetConfig().to_dict()
+    assert not set(FLA) & {"attn_mode", "fuse_norm", "num_heads"} & set(ours)
+    for field in ("hidden_size", "num_hidden_layers", "num_attention_heads", "value_expansion", "decay_schedule"):
+        assert ours[field] == default[field]
+
+
+def test_a_syncdoth_config_is_read_as_it_is(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SYNCDOTH))
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (1280, 12, 8)
+    assert (config.head_dim, config.value_head_dim, config.intermediate_size) == (160, 320, 2560)
+    assert config.decay_schedule == "log_linear"
+    assert config.rotary_endpoint
+    assert not config.head_norm_affine
+    assert config.embedding_multiplier == pytest.approx(math.sqrt(1280))
+    assert config.use_embedding_norm
+    assert config.chunk_size == 512
+    config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert not any(key.startswith("decoder_") for key in saved)
+    assert AutoConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+
+
+def test_deepnorm_multiplies_the_stream():
+    config = RetNetConfig(**(SYNCDOTH | {"deepnorm": True, "decoder_normalize_before": False}))
+    assert config.residual_multiplier == pytest.approx(24**0.25)
+    assert config.norm_position == "post"
+
+
+@pytest.mark.parametrize("field", ["num_heads", "expand_k", "expand_v", "norm_eps", "elementwise_affine", "num_kv_heads"])
+def test_aliases_read_and_write_the_field(field):
+    value = {
+        "num_heads": 4,
+        "expand_k": 0.5,
+        "expand_v": 1.0,
+        "norm_eps": 1e-5,
+        "elementwise_affine": False,
+        "num_kv_heads": 2,
+    }
+    config = RetNetConfig(**{field: value[field]})
+    assert getattr(config, RetNetConfig.attribute_map[field]) == getattr(config, field) == value[field]
+
+
+@pytest.mark.parametrize("name", RetNetConfig.presets())
+def test_every_preset_builds(name):
+    config = RetNetConfig.from_preset(name, vocab_size=100)
+    assert config.vocab_size == 100
+    with torch.device("meta"):
+        RetNetModel(config)
+
+
+@pytest.mark.parametrize(("name", "billions"), [("1.3B", 1.3), ("2.7B", 2.7), ("6.7B", 6.7)])
+def test_paper_sizes_have_the_paper_s_number_of_parameters(name, billions):
+    assert parameters(RetNetConfig.from_preset(name, vocab_size=32000)) / 1e9 == pytest.approx(billions, rel=0.06)
+
+
+def test_decay_schedules():
+    assert RetNetConfig(num_attention_heads=4).decays() == [1 - 1 / 32, 1 - 1 / 64, 1 - 1 / 128, 1 - 1 / 256]
+    runs = RetNetConfig(num_attention_heads=4, decay_schedule="log_linear").decays()
+    assert runs[0] == pytest.approx(1 - 1 / 32)
+    assert runs[-1] == pytest.approx(1 - 1 / 512)
+    assert runs[1] == pytest.approx(1 - 1 / 32 * (1 / 16) ** (1 / 3))
+    assert RetNetConfig(num_attention_heads=2, decay_schedule="none").decays() == [1.0, 1.0]
+    assert RetNetConfig(num_attention_heads=2, decay_schedule=[0.5, 1]).decays() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"hidden_size": 0}, "hidden_size must be a positive integer, got 0"),
+        ({"hidden_size": 100}, "key_expansion must be such that hidden_size .100. times it divides by num_attention_heads"),
+        ({"num_key_value_heads": 3}, r"num_key_value_heads must be a divisor of num_attention_heads \(8\), got 3"),
+        ({"decay_schedule": "fast"}, "decay_schedule must be one of power_of_two, log_linear, none, got 'fast'"),
+        ({"decay_schedule": [0.5]}, r"decay_schedule must be a list of num_attention_heads \(8\) numbers in \(0, 1\]"),
+        ({"decay_schedule": [1.5] * 8}, "decay_schedule must be a list"),
+        ({"hidden_act": "swush"}, "hidden_act must be a name of .*, got 'swush'"),
+        ({"feature_map": "swush"}, "feature_map must be a name of"),
+        ({"retention_form": "fast"}, "retention_form must be one of auto, parallel, recurrent, chunkwise, got 'fast'"),
+        ({"norm_position": "mid"}, "norm_position must be one of pre, post, got 'mid'"),
+        ({"initialization": "he"}, "initialization must be one of xavier, deepnet, normal, got 'he'"),
+        ({"chunk_size": 0}, "chunk_size must be a positive integer or None, got 0"),
+        ({"hidden_dropout": 1.0}, r"hidden_dropout must be in \[0, 1\), got 1.0"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps must be positive, got 0.0"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters must be"),
+        ({"key_expansion": 24 / 2048 * 1}, "the size of a query head .3. is even"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+    ],
+)
+def test_errors_name_the_field_the_value_and_what_is_allowed(fields, sentence):
+    with pytest.raises(StrictDataclassError, match=sentence):
+        RetNetConfig(**fields)
+
+
+def test_what_cannot_be_expressed_is_refused():
+    with pytest.raises(ValueError, match="use_glu must be True.*ffn_layernorm"):
+        RetNetConfig(**(SYNCDOTH | {"use_glu": False}))
+    with pytest.raises(ValueError, match="attn must be absent or None"):
+        RetNetConfig(**(FLA | {"attn": {"layers": [3]}}))
+    with pytest.raises(ValueError, match="moe_freq must be 0"):
+        RetNetConfig(**(SYNCDOTH | {"moe_freq": 2}))
+    with pytest.raises(ValueError, match="preset must be one of tiny, .*, got 'huge'"):
+        RetNetConfig.from_preset("huge")

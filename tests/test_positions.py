@@ -1,0 +1,134 @@
+"""Positions: exact at any distance, counted over the tokens that are there, and read from every form users give them in."""
+
+import pytest
+import torch
+
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
+from retnet_hf.modeling_retnet import RetNetRotaryEmbedding, rotate
+from retnet_hf.sequence_layout import sequence_layout
+
+
+CPU = torch.device("cpu")
+
+
+def small_config(**fields):
+    defaults = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "chunk_size": 64,
+    }
+    return RetNetConfig(**(defaults | fields))
+
+
+def test_decoding_past_position_one_million():
+    """A million tokens in one stream, then the next logits equal those of a short run: what is older has decayed away."""
+    torch.manual_seed(0)
+    model = RetNetForCausalLM(small_config(num_hidden_layers=1, decay_schedule=[0.9, 0.97])).eval()
+    tokens = torch.randint(3, 60, (1, 1_000_000))
+    extra = torch.randint(3, 60, (1, 8))
+    with torch.no_grad():
+        state = None
+        for segment in tokens.split(50_000, dim=1):
+            state = model(segment, past_key_values=state, use_cache=True, logits_to_keep=1).past_key_values
+        assert int(state.get_seq_length()) == 1_000_000
+        short = model(tokens[:, -2_000:], use_cache=True, logits_to_keep=1).past_key_values
+        for token in extra.split(1, dim=1):
+            far = model(token, past_key_values=state, use_cache=True).logits
+            near = model(token, past_key_values=short, use_cache=True).logits
+            assert (far - near).abs().max().item() < 1e-4
+    assert state.layers[0].next_position.tolist() == [1_000_008]
+
+
+@pytest.mark.parametrize("start", [0, 1_000_000, 10**12])
+def test_only_differences_of_positions_matter(start):
+    rotary = RetNetRotaryEmbedding(small_config(rope_parameters={"rope_theta": 10000.0}))
+    torch.manual_seed(1)
+    query, key = torch.randn(2, 1, 1, 40, 16)
+
+    def scores(offset):
+        cos, sin = rotary(torch.arange(40)[None] + offset, torch.float32)
+        return rotate(query, cos, sin) @ rotate(key, cos, sin).transpose(-1, -2)
+
+    assert (scores(start) - scores(0)).abs().max().item() < 1e-5
+
+
+@pytest.mark.parametrize("endpoint", [False, True])
+def test_rotation_frequencies_are_those_of_the_dialects(endpoint):
+    rotary = RetNetRotaryEmbedding(small_config(rotary_endpoint=endpoint))
+    exponents = torch.linspace(0, 1, 8, dtype=torch.float64) if endpoint else torch.arange(8, dtype=torch.float64) / 8
+    expected = 10000.0**-exponents
+    cos, sin = rotary(torch.tensor([[1]]), torch.float64)
+    assert torch.allclose(torch.atan2(sin, cos).flatten(), expected, rtol=1e-12)
+    far_cos, far_sin = rotary(torch.tensor([[1000]]), torch.float64)
+    assert torch.allclose(far_cos.flatten(), (1000 * expected).cos(), atol=1e-10)
+    assert torch.allclose(far_sin.flatten(), (1000 * expected).sin(), atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_casting_a_model_never_rounds_decays_or_frequencies(dtype):
+    config = small_config(num_attention_heads=2)
+    fresh, cast = RetNetModel(config), RetNetModel(config).to(dtype)
+    expected = torch.tensor(config.decays(), dtype=torch.float64).log()
+    assert cast.decay.log_decay.dtype == torch.promote_types(dtype, torch.float32)
+    assert torch.equal(cast.decay.log_decay.double(), expected.to(cast.decay.log_decay.dtype).double())
+    assert torch.equal(cast.rotary.frequency, fresh.rotary.frequency)
+    assert torch.equal(cast.float().decay.log_decay, fresh.decay.log_decay)
+
+
+def test_padding_has_no_position():
+    mask = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 1]])
+    layout = sequence_layout((2, 5), CPU, attention_mask=mask)
+    assert layout.mask.tolist() == mask.bool().tolist()
+    assert layout.position[0, [1, 2, 4]].tolist() == [0, 1, 2]
+    assert layout.next_position[:, -1].tolist() == [3, 5]
+    later = sequence_layout((2, 2), CPU, past_length=5, past_position=layout.next_position[:, -1])
+    assert later.position.tolist() == [[3, 4], [5, 6]]
+
+
+def test_masks_of_every_width():
+    mask = torch.tensor([[0, 0, 1, 1, 0, 1]])
+    now = sequence_layout((1, 2), CPU, attention_mask=mask, past_length=4)
+    assert now.mask.tolist() == [[False, True]]
+    whole = sequence_layout((1, 2), CPU, attention_mask=mask, past_length=1)  # columns still to come are ignored
+    assert whole.mask.tolist() == [[False, True]]
+    alone = sequence_layout((1, 6), CPU, attention_mask=mask, past_length=9)
+    assert alone.mask.tolist() == mask.bool().tolist()
+    assert sequence_layout((1, 2), CPU, attention_mask=torch.ones(1, 2)).mask is None
+    for bad in (torch.ones(1, 1), torch.ones(2, 2), torch.ones(1, 1, 2, 2)):
+        with pytest.raises(ValueError, match=r"attention_mask must be \(batch, tokens\)"):
+            sequence_layout((1, 2), CPU, attention_mask=bad)
+
+
+def test_documents_begin_where_positions_restart():
+    layout = sequence_layout((1, 7), CPU, position_ids=torch.tensor([[0, 1, 2, 0, 1, 0, 1]]))
+    assert layout.reset.nonzero()[:, 1].tolist() == [3, 5]
+    assert sequence_layout((1, 4), CPU, position_ids=torch.tensor([[0, 1, 5, 9]])).reset is None
+    past = torch.tensor([4])
+    assert sequence_layout((1, 2), CPU, position_ids=torch.tensor([[4, 5]]), past_position=past).reset is None
+    restarted = sequence_layout((1, 2), CPU, position_ids=torch.tensor([[0, 1]]), past_position=past)
+    assert restarted.reset.tolist() == [[True, False]]
+
+
+def test_positions_of_padding_start_no_document():
+    mask = torch.tensor([[0, 0, 1, 1], [1, 0, 0, 1]])
+    positions = torch.tensor([[0, 0, 0, 1], [0, 0, 0, 1]])
+    layout = sequence_layout((2, 4), CPU, attention_mask=mask, position_ids=positions)
+    assert layout.reset is None
+    assert layout.next_position[:, -1].tolist() == [2, 2]
+
+
+def test_documents_from_offsets_and_from_indices():
+    offsets = sequence_layout((1, 6), CPU, cu_seq_lens_q=torch.tensor([0, 2, 6], dtype=torch.int32))
+    assert offsets.reset.nonzero()[:, 1].tolist() == [0, 2]
+    indices = sequence_layout((2, 4), CPU, seq_idx=torch.tensor([[0, 0, 1, 1], [0, 1, 2, 2]]))
+    assert indices.reset.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 0]]
+    with pytest.raises(ValueError, match="packed into one row"):
+        sequence_layout((2, 3), CPU, cu_seq_lens_q=torch.tensor([0, 3]))
+
+
+def test_positions_of_a_wrong_shape_get_a_sentence():
+    with pytest.raises(ValueError, match=r"position_ids must be \(batch, tokens\) = \(2, 3\)"):
+        sequence_layout((2, 3), CPU, position_ids=torch.zeros(2, 4, dtype=torch.long))

@@ -1,0 +1,327 @@
+"""The operator: every form is one function (DESIGN 3), against the slow recurrence and against plain removal of tokens."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from retnet_hf.retention import (
+    DecayTables,
+    chunkwise_retention,
+    decay_tables,
+    default_chunk_size,
+    parallel_retention,
+    recurrent_retention,
+    recurrent_step,
+    recurrent_step_,
+    retention,
+    retention_map,
+)
+
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+FAST_FORMS = ("parallel", "chunkwise")
+LENGTHS = st.one_of(st.sampled_from([1, 2, 3, 7, 16, 31, 37, 64]), st.integers(1, 50))
+
+
+class Case:
+    """Random operands of one size; everything that a form needs."""
+
+    def __init__(self, seed, dtype, length, initial=True, mask=False, reset=False, batch=2, heads=3, key_dim=4, value_dim=6):
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+        self.query, self.key = normal(batch, heads, length, key_dim), normal(batch, heads, length, key_dim)
+        self.value = normal(batch, heads, length, value_dim)
+        self.state = normal(batch, heads, key_dim, value_dim) if initial else None
+        self.log_decay = torch.log(0.3 + 0.7 * torch.rand(heads, generator=generator, dtype=torch.float64)).to(dtype)
+        self.mask = torch.rand(batch, length, generator=generator) < 0.6 if mask else None
+        self.reset = torch.rand(batch, length, generator=generator) < 0.2 if reset else None
+
+    def run(self, form, **options):
+        operands = (self.query, self.key, self.value, self.log_decay, self.state, self.mask, self.reset)
+        return retention(*operands, form=form, **options)
+
+    def gradients(self, output, state):
+        """Of a scalar that weighs every number differently; outputs at absent tokens have no meaning and no weight."""
+        weight = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
+        if self.mask is not None:
+            weight = weight * self.mask[:, None, :, None]
+        leaves = [leaf for leaf in (self.query, self.key, self.value, self.state) if leaf is not None]
+        loss = (weight * output).sum() + (
+            state * torch.linspace(-1, 1, state.numel(), dtype=state.dtype).view_as(state)
+        ).sum()
+        return torch.autograd.grad(loss, leaves)
+
+    def visible(self, output):
+        return output if self.mask is None else output * self.mask[:, None, :, None]
+
+
+def assert_close(actual, expected, dtype, name):
+    scale = max(expected.abs().max().item(), 1.0) if expected.numel() else 1.0
+    worst = (actual - expected).abs().max().item() / scale if expected.numel() else 0.0
+    assert worst <= TOLERANCE[dtype], f"{name} differs by {worst:.1e} of its scale"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    length=LENGTHS,
+    chunk_size=st.integers(1, 40),
+    initial=st.booleans(),
+    mask=st.booleans(),
+    reset=st.booleans(),
+    form=st.sampled_from(("parallel", "chunkwise", "auto")),
+)
+def test_all_forms_are_one_function_outputs_state_and_gradients(seed, dtype, length, chunk_size, initial, mask, reset, form):
+    case = Case(seed, dtype, length, initial, mask, reset)
+    expected, expected_state = case.run("recurrent")
+    output, state = case.run(form, chunk_size=chunk_size)
+    assert_close(case.visible(output), case.visible(expected), dtype, "output")
+    assert_close(state, expected_state, dtype, "final state")
+    names = ("query gradient", "key gradient", "value gradient", "initial state gradient")
+    gradients = case.gradients(output, state), case.gradients(expected, expected_state)
+    for name, actual, reference in zip(names, *gradients):
+        assert_close(actual, reference, dtype, name)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    length=st.integers(2, 40),
+    cuts=st.lists(st.integers(1, 39), max_size=4),
+    mask=st.booleans(),
+    reset=st.booleans(),
+    forms=st.lists(st.sampled_from(("parallel", "chunkwise", "recurrent", "auto")), min_size=5, max_size=5),
+)
+def test_any_split_into_calls_is_one_call(seed, dtype, length, cuts, mask, reset, forms):
+    case = Case(seed, dtype, length, True, mask, reset)
+    expected, expected_state = case.run("recurrent")
+    edges = sorted({0, length, *(cut for cut in cuts if cut < length)})
+    outputs, state = [], case.state
+    for form, start, end in zip(forms, edges, edges[1:]):
+        tokens = slice(start, end)
+        output, state = retention(
+            *(tensor[:, :, tokens] for tensor in (case.query, case.key, case.value)),
+            case.log_decay,
+            state,
+            None if case.mask is None else case.mask[:, tokens],
+            None if case.reset is None else case.reset[:, tokens],
+            form=form,
+            chunk_size=5,
+        )
+        outputs.append(output)
+    output = torch.cat(outputs, dim=2)
+    assert_close(case.visible(output), case.visible(expected), dtype, "output")
+    assert_close(state, expected_state, dtype, "final state")
+    for name, actual, reference in zip(
+        ["query", "key", "value", "state"], case.gradients(output, state), case.gradients(expected, expected_state)
+    ):
+        assert_close(actual, reference, dtype, f"{name} gradient")
+
+
+@pytest.mark.parametrize("form", ["recurrent", "parallel", "chunkwise"])
+def test_a_masked_token_was_never_there(form):
+    """200 random masks: outputs, final state and gradients are those of the sequence without the masked tokens."""
+    for seed in range(200):
+        case = Case(seed, torch.float64, length=1 + seed % 23, mask=True)
+        output, state = case.run(form, chunk_size=1 + seed % 9)
+        assert torch.isfinite(output).all()
+        gradients = case.gradients(output, state)
+        for row in range(2):
+            kept = case.mask[row].nonzero()[:, 0]
+            here = slice(row, row + 1)
+            if not len(kept):
+                assert torch.equal(state[row], case.state[row])
+                continue
+            operands = [tensor[here, :, kept] for tensor in (case.query, case.key, case.value)]
+            alone, alone_state = recurrent_retention(*operands, case.log_decay, case.state[here])
+            assert_close(output[here, :, kept], alone, torch.float64, "output")
+            assert_close(state[here], alone_state, torch.float64, "final state")
+        for gradient in gradients[:3]:
+            assert not (gradient * ~case.mask[:, None, :, None]).any(), "a masked token has a gradient"
+
+
+@pytest.mark.parametrize("form", ["recurrent", "parallel", "chunkwise"])
+def test_packed_documents_equal_separate_ones_with_gradients(form):
+    lengths = [3, 11, 1, 17]
+    case = Case(0, torch.float64, sum(lengths), initial=False, batch=1)
+    case.reset = torch.zeros(1, sum(lengths), dtype=torch.bool)
+    case.reset[0, [0, 3, 14, 15]] = True
+    output, state = case.run(form, chunk_size=7)
+    parts = [
+        recurrent_retention(*operands, case.log_decay)
+        for operands in zip(*(tensor.split(lengths, dim=2) for tensor in (case.query, case.key, case.value)))
+    ]
+    expected = torch.cat([part[0] for part in parts], dim=2)
+    assert_close(output, expected, torch.float64, "output")
+    assert_close(state, parts[-1][1], torch.float64, "final state")
+    for actual, reference in zip(case.gradients(output, state), case.gradients(expected, parts[-1][1])):
+        assert_close(actual, reference, torch.float64, "gradient")
+
+
+def test_a_reset_keeps_the_initial_state_out():
+    case = Case(1, torch.float64, 9)
+    case.reset = torch.zeros(2, 9, dtype=torch.bool)
+    case.reset[:, 0] = True
+    for form in ("recurrent", "parallel", "chunkwise"):
+        output, state = case.run(form, chunk_size=4)
+        fresh, fresh_state = recurrent_retention(case.query, case.key, case.value, case.log_decay)
+        assert_close(output, fresh, torch.float64, "output")
+        assert_close(state, fresh_state, torch.float64, "final state")
+
+
+@pytest.mark.parametrize("form", FAST_FORMS)
+def test_gradcheck_in_float64(form):
+    case = Case(3, torch.float64, 7, mask=True, batch=1, heads=2, key_dim=2, value_dim=3)
+
+    def function(query, key, value, state):
+        output, final = retention(query, key, value, case.log_decay, state, case.mask, form=form, chunk_size=3)
+        return case.visible(output), final
+
+    assert torch.autograd.gradcheck(function, (case.query, case.key, case.value, case.state))
+
+
+def test_grouped_key_value_heads_serve_their_query_heads():
+    case = Case(5, torch.float64, 12, heads=4)
+    key, value = case.key[:, :2], case.value[:, :2]
+    expected = retention(case.query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), case.log_decay, case.state)
+    for form in ("recurrent", "parallel", "chunkwise"):
+        actual = retention(case.query, key, value, case.log_decay, case.state, form=form, chunk_size=5)
+        assert_close(actual[0], expected[0], torch.float64, "output")
+        assert_close(actual[1], expected[1], torch.float64, "final state")
+
+
+def test_one_token_in_place_and_out_of_place():
+    case = Case(6, torch.float64, 1, mask=True)
+    case.mask = torch.tensor([[True], [False]])
+    expected, expected_state = case.run("parallel")
+    tables = decay_tables(case.log_decay, 1, mask=case.mask)
+    with torch.no_grad():
+        before = case.state.clone()
+        output, state = recurrent_step(case.query, case.key, case.value, tables, case.state)
+        assert torch.equal(case.state, before)
+        same = case.state.detach().clone()
+        output_in_place = recurrent_step_(case.query, case.key, case.value, tables, same)
+    assert torch.equal(same, state)
+    assert torch.equal(output, output_in_place)
+    assert_close(case.visible(output), case.visible(expected), torch.float64, "output")
+    assert_close(state, expected_state, torch.float64, "state")
+
+
+def test_the_parallel_map_times_the_values_is_the_output():
+    case = Case(7, torch.float64, 10, initial=False)
+    tables = decay_tables(case.log_decay, 10)
+    maps = retention_map(case.query, case.key, tables)
+    gamma = case.log_decay[1].exp()
+    expected = (case.query[0, 1, 6] @ case.key[0, 1, 2]) * gamma**4
+    assert maps.shape == (2, 3, 10, 10)
+    assert maps[0, 1, 6, 2].item() == pytest.approx(expected.item(), rel=1e-12)
+    assert maps[0, 1, 2, 6].item() == 0
+    assert_close(maps @ case.value, case.run("recurrent")[0], torch.float64, "output")
+
+
+@pytest.mark.parametrize("form", FAST_FORMS)
+def test_precomputed_tables_change_nothing(form):
+    case = Case(8, torch.float64, 23, mask=True, reset=True)
+    tables = decay_tables(case.log_decay, 23, None if form == "parallel" else 6, case.mask, case.reset)
+    assert isinstance(tables, DecayTables)
+    assert torch.equal(case.run(form, chunk_size=6)[0], case.run(form, chunk_size=6, tables=tables)[0])
+
+
+def test_decay_of_one_is_a_cumulative_sum():
+    case = Case(9, torch.float64, 20, initial=False)
+    output, state = chunkwise_retention(case.query, case.key, case.value, torch.zeros(3, dtype=torch.float64), chunk_size=6)
+    sums = (case.key[..., :, None] * case.value[..., None, :]).cumsum(2)
+    assert_close(state, sums[:, :, -1], torch.float64, "state")
+    assert_close(output, torch.einsum("bhtk,bhtkv->bhtv", case.query, sums), torch.float64, "output")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_at_65536_tokens_is_finite_and_no_worse_than_attention(dtype):
+    """|x| up to 1e3 over 65,536 tokens; then the error against float64 beside that of SDPA on the same operands."""
+    torch.manual_seed(0)
+    log_decay = torch.log(torch.tensor([1 - 2.0**-5, 1 - 2.0**-12]))
+    shape = (1, 2, 65536, 16)
+    large = [(torch.rand(shape) * 2e3 - 1e3).to(dtype) for _ in range(3)]
+    output, state = retention(*large, log_decay, form="chunkwise")
+    assert output.dtype == state.dtype == torch.float32
+    assert torch.isfinite(output).all()
+    assert torch.isfinite(state).all()
+
+    query, key, value = (torch.randn(1, 2, 4096, 16).to(dtype) for _ in range(3))
+    exact = chunkwise_retention(query.double(), key.double(), value.double(), log_decay.double())[0]
+    attention = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    exact_attention = F.scaled_dot_product_attention(query.double(), key.double(), value.double(), is_causal=True)
+
+    def error(actual, reference):
+        return ((actual.double() - reference).norm() / reference.norm()).item()
+
+    for form in FAST_FORMS:
+        ours = retention(query, key, value, log_decay, form=form)[0]
+        assert error(ours, exact) <= error(attention, exact_attention)
+
+
+def test_autocast_does_not_narrow_the_state():
+    case = Case(10, torch.float32, 30)
+    expected, expected_state = case.run("chunkwise", chunk_size=8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, state = case.run("chunkwise", chunk_size=8)
+    assert output.dtype == state.dtype == torch.float32
+    assert torch.equal(output, expected)
+    assert torch.equal(state, expected_state)
+
+
+def test_memory_kept_for_backward_is_linear_in_length():
+    """Promise 6: what the chunkwise form saves doubles with T, and is O(T (K + V)), never T x T."""
+    key_dim, value_dim = 32, 64
+
+    def saved_numbers(length):
+        storages = {}
+
+        def pack(tensor):
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // 4
+            return tensor
+
+        query, key = (torch.randn(1, 1, length, key_dim, requires_grad=True) for _ in range(2))
+        value = torch.randn(1, 1, length, value_dim, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output, _ = chunkwise_retention(query, key, value, torch.tensor([-0.1]))
+        assert output.shape[2] == length
+        return sum(storages.values())
+
+    short, long = saved_numbers(2048), saved_numbers(8192)
+    assert long <= 4.1 * short
+    assert long <= 8 * 8192 * (key_dim + value_dim)
+
+
+def test_default_chunk_size_keeps_states_smaller_than_keys_and_values():
+    for key_dim, value_dim in [(16, 16), (64, 128), (128, 128), (128, 256), (256, 512)]:
+        chunk_size = default_chunk_size(key_dim, value_dim)
+        assert key_dim * value_dim <= chunk_size * (key_dim + value_dim)
+
+
+def test_parallel_and_recurrent_take_tables_or_compute_them():
+    case = Case(11, torch.float32, 6)
+    with_tables = parallel_retention(
+        case.query, case.key, case.value, case.log_decay, case.state, tables=decay_tables(case.log_decay, 6)
+    )
+    assert torch.equal(with_tables[0], case.run("parallel")[0])
+
+
+def test_bad_input_gets_a_sentence():
+    case = Case(12, torch.float32, 4)
+    operands = (case.query, case.key, case.value, case.log_decay)
+    with pytest.raises(ValueError, match="form must be one of auto, parallel, recurrent, chunkwise, got 'fast'"):
+        retention(*operands, form="fast")
+    with pytest.raises(ValueError, match="query and key must be"):
+        retention(case.query, case.key[:, :, :2], case.value, case.log_decay)
+    with pytest.raises(ValueError, match="key and value must have"):
+        retention(case.query, case.key, case.value[:, :, :2], case.log_decay)
+    with pytest.raises(ValueError, match="heads divide"):
+        retention(case.query, case.key[:, :2], case.value[:, :2], case.log_decay)
