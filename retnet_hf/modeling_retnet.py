@@ -111,6 +111,19 @@ def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
 
 
+class RetNetLinear(nn.Linear):
+    """A projection of a block, which knows how the paper initialises it.
+
+    Args:
+        gain: of the Xavier initialisation.
+        on_value_path: whether DeepNet's initialisation shrinks it with depth.
+    """
+
+    def __init__(self, in_features: int, out_features: int, gain: float = 1.0, on_value_path: bool = True) -> None:
+        self.gain, self.on_value_path = gain, on_value_path
+        super().__init__(in_features, out_features, bias=False)
+
+
 class RetNetHeadRMSNorm(nn.Module):
     """RMS norm of each head's output, in the precision it comes in; it makes the scale of queries and keys immaterial."""
 
@@ -135,13 +148,14 @@ class RetNetRetention(nn.Module):
         self.value_head_dim = config.value_head_dim
         self.scaling = config.head_dim**-0.5
         heads, groups = config.num_attention_heads, config.num_key_value_heads
-        self.q_proj = nn.Linear(config.hidden_size, heads * self.head_dim, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, groups * self.head_dim, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, groups * self.value_head_dim, bias=False)
+        hidden_size, gain = config.hidden_size, 2**-2.5
+        self.q_proj = RetNetLinear(hidden_size, heads * self.head_dim, gain, on_value_path=False)
+        self.k_proj = RetNetLinear(hidden_size, groups * self.head_dim, gain, on_value_path=False)
+        self.v_proj = RetNetLinear(hidden_size, groups * self.value_head_dim, gain)
         if config.use_output_gate:
-            self.g_proj = nn.Linear(config.hidden_size, heads * self.value_head_dim, bias=False)
+            self.g_proj = RetNetLinear(hidden_size, heads * self.value_head_dim, gain, on_value_path=False)
             self.gate_fn = ACT2FN[config.output_gate_act]
-        self.o_proj = nn.Linear(heads * self.value_head_dim, config.hidden_size, bias=False)
+        self.o_proj = RetNetLinear(heads * self.value_head_dim, hidden_size, gain=2**-1)
         self.feature_map = None if config.feature_map is None else ACT2FN[config.feature_map]
         self.head_norm = None
         if config.use_head_norm:
@@ -222,10 +236,10 @@ class RetNetMLP(nn.Module):
 
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = RetNetLinear(config.hidden_size, config.intermediate_size)
         if config.use_gated_mlp:
-            self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+            self.gate_proj = RetNetLinear(config.hidden_size, config.intermediate_size)
+        self.down_proj = RetNetLinear(config.intermediate_size, config.hidden_size)
         self.act_fn = ACT2FN[config.hidden_act]
         self.gated = config.use_gated_mlp
         self.dropout = nn.Dropout(config.activation_dropout)
@@ -291,19 +305,10 @@ class RetNetPreTrainedModel(PreTrainedModel):
         elif isinstance(module, RetNetHeadRMSNorm):
             if module.weight is not None:
                 init.ones_(module.weight)
-        elif self.config.initialization != "normal":
-            depth = (8 * self.config.num_hidden_layers) ** 0.25 if self.config.initialization == "deepnet" else 1.0
-            if isinstance(module, RetNetRetention):
-                init.xavier_uniform_(module.q_proj.weight, gain=2**-2.5)
-                init.xavier_uniform_(module.k_proj.weight, gain=2**-2.5)
-                init.xavier_uniform_(module.v_proj.weight, gain=2**-2.5 / depth)
-                if self.config.use_output_gate:
-                    init.xavier_uniform_(module.g_proj.weight, gain=2**-2.5)
-                init.xavier_uniform_(module.o_proj.weight, gain=2**-1 / depth)
-            elif isinstance(module, RetNetMLP):
-                for projection in module.children():
-                    if isinstance(projection, nn.Linear):
-                        init.xavier_uniform_(projection.weight, gain=1 / depth)
+        elif isinstance(module, RetNetLinear) and self.config.initialization != "normal":
+            depth = (8 * self.config.num_hidden_layers) ** 0.25
+            shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0
+            init.xavier_uniform_(module.weight, gain=module.gain / shrink)
 
 
 class RetNetModel(RetNetPreTrainedModel):

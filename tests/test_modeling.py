@@ -1,0 +1,226 @@
+"""RetNetModel: every option in every form, the paper's initialisation, retention maps, gradients through the state."""
+
+import math
+
+import pytest
+import torch
+
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
+from retnet_hf.modeling_retnet import RetNetRetention
+
+
+FORMS = ("parallel", "recurrent", "chunkwise", "auto")
+OPTIONS = {
+    "default": {},
+    "log_linear": {"decay_schedule": "log_linear"},
+    "linear_transformer": {"decay_schedule": "none", "use_head_norm": False, "use_output_gate": False},
+    "one_decay": {"decay_schedule": [127 / 128] * 4},
+    "no_gate": {"use_output_gate": False},
+    "gelu_gate": {"output_gate_act": "gelu"},
+    "no_head_norm": {"use_head_norm": False},
+    "plain_head_norm": {"head_norm_affine": False},
+    "no_rotation": {"use_rotary": False},
+    "rotary_endpoint": {"rotary_endpoint": True},
+    "plain_mlp": {"use_gated_mlp": False, "hidden_act": "gelu"},
+    "feature_map": {"feature_map": "relu"},
+    "grouped_heads": {"num_key_value_heads": 2},
+    "small_keys": {"key_expansion": 0.5, "value_expansion": 1.5},
+    "embedding": {"embedding_multiplier": 5.0, "use_embedding_norm": True},
+    "post_norm": {"norm_position": "post", "residual_multiplier": 1.6},
+}
+
+
+def build(**fields):
+    torch.manual_seed(0)
+    defaults = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 40,
+        "chunk_size": 5,
+    }
+    model = RetNetForCausalLM(RetNetConfig(**(defaults | fields))).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_all_forms_from_the_same_weights(options):
+    model = build(**options).double()
+    tokens = torch.randint(0, 50, (2, 23))
+    with torch.no_grad():
+        outputs = {form: model(tokens, retention_form=form, use_cache=True) for form in FORMS}
+        state, steps = None, []
+        for token in tokens.split(1, dim=1):
+            step = model(token, past_key_values=state, use_cache=True)
+            state = step.past_key_values
+            steps.append(step.logits)
+    reference = outputs["recurrent"]
+    for form in FORMS:
+        assert (outputs[form].logits - reference.logits).abs().max().item() < 1e-10, form
+        for layer, expected in zip(outputs[form].past_key_values.layers, reference.past_key_values.layers):
+            assert (layer.recurrent_state - expected.recurrent_state).abs().max().item() < 1e-10, form
+    assert (torch.cat(steps, dim=1) - reference.logits).abs().max().item() < 1e-10
+
+
+@pytest.mark.parametrize("options", [name for name in OPTIONS if name != "default"])
+def test_every_option_changes_the_function(options):
+    tokens = torch.randint(0, 50, (1, 12), generator=torch.Generator().manual_seed(0))
+    model, default = build(**OPTIONS[options]), build()
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    default_shapes = {name: parameter.shape for name, parameter in default.named_parameters()}
+    if shapes == default_shapes:
+        model.load_state_dict(default.state_dict())
+        assert (model(tokens).logits - default(tokens).logits).abs().max().item() > 1e-3
+    else:
+        own_weights = {"linear_transformer", "no_gate", "no_head_norm", "plain_head_norm", "plain_mlp"}
+        assert options in own_weights | {"grouped_heads", "small_keys", "embedding", "post_norm"}
+
+
+def test_the_form_comes_from_the_configuration_or_the_call():
+    tokens = torch.randint(0, 50, (1, 12))
+    by_config = build(retention_form="recurrent")
+    by_call = build()
+    assert torch.equal(by_config(tokens).logits, by_call(tokens, retention_form="recurrent").logits)
+    with pytest.raises(ValueError, match="retention_form must be one of auto, parallel, recurrent, chunkwise, got 'quick'"):
+        by_call(tokens, retention_form="quick")
+
+
+def test_the_paper_s_initialisation():
+    config = RetNetConfig(
+        vocab_size=50,
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=512,
+        initializer_range=0.03,
+    )
+    torch.manual_seed(0)
+    model = RetNetForCausalLM(config)
+
+    def xavier(gain, linear):
+        return gain * math.sqrt(2 / sum(linear.weight.shape))
+
+    for layer in model.model.layers:
+        for name, gain in (
+            ("q_proj", 2**-2.5),
+            ("k_proj", 2**-2.5),
+            ("v_proj", 2**-2.5),
+            ("g_proj", 2**-2.5),
+            ("o_proj", 0.5),
+        ):
+            projection = getattr(layer.retention, name)
+            assert projection.weight.std().item() == pytest.approx(xavier(gain, projection), rel=0.03), name
+        assert torch.equal(layer.retention.head_norm.weight, torch.ones(128))
+        assert torch.equal(layer.retention_norm.weight, torch.ones(256))
+    assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.03, rel=0.05)
+    assert model.lm_head.weight.std().item() == pytest.approx(0.03, rel=0.05)
+
+
+def test_deepnet_initialisation_shrinks_with_depth_and_normal_is_normal():
+    fields = {
+        "vocab_size": 50,
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 256,
+    }
+
+    def stds(initialization):
+        torch.manual_seed(0)
+        layer = RetNetModel(RetNetConfig(**fields, initialization=initialization)).layers[0]
+        retention, mlp = layer.retention, layer.mlp
+        modules = (retention.q_proj, retention.v_proj, retention.o_proj, mlp.down_proj)
+        return [module.weight.std().item() for module in modules]
+
+    xavier, deepnet, normal = stds("xavier"), stds("deepnet"), stds("normal")
+    depth = (8 * 4) ** 0.25
+    assert deepnet == pytest.approx([xavier[0], *(std / depth for std in xavier[1:])], rel=0.05)
+    assert normal == pytest.approx([0.02] * 4, rel=0.05)
+
+
+def test_retention_maps_are_what_the_layer_multiplies_its_values_with():
+    model = build()
+    tokens = torch.randint(0, 50, (2, 9))
+    captured = {}
+
+    def hook(module, args, kwargs, output):
+        hidden_states = args[0]
+        captured["value"] = module.v_proj(hidden_states).view(2, 9, 4, -1).transpose(1, 2)
+        captured["gate"] = module.gate_fn(module.g_proj(hidden_states))
+        captured["output"] = output[0]
+
+    module = model.model.layers[1].retention
+    handle = module.register_forward_hook(hook, with_kwargs=True)
+    outputs = model(tokens, output_attentions=True)
+    handle.remove()
+    assert len(outputs.attentions) == 2
+    assert outputs.attentions[1].shape == (2, 4, 9, 9)
+    assert not outputs.attentions[1].triu(1).any()
+    mixed = module.head_norm(outputs.attentions[1] @ captured["value"]).transpose(1, 2).reshape(2, 9, -1)
+    assert torch.allclose(module.o_proj(mixed * captured["gate"]), captured["output"], atol=1e-5)
+    assert model(tokens).attentions is None
+    with pytest.raises(ValueError, match="retention_form must be auto or parallel with output_attentions=True"):
+        model(tokens, output_attentions=True, retention_form="chunkwise")
+
+
+def test_without_use_cache_a_state_is_read_and_left_alone():
+    model = build()
+    tokens = torch.randint(0, 50, (1, 10))
+    with torch.no_grad():
+        state = model(tokens[:, :6], use_cache=True).past_key_values
+        before = state.layers[1].recurrent_state.clone()
+        read = model(tokens[:, 6:], past_key_values=state, use_cache=False)
+        assert read.past_key_values is None
+        assert torch.equal(state.layers[1].recurrent_state, before)
+        assert int(state.get_seq_length()) == 6
+        taken = model(tokens[:, 6:], past_key_values=state, use_cache=True)
+    assert torch.equal(read.logits, taken.logits)
+    assert int(state.get_seq_length()) == 10
+
+
+def test_a_cache_in_use_by_another_model_is_refused():
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    cache.update(torch.zeros(1, 4, 3, 8), torch.zeros(1, 4, 3, 8), 0)
+    with pytest.raises(ValueError, match="past_key_values must be a RetNetState or an empty cache for 2 layers"):
+        build()(torch.ones(1, 2, dtype=torch.long), past_key_values=cache)
+
+
+def test_exactly_one_of_ids_and_embeddings():
+    model = build()
+    with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
+        model()
+    tokens = torch.ones(1, 2, dtype=torch.long)
+    with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
+        model(tokens, inputs_embeds=model.get_input_embeddings()(tokens))
+
+
+def test_gradients_flow_through_the_state_between_calls():
+    """Two calls with the state carried are one call, gradients included: nothing is detached behind the user's back."""
+    model = build().double().train()
+    tokens = torch.randint(0, 50, (1, 14))
+
+    def backward(logits):
+        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+
+    backward(model(tokens).logits)
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    first = model(tokens[:, :8], use_cache=True)
+    second = model(tokens[:, 8:], past_key_values=first.past_key_values, use_cache=True)
+    backward(torch.cat([first.logits, second.logits], dim=1))
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, expected[name], atol=1e-12), name
+
+
+def test_heads_in_bfloat16_keep_a_float32_state():
+    model = build().to(torch.bfloat16)
+    with torch.no_grad():
+        state = model(torch.randint(0, 50, (1, 12)), use_cache=True).past_key_values
+    assert {layer.recurrent_state.dtype for layer in state.layers} == {torch.float32}
+    assert {type(module) for module in model.modules() if isinstance(module, RetNetRetention)} == {RetNetRetention}
