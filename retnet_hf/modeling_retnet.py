@@ -6,9 +6,11 @@ Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V
 """
 
 import math
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
@@ -29,6 +31,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_retnet import RetNetConfig
+from .model_card import is_placeholder, model_card
 from .retention import (
     FORMS,
     DecayTables,
@@ -309,6 +312,13 @@ class RetNetPreTrainedModel(PreTrainedModel):
             depth = (8 * self.config.num_hidden_layers) ** 0.25
             shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0
             init.xavier_uniform_(module.weight, gain=module.gain / shrink)
+
+    def _upload_modified_files(self, working_dir: str, repo_id: str, *args, **kwargs):
+        """Pushes with a model card that says how to load the model, unless the repository has a card of its own."""
+        path = Path(working_dir) / "README.md"
+        if path.is_file() and is_placeholder(ModelCard.load(path)):
+            model_card(self, repo_id).save(path)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
 class RetNetModel(RetNetPreTrainedModel):

@@ -1,0 +1,75 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The README.md that goes to the Hub with a RetNet: what the model is, and how to load and run it."""
+
+from huggingface_hub import ModelCard, ModelCardData
+from transformers.modeling_utils import PreTrainedModel
+
+
+PIPELINE_TAGS = {
+    "ForCausalLM": "text-generation",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "Model": "feature-extraction",
+}
+
+_TEXT = """\
+# {name}
+
+A [RetNet](https://arxiv.org/abs/2307.08621) of {parameters} parameters: trained like a transformer, decoded like a recurrent
+network. Its state takes {state_bytes} bytes per sequence, however long the text is.
+
+| | |
+|---|---|
+| hidden size | {config.hidden_size} |
+| layers | {config.num_hidden_layers} |
+| heads | {config.num_attention_heads} (key size {config.head_dim}, value size {config.value_head_dim}) |
+| vocabulary | {config.vocab_size} |
+{facts}
+## Use
+
+```bash
+pip install retnet-hf
+```
+
+```python
+import retnet_hf  # registers RetNet with transformers
+from transformers import {auto_class}
+
+model = {auto_class}.from_pretrained("{name}")
+```
+"""
+
+
+def model_card(model: PreTrainedModel, name: str, facts: dict[str, str] | None = None, training: str = "") -> ModelCard:
+    """The model card of `model`.
+
+    Args:
+        model: any RetNet model.
+        name: what `from_pretrained` is to be given: a repository or a folder.
+        facts: further rows of its table, such as {"perplexity": "12.3"}.
+        training: Markdown about data and procedure, put at the end.
+    """
+    config, architecture = model.config, type(model).__name__
+    suffix = next(suffix for suffix in PIPELINE_TAGS if architecture.endswith(suffix))
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag=PIPELINE_TAGS[suffix],
+        tags=sorted({"retnet", "retention", *(model.model_tags or [])}),
+    )
+    state_numbers = config.num_hidden_layers * config.num_attention_heads * config.head_dim * config.value_head_dim
+    text = _TEXT.format(
+        name=name,
+        parameters=f"{model.num_parameters():,}",
+        state_bytes=f"{4 * state_numbers:,}",
+        config=config,
+        facts="".join(f"| {row} | {value} |\n" for row, value in (facts or {}).items()),
+        auto_class=f"AutoModel{'' if suffix == 'Model' else suffix}",
+    )
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}{training}")
+
+
+def is_placeholder(card: ModelCard) -> bool:
+    """Whether `card` is the one that transformers fills in where a repository has none."""
+    return "This model card has been automatically generated." in card.text
