@@ -2,6 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """RetNet configuration: every option of the published models, their spellings, and named sizes."""
 
+import hashlib
+import json
 import math
 from typing import Any
 
@@ -300,6 +302,14 @@ class RetNetConfig(PreTrainedConfig):
         if self.decay_schedule == "none":
             return [1.0] * heads
         return [float(decay) for decay in self.decay_schedule]
+
+    @property
+    def state_fingerprint(self) -> str:
+        """Hash of whatever decides what a state means, by which a state of another model is told."""
+        rotation = (self.rotary_endpoint, self.rope_parameters["rope_theta"]) if self.use_rotary else None
+        sizes = [self.num_hidden_layers, self.hidden_size, self.num_key_value_heads, self.head_dim, self.value_head_dim]
+        facts = [sizes, self.decays(), rotation, self.feature_map, self.norm_position, self.rms_norm_eps]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     def validate_architecture(self) -> None:
         """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""

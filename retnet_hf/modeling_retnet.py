@@ -212,7 +212,7 @@ class RetNetRetention(nn.Module):
         """Retention over what the state holds and the new tokens, which the state then takes in."""
         layout = plan.layout
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        state = None if past is None else past.recurrent_state
+        state, _ = (None, None) if past is None else past.past
         single = plan.form == "recurrent" and query.shape[2] == 1
         if single and use_cache and state is not None and past.can_be_overwritten and key.shape[1] == query.shape[1]:
             output = recurrent_step_(query, key, value, plan.tables, state)
@@ -371,7 +371,7 @@ class RetNetModel(RetNetPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if past_key_values is not None:
-            past_key_values = install_retention_layers(past_key_values, self.config.num_hidden_layers)
+            past_key_values = install_retention_layers(past_key_values, self.config)
         elif use_cache:
             past_key_values = RetNetState(self.config)
 
@@ -410,7 +410,7 @@ class RetNetModel(RetNetPreTrainedModel):
             cu_seq_lens_q=kwargs.get("cu_seq_lens_q"),
             seq_idx=kwargs.get("seq_idx"),
             past_length=0 if first is None else first.get_seq_length(),
-            past_position=None if first is None else first.next_position,
+            past_position=None if first is None else first.past[1],
         )
 
         form = retention_form or config.retention_form
@@ -514,12 +514,44 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         cache = model_kwargs.get("past_key_values")
         if given is not None:
-            install_retention_layers(given, self.config.num_hidden_layers)
+            install_retention_layers(given, self.config)
+            # transformers takes ids as long as their mask for the whole text so far; ids that are no longer than what was
+            # read, as they are if no mask was given, can only be new ones.
+            past, mask = int(given.get_seq_length()), model_kwargs.get("attention_mask")
+            length = getattr(generation_config, "_mask_length", past + 1) if mask is None else mask.shape[1]
+            if mask is not None and length <= past:
+                model_kwargs["attention_mask"] = F.pad(mask, (past, 0), value=1)
+            elif length <= past:
+                generation_config._mask_length = past + length
         elif cache is not None:
             state = RetNetState(self.config, compileable=implementation is not None and "static" in implementation)
             if generation_config.is_assistant:
                 state.activate_past_recording()
             model_kwargs["past_key_values"] = state
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict) -> None:
+        """None: the state knows which position comes next."""
+
+    def _prepare_attention_mask_for_generation(self, inputs_tensor, generation_config, model_kwargs: dict) -> Tensor:
+        """Transformers' mask; where a state and only the tokens after it were given, with columns for what it has read."""
+        attention_mask = super()._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
+        past = RetNetState.length_of(model_kwargs.get("past_key_values"))
+        if past and attention_mask.shape[1] <= past:
+            attention_mask = torch.cat([attention_mask.new_ones(attention_mask.shape[0], past), attention_mask], dim=1)
+        return attention_mask
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs: dict) -> Tensor:
+        """Transformers' positions; where a state was given, its rows count on, each from where it stands."""
+        position_ids = super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
+        state = model_kwargs.get("past_key_values")
+        past = RetNetState.length_of(state)
+        if past and position_ids.shape[1] > past:
+            next_position = state.layers[0].next_position.to(position_ids.device)[:, None]
+            mask = model_kwargs.get("attention_mask")
+            new = torch.ones_like(position_ids[:, past:]) if mask is None else mask[:, past:].long()
+            later = (next_position + new.cumsum(-1) - 1).clamp(min=0)
+            position_ids = torch.cat([position_ids[:, :past].expand(later.shape[0], past), later], dim=1)
+        return position_ids
 
     @staticmethod
     def create_masks_for_generate(

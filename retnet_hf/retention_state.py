@@ -11,14 +11,25 @@ the state that it had when recording began and the keys and values taken in sinc
 them to that state again. It costs one state and those keys and values, and is exact.
 """
 
+import copy
+import os
+import tempfile
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.configuration_utils import PreTrainedConfig
 
 from .retention import retention
+
+
+STATE_DTYPES = (torch.float32, torch.float64)
+_FILE_FORMAT = "retnet_hf.RetNetState/1"
+_SAVED = ("recurrent_state", "next_position", "cumulative_length")  # attributes of a layer that make up its state
 
 
 class TakenIn(NamedTuple):
@@ -79,7 +90,6 @@ class RetNetStateLayer(CacheLayerMixin):
         next_position = taken_in.next_position[:, -1].expand(state.shape[0])
         if not self.is_initialized:
             self.lazy_initialization(state, value_states)
-        self.cumulative_length.add_(key_states.shape[2])
         if self.record_past:
             self._recorded.append(taken_in)
 
@@ -87,16 +97,18 @@ class RetNetStateLayer(CacheLayerMixin):
             if state is not self.recurrent_state:
                 self.recurrent_state.copy_(state)
             self.next_position.copy_(next_position)
+            self.cumulative_length.add_(key_states.shape[2])
         else:
             self.recurrent_state, self.next_position = state, next_position.clone()
+            self.cumulative_length = self.cumulative_length + key_states.shape[2]
             if not torch.compiler.is_compiling():
                 for tensor in (self.recurrent_state, self.next_position, self.cumulative_length):
                     torch._dynamo.mark_static_address(tensor)
         return key_states, value_states
 
     def get_seq_length(self) -> Tensor | int:
-        """Columns taken in so far, padding included; a 0-dim tensor once there are any."""
-        return self.cumulative_length if self.is_initialized else 0
+        """Columns taken in so far, padding included; a 0-dim tensor, not touched by later calls, once there are any."""
+        return self.cumulative_length.clone() if self.is_initialized else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
@@ -112,12 +124,25 @@ class RetNetStateLayer(CacheLayerMixin):
     @property
     def batch_size(self) -> int:
         """Sequences in the state; -1 before the first token, as `Cache.batch_size` has it."""
-        return -1 if self.recurrent_state is None else self.recurrent_state.shape[0]
+        return self.recurrent_state.shape[0] if self.is_initialized else -1
+
+    @property
+    def past(self) -> tuple[Tensor | None, Tensor | None]:
+        """The state (B, H, K, V) and the position (B,) that the next tokens continue from; (None, None) before the first.
+
+        What inference mode made is copied where a gradient is recorded, since autograd may not keep it.
+        """
+        if not self.is_initialized:
+            return None, None
+        state = self.recurrent_state
+        return state.clone() if torch.is_grad_enabled() and state.is_inference() else state, self.next_position
 
     @property
     def can_be_overwritten(self) -> bool:
-        """Whether the state may be changed in place: no gradient is being recorded, and inference mode permits it."""
-        return not torch.is_grad_enabled() and (torch.is_inference_mode_enabled() or not self.recurrent_state.is_inference())
+        """Whether the state may be changed in place: no gradient is recorded or needs it, and inference mode permits it."""
+        if torch.is_grad_enabled() or self.recurrent_state.requires_grad:
+            return False
+        return torch.is_inference_mode_enabled() or not self.recurrent_state.is_inference()
 
     @property
     def nbytes(self) -> int:
@@ -135,15 +160,17 @@ class RetNetStateLayer(CacheLayerMixin):
             self._map(lambda tensor: tensor.to(self.device, non_blocking=True))
 
     def reset(self) -> None:
-        """As good as new. Buffers stay where they are, for whoever compiled against them."""
-        self._recorded, self._recorded_from = [], (None, None)
-        self.cumulative_length.zero_()
-        if self.recurrent_state is not None:
-            if self.recurrent_state.requires_grad or self.recurrent_state.is_inference():
-                self.recurrent_state = self.next_position = None
-            else:
-                self.recurrent_state.zero_()
-                self.next_position.zero_()
+        """As good as new, for a batch of any size. One of the same size is written to where the old one was, for whoever
+        compiled against these addresses.
+        """
+        self.is_initialized = False
+        self._start_record()
+        if self.recurrent_state is not None and self.recurrent_state.requires_grad:
+            self.recurrent_state = self.next_position = None  # lets go of the graph
+        if self.cumulative_length.is_inference():
+            self.cumulative_length = torch.zeros_like(self.cumulative_length)
+        else:
+            self.cumulative_length.zero_()
 
     def activate_past_recording(self) -> None:
         """From here on, or from the last `crop`, every token can be taken back."""
@@ -175,8 +202,9 @@ class RetNetStateLayer(CacheLayerMixin):
         self._start_record()
 
     def _start_record(self) -> None:
-        clone = [None if tensor is None else tensor.clone() for tensor in (self.recurrent_state, self.next_position)]
-        self._recorded, self._recorded_from = [], tuple(clone)
+        self._recorded = []
+        if self.record_past:
+            self._recorded_from = tuple(None if tensor is None else tensor.clone() for tensor in self.past)
 
     def _replay(self, tokens: int) -> None:
         """Sets the state to what it was after the first `tokens` recorded tokens."""
@@ -199,6 +227,33 @@ class RetNetStateLayer(CacheLayerMixin):
             self.recurrent_state.copy_(state)
             self.next_position.copy_(position)
 
+    def fill_(self, recurrent_state: Tensor, next_position: Tensor, cumulative_length: Tensor) -> None:
+        """Takes over a state that was computed elsewhere."""
+        self.recurrent_state, self.next_position, self.cumulative_length = recurrent_state, next_position, cumulative_length
+        self.dtype, self.device = recurrent_state.dtype, recurrent_state.device
+        self.is_initialized = True
+        self._recorded, self._recorded_from, self.record_past = [], (None, None), False
+
+    def join_(self, layers: "list[RetNetStateLayer]") -> None:
+        """Becomes the rows of all `layers`, one after the other."""
+        device, dtype = self.device, self.dtype
+        self.fill_(
+            torch.cat([layer.recurrent_state.detach().to(device, dtype) for layer in layers]),
+            torch.cat([layer.next_position.to(device) for layer in layers]),
+            torch.stack([layer.cumulative_length.to(device) for layer in layers]).max(),
+        )
+
+    def to_(self, target: torch.device | str | torch.dtype) -> None:
+        """Moves to another device or precision."""
+        if isinstance(target, torch.dtype):
+            self._map(lambda tensor: tensor.to(target) if tensor.is_floating_point() else tensor)
+            self.dtype = target
+        else:
+            self._map(lambda tensor: tensor.to(target))
+            self._recorded = [call._replace(log_decay=call.log_decay.to(target)) for call in self._recorded]
+            self.device = torch.device(target)
+        self.cumulative_length = self.cumulative_length.to(self.device)
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes what row beam_idx[i] was."""
         if self.is_initialized:
@@ -212,7 +267,7 @@ class RetNetStateLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Only the rows `indices`."""
         if self.is_initialized:
-            self._map(lambda rows: rows[indices])
+            self._map(lambda rows: rows[indices.to(rows.device)])
 
     def _map(self, change) -> None:
         """Applies `change` to every tensor that has a row per sequence, the record included."""
@@ -248,21 +303,25 @@ class RetNetStateLayer(CacheLayerMixin):
         return twin
 
 
-def install_retention_layers(cache: Cache, num_hidden_layers: int) -> Cache:
+def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
     """Gives an empty `DynamicCache` or `StaticCache`, made from a config or without one, layers that hold a retention state.
 
     Raises:
-        ValueError: if the cache already holds keys and values of another kind of model.
+        ValueError: if the cache already holds keys and values of another kind of model, or the state of another RetNet.
     """
-    if all(isinstance(layer, RetNetStateLayer) for layer in cache.layers) and len(cache.layers) == num_hidden_layers:
+    layers = config.num_hidden_layers
+    if len(cache.layers) == layers and all(isinstance(layer, RetNetStateLayer) for layer in cache.layers):
+        origin = getattr(cache, "config", config)
+        if origin is not config and origin.state_fingerprint != config.state_fingerprint:
+            raise ValueError("past_key_values is the state of a model of another configuration than this one.")
         return cache
     if any(getattr(layer, "is_initialized", False) for layer in cache.layers):
         raise ValueError(
-            f"past_key_values must be a RetNetState or an empty cache for {num_hidden_layers} layers, got a "
+            f"past_key_values must be a RetNetState or an empty cache for {layers} layers, got a "
             f"{type(cache).__name__} of {len(cache.layers)} layers that is already in use."
         )
     record_past = any(getattr(layer, "record_past", False) for layer in cache.layers)
-    cache.layers = [RetNetStateLayer() for _ in range(num_hidden_layers)]
+    cache.layers = [RetNetStateLayer() for _ in range(layers)]
     cache.layer_class_to_replicate = None
     if record_past:
         cache.activate_past_recording()
@@ -272,17 +331,32 @@ def install_retention_layers(cache: Cache, num_hidden_layers: int) -> Cache:
 class RetNetState(Cache):
     """The state of a whole model: constant in size, exact, and an ordinary cache to `generate()`, beams and pipelines.
 
-    A forward with `use_cache=True` updates the state it is given in place; copy it (`copy.deepcopy`) to keep the old one.
+    A forward with `use_cache=True` updates the state it is given in place; `clone()` it to keep the old one.
 
     Args:
         config: the model's configuration, or that of a model that contains it.
         compileable: whether `generate()` may compile the decode step on its own accord, as it does for a static cache.
+
+    A model of another configuration, by its `state_fingerprint`, refuses the state.
     """
 
     def __init__(self, config: PreTrainedConfig, compileable: bool = False) -> None:
-        layers = config.get_text_config(decoder=True).num_hidden_layers
-        super().__init__(layers=[RetNetStateLayer() for _ in range(layers)])
+        self.config = config.get_text_config(decoder=True)
+        super().__init__(layers=[RetNetStateLayer() for _ in range(self.config.num_hidden_layers)])
         self._compileable = compileable
+
+    def __deepcopy__(self, memo: dict) -> "RetNetState":
+        twin = copy.copy(self)
+        twin.layers = copy.deepcopy(self.layers, memo)
+        memo[id(self)] = twin
+        return twin
+
+    @staticmethod
+    def length_of(cache: Cache | None) -> int:
+        """Columns that `cache` has read; 0 for no cache, or one of transformers' that no RetNet has used yet."""
+        if cache is None or not cache.layers or not isinstance(cache.layers[0], RetNetStateLayer):
+            return 0
+        return int(cache.get_seq_length())
 
     @property
     def is_compileable(self) -> bool:
@@ -293,6 +367,105 @@ class RetNetState(Cache):
     def nbytes(self) -> int:
         """Bytes held, which do not depend on how much was read (unless the past is being recorded)."""
         return sum(layer.nbytes for layer in self.layers)
+
+    def clone(self) -> "RetNetState":
+        """An independent copy: two continuations of one text do not disturb each other."""
+        return copy.deepcopy(self)
+
+    def to(self, target: torch.device | str | torch.dtype) -> "RetNetState":
+        """A copy on another device, or in another precision.
+
+        Raises:
+            ValueError: for a precision below float32, in which a state would forget what it accumulates.
+        """
+        if isinstance(target, torch.dtype) and target not in STATE_DTYPES:
+            raise ValueError(f"a state is kept in torch.float32 or torch.float64, not in {target}.")
+        twin = self.clone()
+        for layer in twin.layers:
+            layer.to_(target)
+        return twin
+
+    def select(self, rows: Tensor | list[int]) -> "RetNetState":
+        """A new state made of `rows` of this one, in that order; a row may come more than once."""
+        twin = self.clone()
+        twin.batch_select_indices(torch.as_tensor(rows, dtype=torch.int64))
+        return twin
+
+    def repeat(self, times: int) -> "RetNetState":
+        """A new state with every row `times` times, side by side: one prefix, many samples."""
+        twin = self.clone()
+        twin.batch_repeat_interleave(times)
+        return twin
+
+    @classmethod
+    def concatenate(cls, states: "list[RetNetState]") -> "RetNetState":
+        """One state for the sequences of several, row after row; `select` takes them apart again.
+
+        Each row keeps its own position. `get_seq_length()` is the longest of them, as if the others had been padded. What
+        was recorded for rewinding stays behind.
+
+        Raises:
+            ValueError: for no states, states of different models, or some that have read nothing.
+        """
+        states = list(states)
+        if not states:
+            raise ValueError("concatenate needs at least one state.")
+        if len({state.config.state_fingerprint for state in states}) > 1:
+            raise ValueError("concatenate takes states of one configuration, these are of several.")
+        if any(not layer.is_initialized for state in states for layer in state.layers):
+            raise ValueError("concatenate takes states that have read something: an empty one does not know its batch size.")
+        joint = states[0].clone()
+        for index, layer in enumerate(joint.layers):
+            layer.join_([state.layers[index] for state in states])
+        return joint
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the state as one safetensors file, complete or not at all. What is recorded for rewinding is not kept.
+
+        Raises:
+            ValueError: if nothing has been read yet.
+        """
+        if any(not layer.is_initialized for layer in self.layers):
+            raise ValueError("a state that has read nothing cannot be saved.")
+        tensors = {}
+        for index, layer in enumerate(self.layers):
+            for name in _SAVED:
+                tensors[f"layers.{index}.{name}"] = getattr(layer, name).detach().cpu().contiguous()
+        metadata = {"format": _FILE_FORMAT, "fingerprint": self.config.state_fingerprint}
+        path = Path(path)
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
+        os.close(handle)
+        try:
+            save_file(tensors, partial, metadata=metadata)
+            os.replace(partial, path)
+        except BaseException:
+            Path(partial).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, config: PreTrainedConfig, device: torch.device | str = "cpu") -> "RetNetState":
+        """Reads a state that `save` wrote, for a model of `config`, in this or another process.
+
+        Raises:
+            ValueError: if the file is no saved state, is damaged, or belongs to a model of another configuration.
+        """
+        state = cls(config)
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
+        if metadata.get("format") != _FILE_FORMAT:
+            raise ValueError(f"{path} does not hold a saved RetNetState.")
+        if metadata.get("fingerprint") != state.config.state_fingerprint:
+            raise ValueError(f"{path} holds the state of a model of another configuration than this one.")
+        for index, layer in enumerate(state.layers):
+            saved = {name: tensors.get(f"layers.{index}.{name}") for name in _SAVED}
+            if any(tensor is None for tensor in saved.values()):
+                raise ValueError(f"{path} lacks the state of layer {index}.")
+            layer.fill_(**saved)
+        return state
 
 
 __all__ = ["RetNetState", "RetNetStateLayer"]
