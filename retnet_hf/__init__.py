@@ -6,6 +6,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -14,36 +15,51 @@ from transformers import (
 from .configuration_retnet import RetNetConfig
 from .modeling_retnet import (
     RetNetForCausalLM,
+    RetNetForMaskedLM,
     RetNetForQuestionAnswering,
     RetNetForSequenceClassification,
     RetNetForTokenClassification,
     RetNetModel,
     RetNetPreTrainedModel,
 )
-from .retention import chunkwise_retention, parallel_retention, recurrent_retention, retention
+from .retention import (
+    bidirectional_retention,
+    chunkwise_retention,
+    parallel_retention,
+    recurrent_retention,
+    retention,
+)
 from .retention_state import RetNetState
+from .streaming import CarryState, StreamScore, TokenStreams, score_stream
 from .version import __version__
 
 
 AutoConfig.register("retnet", RetNetConfig)
 AutoModel.register(RetNetConfig, RetNetModel)
 AutoModelForCausalLM.register(RetNetConfig, RetNetForCausalLM)
+AutoModelForMaskedLM.register(RetNetConfig, RetNetForMaskedLM)
 AutoModelForQuestionAnswering.register(RetNetConfig, RetNetForQuestionAnswering)
 AutoModelForSequenceClassification.register(RetNetConfig, RetNetForSequenceClassification)
 AutoModelForTokenClassification.register(RetNetConfig, RetNetForTokenClassification)
 
 __all__ = [
+    "CarryState",
     "RetNetConfig",
     "RetNetForCausalLM",
+    "RetNetForMaskedLM",
     "RetNetForQuestionAnswering",
     "RetNetForSequenceClassification",
     "RetNetForTokenClassification",
     "RetNetModel",
     "RetNetPreTrainedModel",
     "RetNetState",
+    "StreamScore",
+    "TokenStreams",
     "__version__",
+    "bidirectional_retention",
     "chunkwise_retention",
     "parallel_retention",
     "recurrent_retention",
     "retention",
+    "score_stream",
 ]

@@ -113,6 +113,7 @@ class RetNetConfig(PreTrainedConfig):
         norm_position (`str`): "pre", norm(x) enters each branch; "post", the sum of stream and branch is normalised and the
             final norm falls away.
         residual_multiplier (`float`): factor on the residual stream where a branch joins it (DeepNet's alpha).
+        bidirectional (`bool`): every token sees those after it too, with decay γ^|n-m|: an encoder, without a state.
         rms_norm_eps (`float`): epsilon of every norm. Alias `norm_eps`.
         hidden_dropout (`float`), activation_dropout (`float`): dropout on embeddings and branches, and inside the
             feed-forward.
@@ -178,6 +179,7 @@ class RetNetConfig(PreTrainedConfig):
     use_embedding_norm: bool = False
     norm_position: str = "pre"
     residual_multiplier: float | int = 1.0
+    bidirectional: bool = False
     rms_norm_eps: float = 1e-6
     hidden_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0

@@ -8,6 +8,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 PIPELINE_TAGS = {
     "ForCausalLM": "text-generation",
+    "ForMaskedLM": "fill-mask",
     "ForSequenceClassification": "text-classification",
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",

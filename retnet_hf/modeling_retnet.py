@@ -23,7 +23,7 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
     GradientCheckpointingLayer,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
@@ -35,9 +35,11 @@ from .model_card import is_placeholder, model_card
 from .retention import (
     FORMS,
     DecayTables,
+    bidirectional_retention,
     choose_form,
     decay_tables,
     default_chunk_size,
+    document_ends,
     recurrent_step_,
     retention,
     retention_map,
@@ -52,6 +54,7 @@ class RetentionPlan(NamedTuple):
     form: str  # "parallel", "recurrent" or "chunkwise"
     log_decay: Tensor  # (H,)
     tables: DecayTables | None  # None where the recurrence runs token by token
+    backward_tables: DecayTables | None  # of the sequence turned around, for an encoder
     cos: Tensor | None  # (B|1, 1, T, K/2); None without rotation
     sin: Tensor | None
     layout: SequenceLayout
@@ -194,10 +197,7 @@ class RetNetRetention(nn.Module):
         if self.config.use_output_gate:
             output = output * self.gate_fn(self.g_proj(hidden_states))
 
-        maps = None
-        if plan.output_maps:
-            groups = query.shape[1] // key.shape[1]
-            maps = retention_map(query, key.repeat_interleave(groups, dim=1), plan.tables)
+        maps = retention_map(query, key, plan.tables, plan.backward_tables) if plan.output_maps else None
         return self.o_proj(output), maps
 
     def _retain(
@@ -211,6 +211,11 @@ class RetNetRetention(nn.Module):
     ) -> Tensor:
         """Retention over what the state holds and the new tokens, which the state then takes in."""
         layout = plan.layout
+        if self.config.bidirectional:
+            tables = (plan.tables, plan.backward_tables)
+            return bidirectional_retention(
+                query, key, value, plan.log_decay, layout.mask, layout.reset, plan.form, tables=tables
+            )
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         state, _ = (None, None) if past is None else past.past
         single = plan.form == "recurrent" and query.shape[2] == 1
@@ -370,6 +375,10 @@ class RetNetModel(RetNetPreTrainedModel):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds.")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        if self.config.bidirectional:
+            if past_key_values is not None:
+                raise ValueError("past_key_values must be None in a bidirectional model: a token sees those after it too.")
+            use_cache = False
         if past_key_values is not None:
             past_key_values = install_retention_layers(past_key_values, self.config)
         elif use_cache:
@@ -427,11 +436,16 @@ class RetNetModel(RetNetPreTrainedModel):
             form = "parallel" if output_maps else choose_form(length, chunk_size)
 
         log_decay = self.decay.log_decay.to(device=device, dtype=torch.promote_types(dtype, torch.float32))
-        tables = None
+        tables = backward_tables = None
         if form != "recurrent" or length == 1:
-            tables = decay_tables(log_decay, length, chunk_size if form == "chunkwise" else None, layout.mask, layout.reset)
+            chunk_size = chunk_size if form == "chunkwise" else None
+            tables = decay_tables(log_decay, length, chunk_size, layout.mask, layout.reset)
+            if config.bidirectional:
+                mask = None if layout.mask is None else layout.mask.flip(1)
+                reset = None if layout.reset is None else document_ends(layout.reset).flip(1)
+                backward_tables = decay_tables(log_decay, length, chunk_size, mask, reset)
         cos, sin = (None, None) if self.rotary is None else self.rotary(layout.position, dtype)
-        return RetentionPlan(form, log_decay, tables, cos, sin, layout, output_maps)
+        return RetentionPlan(form, log_decay, tables, backward_tables, cos, sin, layout, output_maps)
 
 
 class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
@@ -442,6 +456,8 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
 
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__(config)
+        if config.bidirectional:
+            raise ValueError("bidirectional must be False for RetNetForCausalLM: it would see the token it is to predict.")
         self.model = RetNetModel(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -487,6 +503,7 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             retention_form=retention_form,
+            return_dict=True,
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -515,14 +532,6 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
         cache = model_kwargs.get("past_key_values")
         if given is not None:
             install_retention_layers(given, self.config)
-            # transformers takes ids as long as their mask for the whole text so far; ids that are no longer than what was
-            # read, as they are if no mask was given, can only be new ones.
-            past, mask = int(given.get_seq_length()), model_kwargs.get("attention_mask")
-            length = getattr(generation_config, "_mask_length", past + 1) if mask is None else mask.shape[1]
-            if mask is not None and length <= past:
-                model_kwargs["attention_mask"] = F.pad(mask, (past, 0), value=1)
-            elif length <= past:
-                generation_config._mask_length = past + length
         elif cache is not None:
             state = RetNetState(self.config, compileable=implementation is not None and "static" in implementation)
             if generation_config.is_assistant:
@@ -540,19 +549,6 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
             attention_mask = torch.cat([attention_mask.new_ones(attention_mask.shape[0], past), attention_mask], dim=1)
         return attention_mask
 
-    def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs: dict) -> Tensor:
-        """Transformers' positions; where a state was given, its rows count on, each from where it stands."""
-        position_ids = super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
-        state = model_kwargs.get("past_key_values")
-        past = RetNetState.length_of(state)
-        if past and position_ids.shape[1] > past:
-            next_position = state.layers[0].next_position.to(position_ids.device)[:, None]
-            mask = model_kwargs.get("attention_mask")
-            new = torch.ones_like(position_ids[:, past:]) if mask is None else mask[:, past:].long()
-            later = (next_position + new.cumsum(-1) - 1).clamp(min=0)
-            position_ids = torch.cat([position_ids[:, :past].expand(later.shape[0], past), later], dim=1)
-        return position_ids
-
     @staticmethod
     def create_masks_for_generate(
         config: RetNetConfig,
@@ -569,6 +565,51 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
         return None if bool(attention_mask.all()) else attention_mask
 
 
+class RetNetForMaskedLM(RetNetPreTrainedModel):
+    """The encoder with a head that fills in masked tokens: `config.bidirectional` must be True."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: RetNetConfig) -> None:
+        super().__init__(config)
+        if not config.bidirectional:
+            raise ValueError("bidirectional must be True for RetNetForMaskedLM: a masked token is told by both its sides.")
+        self.model = RetNetModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        retention_form: str | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MaskedLMOutput:
+        r"""
+        Arguments as in `RetNetModel.forward`, and
+
+        Args:
+            labels: (B, T) token ids at masked places, -100 everywhere else.
+        """
+        outputs: BaseModelOutputWithPast = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            retention_form=retention_form,
+            **kwargs,
+        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+
+
 class RetNetForSequenceClassification(GenericForSequenceClassification, RetNetPreTrainedModel):
     """RetNet with a classifier that reads the last token that is not padding."""
 
@@ -583,6 +624,7 @@ class RetNetForQuestionAnswering(GenericForQuestionAnswering, RetNetPreTrainedMo
 
 __all__ = [
     "RetNetForCausalLM",
+    "RetNetForMaskedLM",
     "RetNetForQuestionAnswering",
     "RetNetForSequenceClassification",
     "RetNetForTokenClassification",

@@ -190,10 +190,17 @@ def recurrent_step(query: Tensor, key: Tensor, value: Tensor, tables: DecayTable
     return query.to(dtype) @ state, state
 
 
-def retention_map(query: Tensor, key: Tensor, tables: DecayTables) -> Tensor:
-    """Q Kᵀ ⊙ D, (B, H, T, T): what retention has in the place of attention weights. Not normalised, and signed."""
+def retention_map(query: Tensor, key: Tensor, tables: DecayTables, backward_tables: DecayTables | None = None) -> Tensor:
+    """Q Kᵀ ⊙ D, (B, H, T, T): what retention has in the place of attention weights. Not normalised, and signed.
+
+    `tables` are those of one chunk; with `backward_tables`, of the sequence turned around, D looks both ways.
+    """
     dtype = compute_dtype(query, key)
-    return (query.to(dtype) @ key.to(dtype).transpose(-1, -2)) * tables.inner[:, :, 0]
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    decay = tables.inner[:, :, 0]
+    if backward_tables is not None:
+        decay = decay + backward_tables.inner[:, :, 0].flip(-1, -2).triu(1)
+    return (query.to(dtype) @ key.to(dtype).transpose(-1, -2)) * decay
 
 
 def parallel_retention(
@@ -328,3 +335,40 @@ def retention(
             state = initial_state_like(query, value) if initial_state is None else initial_state.to(dtype)
             return recurrent_step(query, key, value, tables, state)
         return recurrent_retention(query, key, value, log_decay, initial_state, mask, reset)
+
+
+def document_ends(reset: Tensor) -> Tensor:
+    """(B, T) bool, True at the first token of each document -> True at the last token of each."""
+    return torch.nn.functional.pad(reset[:, 1:], (0, 1), value=True)
+
+
+def bidirectional_retention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    mask: Tensor | None = None,
+    reset: Tensor | None = None,
+    form: str = "auto",
+    chunk_size: int | None = None,
+    tables: tuple[DecayTables, DecayTables] | None = None,
+) -> Tensor:
+    """Retention that looks both ways: O = (Q Kᵀ ⊙ γ^|n-m|) V, (B, H, T, V).
+
+    The sum of a scan forwards and a scan backwards, less the token itself, which both have counted: linear in T. Arguments
+    as in `retention`; there is no state, since a token sees the whole text. `tables` are those of the sequence as it is
+    and turned around.
+    """
+    forward_tables, backward_tables = (None, None) if tables is None else tables
+    ahead, _ = retention(query, key, value, log_decay, None, mask, reset, form, chunk_size, forward_tables)
+    turned = [None if tensor is None else tensor.flip(2) for tensor in (query, key, value)]
+    turned_mask = None if mask is None else mask.flip(1)
+    turned_reset = None if reset is None else document_ends(reset).flip(1)
+    back, _ = retention(*turned, log_decay, None, turned_mask, turned_reset, form, chunk_size, backward_tables)
+
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    itself = (query.to(ahead.dtype) * key).sum(-1, keepdim=True) * value  # (B, H, T, V)
+    if mask is not None:
+        itself = itself.masked_fill(~mask[:, None, :, None], 0)
+    return ahead + back.flip(2) - itself

@@ -1,0 +1,176 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Texts longer than memory: exact scores in one pass, and training with the state carried from segment to segment.
+
+A RetNet needs nothing of what it has read but its state, so a text is walked in segments, in constant memory, and the result
+is that of reading it at once.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import IterableDataset
+from transformers import TrainerCallback
+from transformers.cache_utils import Cache
+from transformers.modeling_utils import PreTrainedModel
+
+
+@dataclass
+class StreamScore:
+    """What `score_stream` found.
+
+    Attributes:
+        log_likelihood: sum of ln p(token | all before it), in nats.
+        tokens: number of tokens that were predicted.
+        state: the state after the last token, to read on from.
+    """
+
+    log_likelihood: float
+    tokens: int
+    state: Cache
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(-self.log_likelihood / self.tokens) if self.tokens else float("nan")
+
+
+def segments(tokens: Tensor | Iterable, segment_length: int) -> Iterator[Tensor]:
+    """Cuts a stream of tokens into int64 tensors (1, segment_length), the last one shorter.
+
+    Args:
+        tokens: a tensor of ids, or anything that yields ids, or lists or tensors of ids; read no further than needed.
+    """
+    if isinstance(tokens, Tensor):
+        yield from (segment[None].long() for segment in tokens.flatten().split(segment_length) if len(segment))
+        return
+    held: list[int] = []
+    for piece in tokens:
+        piece = piece.flatten().tolist() if isinstance(piece, Tensor) else piece
+        held.extend([piece] if isinstance(piece, int) else piece)
+        while len(held) >= segment_length:
+            yield torch.tensor([held[:segment_length]])
+            held = held[segment_length:]
+    if held:
+        yield torch.tensor([held])
+
+
+@torch.no_grad()
+def score_stream(
+    model: PreTrainedModel,
+    tokens: Tensor | Iterable,
+    segment_length: int = 4096,
+    state: Cache | None = None,
+) -> StreamScore:
+    """The exact log-likelihood of a stream of any length, in memory that does not depend on it.
+
+    Args:
+        model: a causal language model with a constant-size state, in eval mode.
+        tokens: ids: a tensor, or any iterable of ids or of sequences of ids, a generator included.
+        segment_length: tokens read at a time; the score does not depend on it.
+        state: what was read before; updated in place. The first token is then not scored, since the logits that predict it
+            went with the earlier call.
+
+    Raises:
+        ValueError: for an empty stream, or segment_length < 1.
+    """
+    if segment_length < 1:
+        raise ValueError(f"segment_length must be a positive integer, got {segment_length}.")
+    log_likelihood, predicted, last_logits = 0.0, 0, None
+    for segment in segments(tokens, segment_length):
+        segment = segment.to(model.device)
+        outputs = model(segment, past_key_values=state, use_cache=True)
+        state, logits = outputs.past_key_values, outputs.logits[0].float()  # (S, vocabulary)
+        targets = segment[0]
+        scores = logits[:-1] if last_logits is None else torch.cat([last_logits, logits[:-1]])
+        targets = targets[1:] if last_logits is None else targets
+        log_likelihood -= F.cross_entropy(scores, targets, reduction="sum").double().item()
+        predicted += len(targets)
+        last_logits = logits[-1:]
+    if last_logits is None:
+        raise ValueError("tokens must not be empty.")
+    return StreamScore(log_likelihood, predicted, state)
+
+
+class TokenStreams(IterableDataset):
+    """One long text as training examples, such that row b of every batch continues row b of the batch before.
+
+    The text is cut into `batch_size` streams of equal length, and these into segments, which come out in the order in which
+    a data loader of that batch size needs them. Use it with `CarryState`, and with one process per device.
+
+    Args:
+        tokens: (all tokens,) int64.
+        batch_size: that of the data loader: `per_device_train_batch_size`.
+        segment_length: tokens in an example.
+
+    Raises:
+        ValueError: for a text too short for one batch.
+    """
+
+    def __init__(self, tokens: Tensor, batch_size: int, segment_length: int) -> None:
+        rows = len(tokens) // batch_size // segment_length
+        if rows < 1:
+            raise ValueError(
+                f"tokens must be at least batch_size * segment_length = {batch_size * segment_length}, got {len(tokens)}."
+            )
+        kept = tokens[: batch_size * rows * segment_length]
+        self.streams = kept.view(batch_size, rows, segment_length)  # (B, segments, T)
+
+    def __len__(self) -> int:
+        return self.streams.shape[0] * self.streams.shape[1]
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for segment in self.streams.transpose(0, 1).flatten(0, 1):
+            yield {"input_ids": segment, "labels": segment}
+
+
+class CarryState(TrainerCallback):
+    """Truncated back-propagation through time: each training step starts from the state that the last one ended with.
+
+    The state is detached between steps, begins anew with every epoch, and is left alone by evaluation. Hand it to a
+    `Trainer` along with `TokenStreams`:
+
+        Trainer(model, args, train_dataset=TokenStreams(tokens, batch_size, 512), callbacks=[CarryState()])
+
+    Raises:
+        ValueError: when training begins with gradient checkpointing, which drops every state, or when a batch has another
+            number of rows than the one before.
+    """
+
+    def __init__(self) -> None:
+        self.state: Cache | None = None
+        self._hooks: list = []
+
+    def on_train_begin(self, args, state, control, model: nn.Module | None = None, **kwargs) -> None:
+        if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+            raise ValueError("gradient checkpointing must be off with CarryState: it drops the state of every layer.")
+        self._hooks = [
+            model.register_forward_pre_hook(self._give, with_kwargs=True),
+            model.register_forward_hook(self._take),
+        ]
+
+    def on_epoch_begin(self, args, state, control, **kwargs) -> None:
+        self.state = None
+
+    def on_train_end(self, args, state, control, **kwargs) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self.state = [], None
+
+    def _give(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if not model.training:
+            return None
+        rows = len(kwargs["input_ids"])
+        if self.state is not None and self.state.batch_size != rows:
+            raise ValueError(f"every batch must have {self.state.batch_size} rows for CarryState, got {rows}.")
+        return args, kwargs | {"past_key_values": self.state, "use_cache": True}
+
+    def _take(self, model: nn.Module, args: tuple, outputs) -> None:
+        if model.training:
+            self.state = outputs.past_key_values.clone()
+
+
+__all__ = ["CarryState", "StreamScore", "TokenStreams", "score_stream", "segments"]

@@ -1,0 +1,122 @@
+"""Streams: scores do not depend on the cut, memory not on the length, and training carries the state."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import Trainer, TrainingArguments
+
+from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf.streaming import CarryState, TokenStreams, score_stream, segments
+
+
+def build(**fields):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    model = RetNetForCausalLM(RetNetConfig(**(sizes | {"chunk_size": 16} | fields))).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def test_segments_of_every_kind_of_stream():
+    expected = [[0, 1, 2], [3, 4, 5], [6]]
+    for stream in (
+        torch.arange(7),
+        iter(range(7)),
+        iter([[0, 1], [2, 3, 4, 5], [6]]),
+        [torch.arange(4), torch.arange(4, 7)],
+    ):
+        assert [segment[0].tolist() for segment in segments(stream, 3)] == expected
+
+
+@pytest.mark.parametrize("segment_length", [1, 7, 64, 1000])
+def test_the_score_is_that_of_one_pass(segment_length):
+    model = build()
+    tokens = torch.randint(0, 40, (300,))
+    with torch.no_grad():
+        logits = model(tokens[None], retention_form="parallel").logits[0]
+    expected = -F.cross_entropy(logits[:-1], tokens[1:], reduction="sum").item()
+    score = score_stream(model, tokens, segment_length)
+    assert score.tokens == 299
+    assert score.log_likelihood == pytest.approx(expected, rel=1e-5)
+    assert score.perplexity == pytest.approx(math.exp(-expected / 299), rel=1e-5)
+    assert int(score.state.get_seq_length()) == 300
+
+
+def test_a_stream_is_read_lazily_and_the_state_does_not_grow():
+    model = build()
+    sizes, produced = [], 0
+
+    def stream():
+        nonlocal produced
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(20):
+            produced += 50
+            yield torch.randint(0, 40, (50,), generator=generator)
+
+    state = None
+    for segment in segments(stream(), 100):
+        assert produced - 100 <= (len(sizes) + 1) * 100
+        with torch.no_grad():
+            state = model(segment, past_key_values=state, use_cache=True).past_key_values
+        sizes.append(state.nbytes)
+    assert len(set(sizes)) == 1
+    assert len(sizes) == 10
+
+
+def test_empty_streams_and_segments_get_a_sentence():
+    with pytest.raises(ValueError, match="tokens must not be empty"):
+        score_stream(build(), [])
+    with pytest.raises(ValueError, match="segment_length must be a positive integer, got 0"):
+        score_stream(build(), [1], 0)
+
+
+def test_streams_continue_from_batch_to_batch():
+    dataset = TokenStreams(torch.arange(50), batch_size=2, segment_length=5)
+    assert len(dataset) == 10
+    rows = [item["input_ids"].tolist() for item in dataset]
+    assert rows[0::2] == [list(range(start, start + 5)) for start in range(0, 25, 5)]
+    assert rows[1::2] == [list(range(start, start + 5)) for start in range(25, 50, 5)]
+    with pytest.raises(ValueError, match="tokens must be at least batch_size \\* segment_length = 100, got 50"):
+        TokenStreams(torch.arange(50), batch_size=10, segment_length=10)
+
+
+def trainer(model, tmp_path, callbacks, tokens, **options):
+    arguments = TrainingArguments(tmp_path, per_device_train_batch_size=2, num_train_epochs=1, report_to=[], **options)
+    return Trainer(model, arguments, train_dataset=TokenStreams(tokens, 2, 16), callbacks=callbacks)
+
+
+def test_training_carries_the_state_from_step_to_step(tmp_path):
+    """The gradient of the second step is that of a segment read from the first one's state, detached."""
+    tokens = torch.randint(0, 40, (2 * 32,))
+    model = build()
+    steps = []
+
+    class Record(CarryState):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            steps.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+
+    callback = Record()
+    run = trainer(model, tmp_path, [callback], tokens, max_grad_norm=0, learning_rate=0.0, optim="sgd")
+    run.train()
+    rows = tokens.view(2, 2, 16)
+    reference = build().train()
+    state = reference(rows[:, 0], use_cache=True).past_key_values.clone()
+    reference(rows[:, 1], labels=rows[:, 1], past_key_values=state, use_cache=True).loss.backward()
+    for name, parameter in reference.named_parameters():
+        assert torch.allclose(steps[1][name], parameter.grad, atol=1e-6), name
+    fresh = build().train()
+    fresh(rows[:, 1], labels=rows[:, 1]).loss.backward()
+    apart = [(steps[1][name] - parameter.grad).abs().max().item() for name, parameter in fresh.named_parameters()]
+    assert max(apart) > 1e-4, "the state made no difference"
+    assert callback.state is None
+    assert not model._forward_pre_hooks
+
+
+def test_gradient_checkpointing_is_refused(tmp_path):
+    run = trainer(build(), tmp_path, [CarryState()], torch.randint(0, 40, (64,)), gradient_checkpointing=True)
+    with pytest.raises(ValueError, match="gradient checkpointing must be off with CarryState"):
+        run.train()
