@@ -13,7 +13,6 @@ them to that state again. It costs one state and those keys and values, and is e
 
 import copy
 import os
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.configuration_utils import PreTrainedConfig
 
@@ -135,13 +135,17 @@ class RetNetStateLayer(CacheLayerMixin):
         if not self.is_initialized:
             return None, None
         state = self.recurrent_state
-        return state.clone() if torch.is_grad_enabled() and state.is_inference() else state, self.next_position
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling() and state.is_inference():
+            state = state.clone()
+        return state, self.next_position
 
     @property
     def can_be_overwritten(self) -> bool:
         """Whether the state may be changed in place: no gradient is recorded or needs it, and inference mode permits it."""
         if torch.is_grad_enabled() or self.recurrent_state.requires_grad:
             return False
+        if torch.compiler.is_compiling():  # which cannot ask about inference mode
+            return True
         return torch.is_inference_mode_enabled() or not self.recurrent_state.is_inference()
 
     @property
@@ -433,13 +437,12 @@ class RetNetState(Cache):
                 tensors[f"layers.{index}.{name}"] = getattr(layer, name).detach().cpu().contiguous()
         metadata = {"format": _FILE_FORMAT, "fingerprint": self.config.state_fingerprint}
         path = Path(path)
-        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
-        os.close(handle)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
             save_file(tensors, partial, metadata=metadata)
             os.replace(partial, path)
         except BaseException:
-            Path(partial).unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
             raise
 
     @classmethod
@@ -466,6 +469,30 @@ class RetNetState(Cache):
                 raise ValueError(f"{path} lacks the state of layer {index}.")
             layer.fill_(**saved)
         return state
+
+
+def _flatten(state: RetNetState) -> tuple[list[Tensor | None], tuple[PreTrainedConfig, bool]]:
+    return [getattr(layer, name) for layer in state.layers for name in _SAVED], (state.config, state.is_compileable)
+
+
+def _flatten_with_keys(state: RetNetState) -> tuple[list[tuple[pytree.KeyEntry, Tensor | None]], tuple]:
+    tensors, context = _flatten(state)
+    keys = [pytree.MappingKey(f"layers.{index}.{name}") for index in range(len(state.layers)) for name in _SAVED]
+    return list(zip(keys, tensors)), context
+
+
+def _unflatten(tensors: list[Tensor | None], context: tuple[PreTrainedConfig, bool]) -> RetNetState:
+    state = RetNetState(*context)
+    tensors = list(tensors)
+    for index, layer in enumerate(state.layers):
+        saved = tensors[len(_SAVED) * index : len(_SAVED) * (index + 1)]
+        if isinstance(saved[0], Tensor):  # not so where a tree is rebuilt with placeholders for its leaves
+            layer.fill_(*saved)
+    return state
+
+
+# `torch.export` takes a state among the inputs of a program, and gives it back among the outputs, as plain tensors.
+pytree.register_pytree_node(RetNetState, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
 
 
 __all__ = ["RetNetState", "RetNetStateLayer"]

@@ -1,0 +1,1 @@
+"""Races and limits: each module prints ratios measured in one run, beside what the machine can do at all."""

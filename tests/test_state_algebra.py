@@ -1,0 +1,249 @@
+"""What can be done with a state in any order leaves it the state of the text that was read: property tests in float64."""
+
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from small_models import random_ids, small_config, small_model
+
+from retnet_hf import RetNetForCausalLM, RetNetState
+
+
+MODELS = {dtype: small_model("grouped").to(dtype) for dtype in (torch.float64, torch.float32)}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def read(model, tokens, state=None, mask=None):
+    with torch.no_grad():
+        return model(tokens, attention_mask=mask, past_key_values=state, use_cache=True)
+
+
+def assert_same_states(actual, expected, tolerance):
+    for layer, reference in zip(actual.layers, expected.layers):
+        scale = max(1.0, reference.recurrent_state.abs().max().item())
+        assert (layer.recurrent_state - reference.recurrent_state).abs().max().item() <= tolerance * scale
+        assert layer.next_position.tolist() == reference.next_position.tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), dtype=st.sampled_from(list(MODELS)))
+def test_rewinding_is_never_having_read(data, dtype):
+    """Any number of calls is recorded, any number of their tokens is taken back, padding in the middle included."""
+    model = MODELS[dtype]
+    seed = data.draw(st.integers(0, 1000))
+    before = data.draw(st.integers(0, 12), label="tokens before the record")
+    calls = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4), label="recorded calls")
+    removed = data.draw(st.integers(0, sum(calls)), label="tokens taken back")
+    tokens = random_ids(2, before + sum(calls), seed)
+    mask = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < 0.8
+
+    state = read(model, tokens[:, :before], mask=mask[:, :before]).past_key_values if before else RetNetState(model.config)
+    state.activate_past_recording()
+    end = before
+    for length in calls:
+        read(model, tokens[:, end : end + length], state, mask[:, end : end + length])
+        end += length
+    state.crop(-removed)
+
+    kept = end - removed
+    assert int(state.get_seq_length()) == kept
+    following = random_ids(2, 5, seed + 1)
+    if kept:
+        straight = read(model, tokens[:, :kept], mask=mask[:, :kept]).past_key_values
+        assert_same_states(state, straight, TOLERANCE[dtype])
+        expected = read(model, following, straight).logits
+    else:
+        expected = read(model, following).logits
+    actual = read(model, following, state).logits
+    scale = max(1.0, expected.abs().max().item())
+    assert (actual - expected).abs().max().item() <= TOLERANCE[dtype] * scale * 10
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("read"), st.integers(1, 7)),
+    st.tuples(st.just("select"), st.lists(st.integers(0, 9), min_size=1, max_size=4)),
+    st.tuples(st.just("repeat"), st.integers(1, 2)),
+    st.tuples(st.just("concatenate"), st.integers(1, 9)),
+    st.tuples(st.just("reorder"), st.integers(0, 5)),
+    st.tuples(st.just("crop"), st.integers(0, 6)),
+    st.tuples(st.just("clone"), st.integers(1, 5)),
+    st.tuples(st.just("save"), st.just(0)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations=st.lists(OPERATIONS, max_size=9), seed=st.integers(0, 1000))
+def test_any_interleaving_is_the_straight_run(operations, seed, tmp_path_factory):
+    model = MODELS[torch.float64]
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(rows, length):
+        return torch.randint(3, model.config.vocab_size, (rows, length), generator=generator)
+
+    tokens = draw(2, 4)
+    texts = tokens.tolist()  # what each row of the state has read
+    state = read(model, tokens).past_key_values
+    for name, argument in operations:
+        if name == "read":
+            tokens = draw(len(texts), argument)
+            read(model, tokens, state)
+            texts = [text + new for text, new in zip(texts, tokens.tolist())]
+        elif name == "select":
+            rows = [row % len(texts) for row in argument]
+            state, texts = state.select(rows), [texts[row] for row in rows]
+        elif name == "repeat" and len(texts) <= 4:
+            state, texts = state.repeat(argument), [text for text in texts for _ in range(argument)]
+        elif name == "concatenate" and len(texts) <= 4:
+            tokens = draw(1, argument)
+            state = RetNetState.concatenate([state, read(model, tokens).past_key_values])
+            texts = texts + tokens.tolist()
+        elif name == "reorder":
+            order = torch.randint(0, len(texts), (len(texts),), generator=generator)
+            state.reorder_cache(order)
+            texts = [texts[row] for row in order]
+        elif name == "crop":
+            state.activate_past_recording()
+            tokens = draw(len(texts), 6)
+            read(model, tokens, state)
+            state.crop(-argument)
+            texts = [text + new[: 6 - argument] for text, new in zip(texts, tokens.tolist())]
+        elif name == "clone":
+            twin = state.clone()
+            read(model, draw(len(texts), argument), state)  # what the old one reads is nothing to the new one
+            state = twin
+        elif name == "save":
+            path = tmp_path_factory.mktemp("state") / "state.safetensors"
+            state.save(path)
+            state = RetNetState.load(path, model.config)
+
+    following = draw(len(texts), 3)
+    actual = read(model, following, state).logits
+    for row, text in enumerate(texts):
+        straight = torch.cat([torch.tensor([text]), following[row : row + 1]], dim=1)
+        expected = read(model, straight).logits[0, -3:]
+        assert (actual[row] - expected).abs().max().item() <= 1e-11 * max(1.0, expected.abs().max().item())
+
+
+def test_a_batch_of_different_requests_generates_what_each_does_alone():
+    model = MODELS[torch.float32]
+    prompts, turns = [random_ids(1, 9, 1), random_ids(1, 17, 2)], random_ids(2, 4, 3)
+    states = [read(model, prompt).past_key_values for prompt in prompts]
+    joint = RetNetState.concatenate(states)
+    assert int(joint.get_seq_length()) == 17
+    together = model.generate(turns, past_key_values=joint, max_new_tokens=10, do_sample=False)
+    for row, prompt in enumerate(prompts):
+        whole = torch.cat([prompt, turns[row : row + 1]], dim=1)
+        alone = model.generate(whole, max_new_tokens=10, do_sample=False)
+        assert together[row, 4:].tolist() == alone[0, whole.shape[1] :].tolist()
+
+
+def test_a_saved_state_goes_on_in_another_process(tmp_path):
+    import subprocess
+    import sys
+
+    model = MODELS[torch.float32]
+    prompt = random_ids(1, 20, 5)
+    expected = model.generate(prompt, max_new_tokens=12, do_sample=False)
+    state = model.generate(prompt, max_new_tokens=5, do_sample=False, return_dict_in_generate=True).past_key_values
+    model.save_pretrained(tmp_path / "model")
+    state.save(tmp_path / "state.safetensors")
+    program = f"""
+import torch
+from retnet_hf import RetNetForCausalLM, RetNetState
+model = RetNetForCausalLM.from_pretrained({str(tmp_path / "model")!r}).eval()
+state = RetNetState.load({str(tmp_path / "state.safetensors")!r}, model.config)
+tokens = model.generate(torch.tensor([[{int(expected[0, 24])}]]), past_key_values=state, max_new_tokens=7, do_sample=False)
+print(tokens[0, 1:].tolist())
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(result.stdout.strip().splitlines()[-1]) == expected[0, 25:].tolist()
+
+
+def test_to_moves_and_widens_but_never_narrows():
+    model = MODELS[torch.float32]
+    state = read(model, random_ids(2, 6)).past_key_values
+    wide = state.to(torch.float64)
+    assert wide.layers[0].recurrent_state.dtype == torch.float64
+    assert state.layers[0].recurrent_state.dtype == torch.float32
+    assert wide.nbytes > state.nbytes
+    assert state.to("meta").layers[1].recurrent_state.device.type == "meta"
+    with pytest.raises(ValueError, match=r"kept in torch.float32 or torch.float64, not in torch.bfloat16"):
+        state.to(torch.bfloat16)
+
+
+def test_nbytes_is_what_the_tensors_take():
+    model = MODELS[torch.float32]
+    config = model.config
+    state = read(model, random_ids(3, 6)).past_key_values
+    numbers = config.num_attention_heads * config.head_dim * config.value_head_dim
+    assert state.nbytes == config.num_hidden_layers * 3 * (4 * numbers + 8)
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    model = MODELS[torch.float32]
+    other = RetNetForCausalLM(small_config("grouped", decay_schedule="log_linear")).eval()
+    state = read(model, random_ids(1, 6)).past_key_values
+    path = tmp_path / "state.safetensors"
+    state.save(path)
+
+    with pytest.raises(ValueError, match="state of a model of another configuration"):
+        RetNetState.load(path, other.config)
+    with pytest.raises(ValueError, match="past_key_values is the state of a model of another configuration"):
+        read(other, random_ids(1, 2), state)
+    with pytest.raises(ValueError, match="concatenate takes states of one configuration"):
+        RetNetState.concatenate([state, read(other, random_ids(1, 6)).past_key_values])
+    with pytest.raises(ValueError, match="concatenate needs at least one state"):
+        RetNetState.concatenate([])
+    with pytest.raises(ValueError, match="have read something"):
+        RetNetState.concatenate([state, RetNetState(model.config)])
+    with pytest.raises(ValueError, match="has read nothing cannot be saved"):
+        RetNetState(model.config).save(path)
+    assert RetNetState.load(path, model.config).batch_size == 1  # the refused save destroyed nothing
+
+    tensors = load_file(path)
+    save_file(tensors, tmp_path / "plain.safetensors")
+    with pytest.raises(ValueError, match="does not hold a saved RetNetState"):
+        RetNetState.load(tmp_path / "plain.safetensors", model.config)
+    (tmp_path / "broken.safetensors").write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
+        RetNetState.load(tmp_path / "broken.safetensors", model.config)
+    with pytest.raises(FileNotFoundError):
+        RetNetState.load(tmp_path / "absent.safetensors", model.config)
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    model = MODELS[torch.float32]
+    path = tmp_path / "state.safetensors"
+    read(model, random_ids(1, 6)).past_key_values.save(path)
+    before = path.read_bytes()
+
+    def fail(tensors, partial, metadata):
+        with open(partial, "wb") as file:
+            file.write(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("retnet_hf.retention_state.save_file", fail)
+    with pytest.raises(OSError, match="No space left"):
+        read(model, random_ids(1, 9)).past_key_values.save(path)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_torch_export_of_the_decode_step_takes_and_returns_the_state():
+    model = MODELS[torch.float32]
+    prompt, token = random_ids(1, 9), random_ids(1, 1, 3)
+    state = read(model, prompt).past_key_values
+    inputs = {"input_ids": token, "past_key_values": state.clone(), "use_cache": True}
+    program = torch.export.export(model, (), inputs, strict=False).module()
+    ours = state.clone()
+    for seed in range(4):
+        token = random_ids(1, 1, seed)
+        outputs = program(input_ids=token, past_key_values=ours, use_cache=True)
+        expected = read(model, token, state)
+        ours = outputs.past_key_values
+        assert torch.allclose(outputs.logits, expected.logits, atol=1e-6)
+        assert_same_states(ours, state, 1e-6)
+    assert int(ours.get_seq_length()) == 13
