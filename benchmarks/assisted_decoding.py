@@ -1,4 +1,4 @@
-"""Assisted and prompt-lookup decoding against plain greedy decoding: `python -m benchmarks.assisted_decoding MODEL DRAFT TEXT`.
+"""Assisted and prompt-lookup decoding beside greedy decoding: `python -m benchmarks.assisted_decoding MODEL DRAFT TEXT`.
 
 Checks that the tokens are those of greedy decoding, and prints accepted tokens per step and the ratio of speeds.
 """

@@ -1,4 +1,4 @@
-"""The decode step, eager and compiled, beside the time that reading the weights takes: `python -m benchmarks.decode_step`."""
+"""The decode step, eager and compiled, beside the time that reading the weights takes: `python -m benchmarks.decode_step`"""
 
 import argparse
 import time

@@ -153,12 +153,14 @@ class RetNetRetention(nn.Module):
         self.head_dim = config.head_dim
         self.value_head_dim = config.value_head_dim
         self.scaling = config.head_dim**-0.5
+        self.bidirectional = config.bidirectional
         heads, groups = config.num_attention_heads, config.num_key_value_heads
         hidden_size, gain = config.hidden_size, 2**-2.5
         self.q_proj = RetNetLinear(hidden_size, heads * self.head_dim, gain, on_value_path=False)
         self.k_proj = RetNetLinear(hidden_size, groups * self.head_dim, gain, on_value_path=False)
         self.v_proj = RetNetLinear(hidden_size, groups * self.value_head_dim, gain)
-        if config.use_output_gate:
+        self.gated = config.use_output_gate
+        if self.gated:
             self.g_proj = RetNetLinear(hidden_size, heads * self.value_head_dim, gain, on_value_path=False)
             self.gate_fn = ACT2FN[config.output_gate_act]
         self.o_proj = RetNetLinear(heads * self.value_head_dim, hidden_size, gain=2**-1)
@@ -194,7 +196,7 @@ class RetNetRetention(nn.Module):
         if self.head_norm is not None:
             output = self.head_norm(output)
         output = output.transpose(1, 2).reshape(batch, length, -1).to(hidden_states.dtype)
-        if self.config.use_output_gate:
+        if self.gated:
             output = output * self.gate_fn(self.g_proj(hidden_states))
 
         maps = retention_map(query, key, plan.tables, plan.backward_tables) if plan.output_maps else None
@@ -211,7 +213,7 @@ class RetNetRetention(nn.Module):
     ) -> Tensor:
         """Retention over what the state holds and the new tokens, which the state then takes in."""
         layout = plan.layout
-        if self.config.bidirectional:
+        if self.bidirectional:
             tables = (plan.tables, plan.backward_tables)
             return bidirectional_retention(
                 query, key, value, plan.log_decay, layout.mask, layout.reset, plan.form, tables=tables
