@@ -150,6 +150,17 @@ class RetNetConfig(PreTrainedConfig):
         "norm_eps": "rms_norm_eps",
         "elementwise_affine": "head_norm_affine",
     }
+    base_model_tp_plan = {
+        "layers.*.retention.q_proj": "colwise",
+        "layers.*.retention.k_proj": "colwise",
+        "layers.*.retention.v_proj": "colwise",
+        "layers.*.retention.g_proj": "colwise",
+        "layers.*.retention.head_norm": "replicated_with_grad_allreduce",
+        "layers.*.retention.o_proj": "rowwise",
+        "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
     base_model_pp_plan = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),
         "layers": (["hidden_states"], ["hidden_states"]),

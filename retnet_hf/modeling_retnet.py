@@ -60,6 +60,14 @@ class RetentionPlan(NamedTuple):
     layout: SequenceLayout
     output_maps: bool
 
+    def of_heads(self, heads: slice) -> "RetentionPlan":
+        """The plan of some of the heads."""
+        tables, backward_tables = (
+            None if tables is None else DecayTables(*(table[:, heads] for table in tables))
+            for tables in (self.tables, self.backward_tables)
+        )
+        return self._replace(log_decay=self.log_decay[heads], tables=tables, backward_tables=backward_tables)
+
 
 class RetNetDecay(nn.Module):
     """ln γ of every head, (H,): never narrower than float32, whatever the model is cast to."""
@@ -189,17 +197,21 @@ class RetNetRetention(nn.Module):
         if self.feature_map is not None:
             query, key = self.feature_map(query), self.feature_map(key)
         query = query * self.scaling
+        if query.shape[1] != plan.log_decay.shape[0]:  # tensor parallel: this rank's heads, and their decays
+            first = query.shape[1] * self.q_proj.weight.device_mesh.get_local_rank()
+            plan = plan.of_heads(slice(first, first + query.shape[1]))
         if plan.cos is not None:
             query, key = rotate(query, plan.cos, plan.sin), rotate(key, plan.cos, plan.sin)
 
-        output = self._retain(query, key, value, plan, past_key_values, use_cache)  # (B, H, T, V)
+        maps = None
+        if plan.output_maps:  # the output is made of them, so that a gradient reaches them
+            maps = retention_map(query, key, plan.tables, plan.backward_tables)
+        output = self._retain(query, key, value, plan, maps, past_key_values, use_cache)  # (B, H, T, V)
         if self.head_norm is not None:
             output = self.head_norm(output)
         output = output.transpose(1, 2).reshape(batch, length, -1).to(hidden_states.dtype)
         if self.gated:
             output = output * self.gate_fn(self.g_proj(hidden_states))
-
-        maps = retention_map(query, key, plan.tables, plan.backward_tables) if plan.output_maps else None
         return self.o_proj(output), maps
 
     def _retain(
@@ -208,6 +220,7 @@ class RetNetRetention(nn.Module):
         key: Tensor,
         value: Tensor,
         plan: RetentionPlan,
+        maps: Tensor | None,
         past_key_values: Cache | None,
         use_cache: bool | None,
     ) -> Tensor:
@@ -216,7 +229,15 @@ class RetNetRetention(nn.Module):
         if self.bidirectional:
             tables = (plan.tables, plan.backward_tables)
             return bidirectional_retention(
-                query, key, value, plan.log_decay, layout.mask, layout.reset, plan.form, tables=tables
+                query,
+                key,
+                value,
+                plan.log_decay,
+                mask=layout.mask,
+                reset=layout.reset,
+                form=plan.form,
+                tables=tables,
+                scores=maps,
             )
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         state, _ = (None, None) if past is None else past.past
@@ -234,6 +255,7 @@ class RetNetRetention(nn.Module):
                 reset=layout.reset,
                 form=plan.form,
                 tables=plan.tables,
+                scores=maps,
             )
         if past is not None and use_cache:
             taken_in = TakenIn(key, value, plan.log_decay, layout.mask, layout.reset, layout.next_position)
@@ -454,6 +476,7 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
     """RetNet with a language modelling head: trained in parallel or chunkwise form, decoded recurrently."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
 
     def __init__(self, config: RetNetConfig) -> None:

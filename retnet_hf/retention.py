@@ -200,7 +200,8 @@ def retention_map(query: Tensor, key: Tensor, tables: DecayTables, backward_tabl
     decay = tables.inner[:, :, 0]
     if backward_tables is not None:
         decay = decay + backward_tables.inner[:, :, 0].flip(-1, -2).triu(1)
-    return (query.to(dtype) @ key.to(dtype).transpose(-1, -2)) * decay
+    with torch.autocast(query.device.type, enabled=False):
+        return (query.to(dtype) @ key.to(dtype).transpose(-1, -2)) * decay
 
 
 def parallel_retention(
@@ -212,16 +213,18 @@ def parallel_retention(
     mask: Tensor | None = None,
     reset: Tensor | None = None,
     tables: DecayTables | None = None,
+    scores: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Equation 5, with equation 7's treatment of the state. Arguments and results as `recurrent_retention`.
 
-    `tables`, from `decay_tables(log_decay, T, mask=mask, reset=reset)`, saves their computation.
+    `tables`, from `decay_tables(log_decay, T, mask=mask, reset=reset)`, and `scores`, from `retention_map(query, key,
+    tables)`, save their computation.
     """
     dtype = compute_dtype(query, key, value)
     if tables is None:
         tables = decay_tables(log_decay.to(dtype), query.shape[2], mask=mask, reset=reset)
     value = value.to(dtype)
-    output = retention_map(query, key, tables) @ value
+    output = (retention_map(query, key, tables) if scores is None else scores) @ value
     state = (key.to(dtype) * tables.key[:, :, 0]).transpose(-1, -2) @ value
     if initial_state is not None:
         initial_state = initial_state.to(dtype)
@@ -284,6 +287,7 @@ def retention(
     form: str = "auto",
     chunk_size: int | None = None,
     tables: DecayTables | None = None,
+    scores: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Retention in whichever form suits: the front door.
 
@@ -297,6 +301,7 @@ def retention(
         chunk_size: C of the chunkwise form; `default_chunk_size(K, V)` if absent.
         tables: what `decay_tables` gave for the same T, mask and reset: with one chunk for the parallel form and for one
             token, in chunks for the chunkwise form.
+        scores: (B, H, T, T) what `retention_map` gave, for the parallel form.
 
     Returns:
         output (B, H, T, V) and final state (B, H, K, V), in float32, or float64 where an input is.
@@ -326,7 +331,7 @@ def retention(
     # Under autocast the products below would be narrowed to half precision, and the state with them.
     with torch.autocast(query.device.type, enabled=False):
         if form == "parallel":
-            return parallel_retention(query, key, value, log_decay, initial_state, mask, reset, tables)
+            return parallel_retention(query, key, value, log_decay, initial_state, mask, reset, tables, scores)
         if form == "chunkwise":
             return chunkwise_retention(query, key, value, log_decay, initial_state, mask, reset, chunk_size, tables)
         if query.shape[2] == 1:
@@ -352,13 +357,18 @@ def bidirectional_retention(
     form: str = "auto",
     chunk_size: int | None = None,
     tables: tuple[DecayTables, DecayTables] | None = None,
+    scores: Tensor | None = None,
 ) -> Tensor:
     """Retention that looks both ways: O = (Q Kᵀ ⊙ γ^|n-m|) V, (B, H, T, V).
 
     The sum of a scan forwards and a scan backwards, less the token itself, which both have counted: linear in T. Arguments
     as in `retention`; there is no state, since a token sees the whole text. `tables` are those of the sequence as it is
-    and turned around.
+    and turned around, `scores` what `retention_map` gave for both.
     """
+    groups = query.shape[1] // key.shape[1]
+    if scores is not None:
+        with torch.autocast(query.device.type, enabled=False):
+            return scores @ value.repeat_interleave(groups, dim=1).to(scores.dtype)
     forward_tables, backward_tables = (None, None) if tables is None else tables
     ahead, _ = retention(query, key, value, log_decay, None, mask, reset, form, chunk_size, forward_tables)
     turned = [None if tensor is None else tensor.flip(2) for tensor in (query, key, value)]
@@ -366,7 +376,6 @@ def bidirectional_retention(
     turned_reset = None if reset is None else document_ends(reset).flip(1)
     back, _ = retention(*turned, log_decay, None, turned_mask, turned_reset, form, chunk_size, backward_tables)
 
-    groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     itself = (query.to(ahead.dtype) * key).sum(-1, keepdim=True) * value  # (B, H, T, V)
     if mask is not None:

@@ -377,17 +377,20 @@ class RetNetState(Cache):
         return copy.deepcopy(self)
 
     def to(self, target: torch.device | str | torch.dtype) -> "RetNetState":
-        """A copy on another device, or in another precision.
+        """Moves the state to a device, or widens it to a precision, and returns it; as a module's `to`, it makes no copy.
+
+        accelerate's hooks call this on every argument of a layer: a copy would take in the tokens in the place of this one.
 
         Raises:
             ValueError: for a precision below float32, in which a state would forget what it accumulates.
         """
         if isinstance(target, torch.dtype) and target not in STATE_DTYPES:
             raise ValueError(f"a state is kept in torch.float32 or torch.float64, not in {target}.")
-        twin = self.clone()
-        for layer in twin.layers:
-            layer.to_(target)
-        return twin
+        first = self.layers[0].recurrent_state
+        if first is not None and first.to(target) is not first:
+            for layer in self.layers:
+                layer.to_(target)
+        return self
 
     def select(self, rows: Tensor | list[int]) -> "RetNetState":
         """A new state made of `rows` of this one, in that order; a row may come more than once."""

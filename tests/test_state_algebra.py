@@ -162,14 +162,17 @@ print(tokens[0, 1:].tolist())
     assert json.loads(result.stdout.strip().splitlines()[-1]) == expected[0, 25:].tolist()
 
 
-def test_to_moves_and_widens_but_never_narrows():
+def test_to_moves_and_widens_in_place_but_never_narrows():
     model = MODELS[torch.float32]
     state = read(model, random_ids(2, 6)).past_key_values
-    wide = state.to(torch.float64)
-    assert wide.layers[0].recurrent_state.dtype == torch.float64
+    small, tensor = state.nbytes, state.layers[0].recurrent_state
+    assert state.to("cpu") is state.to(torch.float32) is state
+    assert state.layers[0].recurrent_state is tensor
+    wide = state.clone().to(torch.float64)
+    assert {layer.recurrent_state.dtype for layer in wide.layers} == {torch.float64}
+    assert wide.nbytes > small
     assert state.layers[0].recurrent_state.dtype == torch.float32
-    assert wide.nbytes > state.nbytes
-    assert state.to("meta").layers[1].recurrent_state.device.type == "meta"
+    assert wide.to("meta").layers[1].recurrent_state.device.type == "meta"
     with pytest.raises(ValueError, match=r"kept in torch.float32 or torch.float64, not in torch.bfloat16"):
         state.to(torch.bfloat16)
 

@@ -1,0 +1,137 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Small random models whose logits depend on all of the context, and the measuring tools that several test files share."""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from retnet_hf import RetNetConfig, RetNetForCausalLM
+
+
+VOCAB_SIZE = 96
+PAD = 0
+
+DIALECTS = {
+    # the default configuration, that of the fla-hub checkpoints
+    "fla": {"num_attention_heads": 4, "intermediate_size": 64},
+    # two key/value heads for four query heads; keys and values of other sizes; chunks and forms chosen by themselves
+    "grouped": {"num_attention_heads": 4, "num_key_value_heads": 2, "key_expansion": 0.5, "chunk_size": None},
+    # torchscale's: post-norm with DeepNet's factor, embeddings scaled and normalised, the decays of the paper's runs
+    "torchscale": {
+        "num_attention_heads": 2,
+        "intermediate_size": 56,
+        "value_expansion": 1.5,
+        "hidden_act": "gelu",
+        "decay_schedule": "log_linear",
+        "rotary_endpoint": True,
+        "head_norm_affine": False,
+        "embedding_multiplier": 32**0.5,
+        "use_embedding_norm": True,
+        "norm_position": "post",
+        "residual_multiplier": 1.4,
+        "chunk_size": 5,
+    },
+}
+
+
+def small_config(dialect: str = "fla", **overrides) -> RetNetConfig:
+    fields = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "chunk_size": 8,
+        "pad_token_id": PAD,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+    }
+    return RetNetConfig(**(fields | DIALECTS[dialect] | overrides))
+
+
+@torch.no_grad()
+def shake(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Random weights, large enough that every token of the context sways the logits."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.dim() < 2:
+            parameter.uniform_(0.5, 1.5, generator=generator)
+        else:
+            parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
+    return model
+
+
+def small_model(dialect: str = "fla", model_class: type = RetNetForCausalLM, seed: int = 0, **overrides):
+    return shake(model_class(small_config(dialect, **overrides)), seed).eval()
+
+
+def random_ids(batch: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randint(3, VOCAB_SIZE, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def greedy(model, input_ids=None, tokens: int = 20, **kwargs):
+    return model.generate(input_ids, max_new_tokens=tokens, do_sample=False, **kwargs)
+
+
+def detailed(model, input_ids=None, tokens: int = 20, **kwargs):
+    """As `greedy`, with scores and the state."""
+    return greedy(model, input_ids, tokens, output_scores=True, return_dict_in_generate=True, **kwargs)
+
+
+def left_padded(prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Prompts (1, T_i) -> ids and attention mask (B, T)."""
+    longest = max(prompt.shape[1] for prompt in prompts)
+    ids = torch.cat([nn.functional.pad(prompt, (longest - prompt.shape[1], 0), value=PAD) for prompt in prompts])
+    mask = torch.cat([nn.functional.pad(torch.ones_like(p), (longest - p.shape[1], 0)) for p in prompts])
+    return ids, mask
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
+    """Equal to `tolerance` of the size of the expected values."""
+    assert expected.isfinite().all()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * max(1.0, expected.abs().max().item()))
+
+
+def tensors_within(thing, seen: set[int] | None = None) -> list[Tensor]:
+    """Every tensor reachable from an object."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or isinstance(thing, (type, str, bytes)):
+        return []
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        return [thing]
+    if isinstance(thing, dict):
+        children = list(thing.values())
+    elif isinstance(thing, (list, tuple, set)):
+        children = list(thing)
+    else:
+        children = list(getattr(thing, "__dict__", {}).values())
+    return [tensor for child in children for tensor in tensors_within(child, seen)]
+
+
+def memory(thing) -> int:
+    """Bytes of the storages behind every tensor reachable from an object, each once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors_within(thing)}
+    return sum(storages.values())
+
+
+def state_values(state) -> list[Tensor]:
+    """What a state knows, as tensors to compare: per layer the matrices, and the position that follows."""
+    return [value for layer in state.layers for value in (layer.recurrent_state, layer.next_position)]
+
+
+def same_state(actual, expected, tolerance: float = 1e-5) -> None:
+    assert len(actual.layers) == len(expected.layers) > 0
+    for mine, theirs in zip(state_values(actual), state_values(expected)):
+        close(mine, theirs, tolerance)
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """Words "w3" … "w95" are the tokens 3 … 95."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    vocabulary = {"<pad>": PAD, "<s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", unk_token="<unk>", padding_side="left"
+    )

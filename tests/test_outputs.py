@@ -1,0 +1,252 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What forward() takes and returns, as every causal language model of transformers does."""
+
+import pytest
+import torch
+from small_models import PAD, VOCAB_SIZE, close, left_padded, random_ids, shake, small_config, small_model
+from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification
+
+from retnet_hf import RetNetForCausalLM, RetNetForSequenceClassification, RetNetModel
+
+
+def test_inputs_embeds_forward(model):
+    ids = random_ids(2, 21)
+    embeds = model.get_input_embeddings()(ids)
+    with torch.no_grad():
+        for form in ("auto", "parallel", "chunkwise", "recurrent"):
+            assert model(inputs_embeds=embeds, retention_form=form).logits.equal(model(ids, retention_form=form).logits)
+        state = model(inputs_embeds=embeds[:, :9]).past_key_values
+        close(model(inputs_embeds=embeds[:, 9:], past_key_values=state).logits, model(ids).logits[:, 9:])
+    with pytest.raises(ValueError, match="exactly one"):
+        model(input_ids=ids, inputs_embeds=embeds)
+    with pytest.raises(ValueError, match="exactly one"):
+        model()
+
+
+def test_logits_to_keep(model):
+    ids = random_ids(2, 21)
+    with torch.no_grad():
+        whole = model(ids).logits
+        assert whole.shape == (2, 21, VOCAB_SIZE)
+        assert model(ids, logits_to_keep=0).logits.equal(whole)
+        close(model(ids, logits_to_keep=1).logits, whole[:, -1:], 1e-6)
+        close(model(ids, logits_to_keep=3).logits, whole[:, -3:], 1e-6)
+        for index in (torch.tensor([0, 5, 20]), torch.tensor([-1, 3])):
+            close(model(ids, logits_to_keep=index).logits, whole[:, index], 1e-6)
+
+
+def test_output_hidden_states(model):
+    """By argument and by configuration; none unasked; the last is what the head reads."""
+    ids = random_ids(2, 21)
+    with torch.no_grad():
+        out = model(ids, output_hidden_states=True)
+        assert len(out.hidden_states) == model.config.num_hidden_layers + 1
+        assert all(hidden.shape == (2, 21, 32) for hidden in out.hidden_states)
+        close(model.lm_head(out.hidden_states[-1]), out.logits, 1e-6)
+        assert len({hidden.sum().item() for hidden in out.hidden_states}) == len(out.hidden_states)
+        assert model(ids).hidden_states is None
+
+        base = model.model(ids, output_hidden_states=True)
+        assert base.hidden_states[-1].equal(base.last_hidden_state)
+        assert all(mine.equal(theirs) for mine, theirs in zip(base.hidden_states, out.hidden_states))
+
+    asked = small_model(output_hidden_states=True)
+    assert len(asked(ids).hidden_states) == len(asked.model(ids).hidden_states) == 3
+    assert asked(ids, output_hidden_states=False).hidden_states is None
+
+
+def test_first_hidden_state_is_the_embedding(model):
+    """What enters the first layer: the embedding, with the factor and the norm that the configuration asks for."""
+    ids, entered = random_ids(2, 21), []
+    handle = model.model.layers[0].register_forward_pre_hook(lambda module, inputs: entered.append(inputs[0]))
+    with torch.no_grad():
+        out = model(ids, output_hidden_states=True)
+    handle.remove()
+    assert out.hidden_states[0].equal(entered[0])
+    embedded = model.get_input_embeddings()(ids) * model.config.embedding_multiplier
+    if model.config.use_embedding_norm:
+        embedded = model.model.embed_norm(embedded)
+    assert out.hidden_states[0].equal(embedded)
+
+
+def test_hidden_states_of_the_layers_follow_each_other(model):
+    """hidden_states[i + 1] is what layer i returns; only the last has passed the final norm."""
+    ids, returned = random_ids(2, 9), []
+    handles = [layer.register_forward_hook(lambda m, i, output: returned.append(output)) for layer in model.model.layers]
+    with torch.no_grad():
+        out = model(ids, output_hidden_states=True)
+    for handle in handles:
+        handle.remove()
+    assert [hidden.equal(output) for hidden, output in zip(out.hidden_states[1:-1], returned)] == [True]
+    close(out.hidden_states[-1], model.model.norm(returned[-1]), 1e-6)
+
+
+def test_output_attentions_are_retention_maps(model):
+    ids = random_ids(2, 21)
+    with torch.no_grad():
+        out = model(ids, output_attentions=True)
+    heads = model.config.num_attention_heads
+    assert [retention_map.shape for retention_map in out.attentions] == [(2, heads, 21, 21)] * 2
+    assert all((retention_map.triu(1) == 0).all() for retention_map in out.attentions)
+    assert model(ids).attentions is None
+    with pytest.raises(ValueError, match="output_attentions"):
+        model(ids, output_attentions=True, retention_form="chunkwise")
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"output_hidden_states": True}, {"use_cache": False}, {"labels": random_ids(2, 9)}])
+def test_tuple_output(model, kwargs):
+    ids = random_ids(2, 9)
+    for one in (model, model.model):
+        if one is model.model and "labels" in kwargs:
+            continue
+        named = one(ids, **kwargs)
+        plain = one(ids, return_dict=False, **kwargs)
+        assert isinstance(plain, tuple)
+        assert len(plain) == len(named.to_tuple())
+        for mine, theirs in zip(plain, named.to_tuple()):
+            if isinstance(mine, torch.Tensor):
+                assert mine.equal(theirs)
+            elif isinstance(mine, tuple):
+                assert all(a.equal(b) for a, b in zip(mine, theirs))
+            else:
+                assert type(mine) is type(theirs)
+                assert mine.get_seq_length() == theirs.get_seq_length() == 9
+
+
+def test_tuple_output_by_configuration():
+    model = small_model(return_dict=False)
+    out = model(random_ids(2, 9))
+    assert isinstance(out, tuple)
+    assert out[0].equal(small_model()(random_ids(2, 9)).logits)
+    assert model.generate(random_ids(2, 9), max_new_tokens=3).shape == (2, 12)
+
+
+def test_loss_is_shifted_cross_entropy(model):
+    ids = random_ids(2, 21)
+    out = model(ids, labels=ids)
+    rows, targets = out.logits[:, :-1].reshape(-1, VOCAB_SIZE), ids[:, 1:].reshape(-1)
+    close(out.loss, F.cross_entropy(rows, targets), 1e-5)
+    assert out.loss.requires_grad
+    assert model(ids).loss is None
+
+    labels = ids.clone()
+    labels[0, :7] = -100
+    labels[1, 15:] = -100
+    kept = labels[:, 1:].reshape(-1) != -100
+    close(model(ids, labels=labels).loss, F.cross_entropy(rows[kept], targets[kept]), 1e-5)
+
+    total = F.cross_entropy(rows[kept], targets[kept], reduction="sum")
+    for items in (50, torch.tensor(50)):
+        close(model(ids, labels=labels, num_items_in_batch=items).loss, total / 50, 1e-5)
+    close(model(ids, labels=labels, shift_labels=F.pad(labels[:, 1:], (0, 1), value=-100)).loss, total / kept.sum(), 1e-5)
+
+
+def test_loss_of_a_left_padded_batch_is_that_of_its_rows(model):
+    prompts = [random_ids(1, 12), random_ids(1, 5, seed=1)]
+    ids, mask = left_padded(prompts)
+    labels = ids.masked_fill(mask == 0, -100)
+    total = sum(model(prompt, labels=prompt).loss * (prompt.shape[1] - 1) for prompt in prompts)
+    # the first real token of the padded row is predicted from padding, so it is left out
+    labels[1, 7] = -100
+    close(model(ids, attention_mask=mask, labels=labels).loss, total / 15, 1e-5)
+
+
+def test_half_precision_loss_is_computed_in_float32(fla_model):
+    ids = random_ids(2, 21)
+    half = small_model().to(torch.bfloat16)
+    assert half(ids, labels=ids).loss.dtype == torch.float32
+
+
+def test_every_parameter_gets_a_gradient(model):
+    for form in ("parallel", "chunkwise", "recurrent"):
+        model.zero_grad()
+        model(random_ids(2, 21), labels=random_ids(2, 21), retention_form=form).loss.backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().max() > 0, name
+    model.zero_grad()
+
+
+def test_every_parameter_gets_a_gradient_as_initialised():
+    """Also from the initialisation of the paper, in the default form, and in the classifier."""
+    model = RetNetForCausalLM(small_config())
+    model(random_ids(2, 21), labels=random_ids(2, 21)).loss.backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0] == []
+    classifier = RetNetForSequenceClassification(small_config(num_labels=3))
+    classifier(random_ids(2, 21), labels=torch.tensor([0, 2])).loss.backward()
+    assert [name for name, p in classifier.named_parameters() if p.grad is None or not p.grad.abs().max() > 0] == []
+
+
+def test_positional_arguments(fla_model):
+    """input_ids and attention_mask come first, as everywhere."""
+    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
+    assert fla_model(ids, mask).logits.equal(fla_model(input_ids=ids, attention_mask=mask).logits)
+    assert fla_model.model(ids, mask)[0].equal(fla_model.model(input_ids=ids, attention_mask=mask).last_hidden_state)
+
+
+def test_unknown_retention_form_is_refused(fla_model):
+    with pytest.raises(ValueError, match="retention_form must be one of"):
+        fla_model(random_ids(1, 5), retention_form="attention")
+
+
+def test_inputs_of_odd_types(fla_model):
+    """int32 ids, and ids that are not contiguous."""
+    ids = random_ids(2, 9)
+    with torch.no_grad():
+        expected = fla_model(ids).logits
+        close(fla_model(ids.int()).logits, expected, 1e-6)
+        close(fla_model(random_ids(2, 9).t().contiguous().t()).logits, expected, 1e-6)
+
+
+# The classifier
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_auto_sequence_classification(side):
+    """It reads the last real token, whichever side the padding is on, and whether or not a mask is given."""
+    model = shake(AutoModelForSequenceClassification.from_config(small_config(num_labels=3))).eval()
+    assert isinstance(model, RetNetForSequenceClassification)
+    prompts = [random_ids(1, length, seed) for seed, length in enumerate((12, 5, 1))]
+    ids, mask = left_padded(prompts)
+    if side == "right":
+        ids = torch.cat([F.pad(prompt, (0, 12 - prompt.shape[1]), value=PAD) for prompt in prompts])
+        mask = (ids != PAD).long()
+    with torch.no_grad():
+        expected = torch.cat([model(prompt).logits for prompt in prompts])
+        assert expected.shape == (3, 3)
+        close(model(ids, attention_mask=mask).logits, expected)
+        close(model(ids, attention_mask=mask.bool()).logits, expected)
+        if side == "right":  # what follows the last real token needs no mask to be ignored
+            close(model(ids).logits, expected)
+        hidden = model.model(prompts[0]).last_hidden_state[:, -1]
+        close(model.score(hidden), expected[:1])
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "expected"),
+    [
+        (torch.tensor([0, 2]), {"num_labels": 3}, lambda z, y: F.cross_entropy(z, y)),
+        (torch.tensor([0.5, -1.0]), {"num_labels": 1}, lambda z, y: F.mse_loss(z.squeeze(), y)),
+        (
+            torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]]),
+            {"num_labels": 3, "problem_type": "multi_label_classification"},
+            lambda z, y: F.binary_cross_entropy_with_logits(z, y),
+        ),
+    ],
+    ids=["single_label", "regression", "multi_label"],
+)
+def test_auto_sequence_classification_losses(labels, options, expected):
+    model = small_model(model_class=RetNetForSequenceClassification, **options)
+    out = model(random_ids(2, 9), labels=labels)
+    close(out.loss, expected(out.logits, labels), 1e-5)
+
+
+def test_base_model_is_found(model):
+    assert isinstance(model.base_model, RetNetModel)
+    assert model.base_model is model.model
+    assert model.get_decoder() is model.model
+    assert model.get_input_embeddings() is model.model.embed_tokens
+    assert model.get_output_embeddings() is model.lm_head
+    assert model.main_input_name == "input_ids"

@@ -1,0 +1,270 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RetNet, decoder and encoder, under the tests that transformers' own models have to pass.
+
+`ModelTesterMixin`, `PipelineTesterMixin` and `TrainingTesterMixin` come from the source distribution of the installed
+transformers, by `transformers_suite`. What they skip by themselves they say; what is switched off here is in SWITCHED_OFF.
+
+The distribution has no tests of generation and of export, and none of single pipeline tasks. Of the pipelines, what runs is
+the mixin's own procedure (load a saved model and tokenizer, build the pipeline, check it, read ten examples in batches of
+four), in float32 and float16, on models saved here, with checks of each task written here.
+"""
+
+import unittest
+from unittest import mock
+
+import pytest
+import torch
+import transformers_suite
+from small_models import small_config, small_model, word_tokenizer
+from transformers.pipelines import (
+    FeatureExtractionPipeline,
+    FillMaskPipeline,
+    TextClassificationPipeline,
+    TextGenerationPipeline,
+    TokenClassificationPipeline,
+    ZeroShotClassificationPipeline,
+)
+
+from retnet_hf import (
+    RetNetConfig,
+    RetNetForCausalLM,
+    RetNetForMaskedLM,
+    RetNetForQuestionAnswering,
+    RetNetForSequenceClassification,
+    RetNetForTokenClassification,
+    RetNetModel,
+)
+
+
+try:
+    common, pipeline_mixin, training_mixin = transformers_suite.load(
+        "test_modeling_common", "test_pipeline_mixin", "test_training_mixin"
+    )
+except transformers_suite.SuiteUnavailable as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+
+SWITCHED_OFF = {
+    "test_generation_tester_mixin_inheritance": "the source distribution has no GenerationTesterMixin to inherit from",
+    **dict.fromkeys(
+        [f"test_model_rope_scaling_from_config_{case}" for case in ("0_linear", "1_dynamic", "2_yarn")],
+        "RetNetConfig refuses to scale rotations: positions never run out, so there is nothing to scale them for",
+    ),
+}
+
+# What a model is for, the mixin looks up by the name of its class, in tables of its own: transformers' stay as they are.
+for kind, model_class in {
+    "MODEL": RetNetModel,
+    "MODEL_FOR_CAUSAL_LM": RetNetForCausalLM,
+    "MODEL_FOR_MASKED_LM": RetNetForMaskedLM,
+    "MODEL_FOR_QUESTION_ANSWERING": RetNetForQuestionAnswering,
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION": RetNetForSequenceClassification,
+    "MODEL_FOR_TOKEN_CLASSIFICATION": RetNetForTokenClassification,
+}.items():
+    table = f"{kind}_MAPPING_NAMES"
+    setattr(common, table, {**getattr(common, table), "retnet": model_class.__name__})
+
+
+class RetNetModelTester:
+    """The configuration and the inputs that the mixins ask for."""
+
+    base_model_class = RetNetModel
+    causal_lm_class = RetNetForCausalLM
+    is_training = True
+    batch_size = 13
+    seq_length = 7
+
+    def __init__(self) -> None:
+        config = self.get_config()
+        self.hidden_size = config.hidden_size
+        self.num_hidden_layers = config.num_hidden_layers
+        self.num_attention_heads = config.num_attention_heads
+
+    def get_config(self, **overrides) -> RetNetConfig:
+        return small_config("grouped", chunk_size=4, **overrides)  # less than seq_length, so that the chunkwise form runs
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[RetNetConfig, dict]:
+        config = self.get_config()
+        shape = [self.batch_size, self.seq_length]
+        input_ids = common.ids_tensor(shape, config.vocab_size)
+        return config, {"input_ids": input_ids, "attention_mask": common.random_attention_mask(shape)}
+
+
+class RetNetEncoderTester(RetNetModelTester):
+    causal_lm_class = None
+
+    def get_config(self) -> RetNetConfig:
+        return super().get_config(bidirectional=True)
+
+
+class PipelineChecks:
+    """The tests of one pipeline task, in the shape in which the mixin calls them."""
+
+    pipeline_class = None
+    options = {}
+    examples = ["w5 w9", "w7 w3 w11 w20 w4", "w8"]
+
+    def get_test_pipeline(self, model, tokenizer=None, dtype="float32"):
+        self.close = {"rtol": 0, "atol": 1e-5 if dtype == "float32" else 1e-2}
+        model = model.to(getattr(torch, dtype))
+        return self.pipeline_class(model=model, tokenizer=tokenizer, **self.options), self.examples
+
+
+class FeatureExtractionChecks(PipelineChecks):
+    pipeline_class = FeatureExtractionPipeline
+
+    def run_pipeline_test(self, extract, examples):
+        alone = [extract(text, return_tensors=True) for text in examples]
+        for text, features in zip(examples, alone):
+            assert features.shape == (1, len(text.split()), extract.model.config.hidden_size)
+        for features, batched in zip(alone, extract(examples, batch_size=3, return_tensors=True)):
+            padding = batched.shape[1] - features.shape[1]  # on the left
+            torch.testing.assert_close(batched[:, padding:], features, **self.close)
+
+
+class FillMaskChecks(PipelineChecks):
+    pipeline_class = FillMaskPipeline
+    examples = ["w5 <unk> w9", "<unk> w7 w3 w11 w20 w4", "w8 <unk>"]
+
+    def run_pipeline_test(self, fill, examples):
+        words = ["w30", "w40", "w50"]
+        for text, batched in zip(examples, fill(examples, batch_size=3, targets=words)):
+            alone = fill(text, targets=words)
+            assert {word["token_str"] for word in alone} == set(words)
+            assert [word["token_str"] for word in batched] == [word["token_str"] for word in alone]
+            assert [word["sequence"] for word in alone] == [text.replace("<unk>", word["token_str"]) for word in alone]
+            scores = [torch.tensor([word["score"] for word in answer]) for answer in (batched, alone)]
+            torch.testing.assert_close(*scores, **self.close)
+
+
+class TextClassificationChecks(PipelineChecks):
+    pipeline_class = TextClassificationPipeline
+
+    def run_pipeline_test(self, classify, examples):
+        alone = [classify(text, top_k=None) for text in examples]
+        for labels in alone:
+            assert {label["label"] for label in labels} == set(classify.model.config.id2label.values())
+            assert sum(label["score"] for label in labels) == pytest.approx(1, abs=1e-2)
+        for labels, batched in zip(alone, classify(examples, batch_size=3, top_k=None)):
+            scores = [torch.tensor([label["score"] for label in answer]) for answer in (batched, labels)]
+            torch.testing.assert_close(*scores, **self.close)
+
+
+class ZeroShotClassificationChecks(PipelineChecks):
+    pipeline_class = ZeroShotClassificationPipeline
+    options = {"candidate_labels": ["w30", "w40 w41"], "hypothesis_template": "w50 {}"}
+
+    def run_pipeline_test(self, classify, examples):
+        for text in examples:
+            answer = classify(text)
+            assert answer["sequence"] == text
+            assert set(answer["labels"]) == {"w30", "w40 w41"}
+            assert sum(answer["scores"]) == pytest.approx(1, abs=1e-2)
+            assert answer["scores"] == sorted(answer["scores"], reverse=True)
+
+
+class TokenClassificationChecks(PipelineChecks):
+    pipeline_class = TokenClassificationPipeline
+
+    def run_pipeline_test(self, classify, examples):
+        for text, batched in zip(examples, classify(examples, batch_size=3)):
+            alone = classify(text)
+            assert [entity["word"] for entity in alone] == text.split()
+            assert [entity["entity"] for entity in batched] == [entity["entity"] for entity in alone]
+            spans = [text[group["start"] : group["end"]] for group in classify(text, aggregation_strategy="simple")]
+            assert " ".join(spans) == text
+
+
+class TextGenerationChecks(PipelineChecks):
+    pipeline_class = TextGenerationPipeline
+    options = {"max_new_tokens": 5, "do_sample": False}
+
+    def run_pipeline_test(self, generate, examples):
+        alone = [generate(text)[0]["generated_text"] for text in examples]
+        for text, whole in zip(examples, alone):
+            inputs = generate.tokenizer(text, return_tensors="pt")
+            expected = generate.model.generate(**inputs, max_new_tokens=5, do_sample=False)
+            assert generate(text, return_tensors=True)[0]["generated_token_ids"] == expected[0].tolist()
+            assert whole == text + generate(text, return_full_text=False)[0]["generated_text"]
+        batched = generate(examples, batch_size=3)
+        assert [answers[0]["generated_text"] for answers in batched] == alone
+        assert len(generate(examples[0], do_sample=True, num_return_sequences=2)) == 2
+
+
+PIPELINES = {
+    "feature-extraction": (RetNetModel, FeatureExtractionChecks),
+    "fill-mask": (RetNetForMaskedLM, FillMaskChecks),
+    "text-classification": (RetNetForSequenceClassification, TextClassificationChecks),
+    "text-generation": (RetNetForCausalLM, TextGenerationChecks),
+    "token-classification": (RetNetForTokenClassification, TokenClassificationChecks),
+    "zero-shot": (RetNetForSequenceClassification, ZeroShotClassificationChecks),
+}
+for task, (_, checks) in PIPELINES.items():
+    entry = pipeline_mixin.pipeline_test_mapping[task]
+    # transformers 5.17 has classes there, 5.23 their names
+    entry["test"] = f"{__name__}.{checks.__name__}" if isinstance(entry["test"], str) else checks
+
+
+@pytest.fixture(scope="module", autouse=True)
+def saved_models(tmp_path_factory):
+    """The models that the pipelines load: what the mixin otherwise finds on the Hub."""
+    folder, summary = tmp_path_factory.mktemp("models"), {}
+    for model_class in {model_class for model_class, _ in PIPELINES.values()}:
+        name, labels = model_class.__name__, {0: "contradiction", 1: "neutral", 2: "entailment"}
+        options = {"id2label": labels, "label2id": {label: number for number, label in labels.items()}}
+        model = small_model("fla", model_class, bidirectional=model_class is RetNetForMaskedLM, **options)
+        tokenizer = word_tokenizer()
+        tokenizer.mask_token = tokenizer.unk_token
+        model.save_pretrained(folder / "retnet" / name)
+        tokenizer.save_pretrained(folder / "retnet" / name)
+        summary[name] = {"tokenizer_classes": ["PreTrainedTokenizerFast"], "processor_classes": []}
+    with mock.patch.multiple(pipeline_mixin, TRANSFORMERS_TINY_MODEL_PATH=str(folder), tiny_model_summary=summary):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def single_thread():
+    """Models this small lose more by handing work between threads than they gain."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def switch_off(test_class: type[unittest.TestCase]) -> type[unittest.TestCase]:
+    for test, reason in SWITCHED_OFF.items():
+        setattr(test_class, test, unittest.skip(reason)(getattr(test_class, test)))
+    return test_class
+
+
+@switch_off
+class RetNetModelTest(
+    common.ModelTesterMixin, pipeline_mixin.PipelineTesterMixin, training_mixin.TrainingTesterMixin, unittest.TestCase
+):
+    model_tester = RetNetModelTester()
+    all_model_classes = (
+        RetNetModel,
+        RetNetForCausalLM,
+        RetNetForSequenceClassification,
+        RetNetForTokenClassification,
+        RetNetForQuestionAnswering,
+    )
+    _torch_compile_train_cls = RetNetForCausalLM  # a slow test, for accelerators only
+    pipeline_model_mapping = {task: model_class for task, (model_class, _) in PIPELINES.items()}
+
+    def skipTest(self, reason):
+        if reason.startswith("Could not"):  # what the pipeline tests say of a model that does not load
+            self.fail(reason)
+        super().skipTest(reason)
+
+
+@switch_off
+class RetNetEncoderTest(common.ModelTesterMixin, unittest.TestCase):
+    model_tester = RetNetEncoderTester()
+    all_model_classes = (
+        RetNetModel,
+        RetNetForMaskedLM,
+        RetNetForSequenceClassification,
+        RetNetForTokenClassification,
+        RetNetForQuestionAnswering,
+    )
