@@ -25,6 +25,7 @@ from transformers.modeling_layers import (
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto import AutoModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
@@ -345,8 +346,10 @@ class RetNetPreTrainedModel(PreTrainedModel):
     def _upload_modified_files(self, working_dir: str, repo_id: str, *args, **kwargs):
         """Pushes with a model card that says how to load the model, unless the repository has a card of its own."""
         path = Path(working_dir) / "README.md"
-        if path.is_file() and is_placeholder(ModelCard.load(path)):
-            model_card(self, repo_id).save(path)
+        if path.is_file() and is_placeholder(placeholder := ModelCard.load(path)):
+            card = model_card(self, repo_id)
+            card.data.tags = sorted({*card.data.tags, *(placeholder.data.tags or [])})
+            card.save(path)
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
@@ -635,15 +638,26 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
 
-class RetNetForSequenceClassification(GenericForSequenceClassification, RetNetPreTrainedModel):
+class RetNetWithHead(RetNetPreTrainedModel):
+    """What transformers' generic heads need: they find their base model by the class of the configuration.
+
+    Where this file is code that came with a checkpoint, that is not the class imported above, but another copy of it.
+    """
+
+    def __init__(self, config: RetNetConfig) -> None:
+        AutoModel.register(type(config), RetNetModel, exist_ok=True)
+        super().__init__(config)
+
+
+class RetNetForSequenceClassification(GenericForSequenceClassification, RetNetWithHead):
     """RetNet with a classifier that reads the last token that is not padding."""
 
 
-class RetNetForTokenClassification(GenericForTokenClassification, RetNetPreTrainedModel):
+class RetNetForTokenClassification(GenericForTokenClassification, RetNetWithHead):
     """RetNet with a classifier on every token."""
 
 
-class RetNetForQuestionAnswering(GenericForQuestionAnswering, RetNetPreTrainedModel):
+class RetNetForQuestionAnswering(GenericForQuestionAnswering, RetNetWithHead):
     """RetNet that marks the span of an answer."""
 
 

@@ -1,0 +1,334 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""torch.compile and torch.export: one graph, the same numbers, and no compilation from one decode step to the next."""
+
+import copy
+import logging
+
+import pytest
+import torch
+from small_models import close, greedy, left_padded, random_ids, same_state, small_model
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+from transformers import CompileConfig, DynamicCache
+
+from retnet_hf import RetNetState
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    # The compiler's trace of itself would be recorded, message by message, by pytest.
+    logging.getLogger("torch.__trace").propagate = False
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def model():
+    """One layer with something of every dialect, since each compilation costs seconds."""
+    return small_model("torchscale", num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, chunk_size=8)
+
+
+def graph_breaks() -> dict:
+    return dict(counters["graph_break"])
+
+
+def test_compiled_forward(fla_model):
+    """Default backend, one graph; 21 tokens make three chunks."""
+    ids = random_ids(2, 21)
+    compiled = torch.compile(fla_model, fullgraph=True)
+    with torch.no_grad():
+        out = compiled(ids, use_cache=False)
+        close(out.logits, fla_model(ids).logits)
+    assert out.past_key_values is None
+    assert graph_breaks() == {}
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])
+def test_compiled_forward_in_every_form(model, form):
+    """One graph with a mask and a gradient, and one that returns a state."""
+    length = 5 if form == "recurrent" else 21  # the recurrence is unrolled, token by token
+    ids, mask = left_padded([random_ids(1, length), random_ids(1, 4, seed=1)])
+    expected = model(ids, attention_mask=mask, retention_form=form)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    out = compiled(ids, attention_mask=mask, use_cache=False, retention_form=form)
+    close(out.logits[mask.bool()], expected.logits[mask.bool()])
+    with torch.no_grad():
+        out = compiled(ids, attention_mask=mask, use_cache=True, retention_form=form)
+    same_state(out.past_key_values, expected.past_key_values)
+    assert out.past_key_values.get_seq_length() == length
+
+
+def test_compiled_forward_of_other_lengths(model):
+    """Lengths and batch sizes left open: two compilations at the most serve them all."""
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter, dynamic=True)
+    with torch.no_grad():
+        for batch, length in ((2, 21), (3, 30), (2, 9), (4, 64)):
+            ids = random_ids(batch, length)
+            close(compiled(ids, use_cache=False, retention_form="parallel").logits, model(ids).logits)
+    assert counter.frame_count <= 2
+
+
+def gradients_of(model, forward, **kwargs) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    loss = forward(**kwargs).loss
+    loss.backward()
+    return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("form", ["chunkwise", "parallel"])
+@pytest.mark.parametrize("kwargs", [{}, {"use_cache": False}], ids=["default", "use_cache_false"])
+def test_compiled_training_step(model, form, kwargs):
+    model = copy.deepcopy(model).train()
+    ids, mask = left_padded([random_ids(1, 21), random_ids(1, 6, seed=1)])
+    labels = ids.masked_fill(mask == 0, -100)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels, "retention_form": form} | kwargs
+    loss, gradients = gradients_of(model, compiled, **batch)
+    expected_loss, expected = gradients_of(model, model, **batch)
+    close(loss, expected_loss, 1e-5)
+    for name in expected:
+        close(gradients[name], expected[name])
+    assert graph_breaks() == {}
+
+
+def test_compiled_training_step_with_gradient_checkpointing(model):
+    model = copy.deepcopy(model).train()
+    ids = random_ids(2, 21)
+    expected_loss, expected = gradients_of(model, model, input_ids=ids, labels=ids)
+    model.gradient_checkpointing_enable()
+    compiled = torch.compile(model, backend="aot_eager")
+    loss, gradients = gradients_of(model, compiled, input_ids=ids, labels=ids)
+    close(loss, expected_loss, 1e-5)
+    for name in expected:
+        close(gradients[name], expected[name])
+
+
+class CompiledForward:
+    """model.forward, compiled, with a count of its compilations after every call."""
+
+    def __init__(self, model: nn.Module, **options) -> None:
+        self.counter = CompileCounterWithBackend("aot_eager")
+        self.compiled = torch.compile(model.forward, backend=self.counter, **options)
+        self.history = []
+
+    def __call__(self, *args, **kwargs):
+        outputs = self.compiled(*args, **kwargs)
+        self.history.append(self.counter.frame_count)
+        return outputs
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled_decode(model, fullgraph):
+    """generate() with model.forward compiled: the prompt and the first step compile, the other 29 do not."""
+    ids = random_ids(2, 7)
+    expected = greedy(model, ids, 31)
+    compiled = small_like(model)
+    compiled.forward = forward = keep_signature(CompiledForward(compiled, fullgraph=fullgraph), compiled.forward)
+    assert greedy(compiled, ids, 31).equal(expected)
+    assert len(forward.history) == 31
+    assert len(set(forward.history[1:])) == 1, forward.history
+
+
+def test_compiled_decode_left_padded(model):
+    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
+    expected = greedy(model, ids, 31, attention_mask=mask)
+    compiled = small_like(model)
+    compiled.forward = forward = keep_signature(CompiledForward(compiled), compiled.forward)
+    assert greedy(compiled, ids, 31, attention_mask=mask).equal(expected)
+    assert len(set(forward.history[1:])) == 1, forward.history
+
+
+def test_compiled_decode_of_a_second_text(model):
+    """Another generate(), another prompt length and another state: the decode step compiled for the first still serves."""
+    compiled = small_like(model)
+    compiled.forward = forward = keep_signature(CompiledForward(compiled), compiled.forward)
+    for length in (7, 12):
+        forward.history.clear()
+        assert greedy(compiled, random_ids(2, length), 12).equal(greedy(model, random_ids(2, length), 12))
+        assert len(set(forward.history[1:])) == 1, forward.history
+
+
+def small_like(model):
+    """A copy whose forward may be replaced."""
+    return copy.deepcopy(model)
+
+
+def keep_signature(forward: CompiledForward, original):
+    forward.__signature__ = __import__("inspect").signature(original)  # generate() reads it
+    return forward
+
+
+def decode(model, step, state, ids) -> list[Tensor]:
+    return [step(token, past_key_values=state, use_cache=True).logits for token in ids.split(1, dim=1)]
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_compiled_decode_fullgraph(model, context):
+    """One graph serves 24 steps, whatever mode of autograd they run in."""
+    ids = random_ids(2, 31)
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(model, fullgraph=True, backend=counter)
+    with context():
+        state = model(ids[:, :7], use_cache=True).past_key_values
+        logits = decode(model, step, state, ids[:, 7:8])
+        first = counter.frame_count
+        logits += decode(model, step, state, ids[:, 8:])
+        assert counter.frame_count == first == 1
+    assert state.get_seq_length() == 31
+    close(torch.cat(logits, dim=1), model(ids).logits[:, 7:])
+
+
+@pytest.mark.parametrize("make", [RetNetState, lambda config: DynamicCache(config=config)], ids=["state", "dynamic_cache"])
+def test_compiled_decode_fullgraph_from_the_first_token(model, make):
+    """The empty state is another graph than a filled one; from then on there is one."""
+    ids = random_ids(2, 24)
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(model, fullgraph=True, backend=counter)
+    state = make(model.config)
+    with torch.no_grad():
+        logits = decode(model, step, state, ids[:, :2])
+        compilations = counter.frame_count
+        logits += decode(model, step, state, ids[:, 2:])
+    assert counter.frame_count == compilations <= 2
+    close(torch.cat(logits, dim=1), model(ids).logits)
+
+
+def test_compiled_decode_fullgraph_with_masks_and_positions(model):
+    """What generate() hands over at each step, given to a compiled step by hand."""
+    ids, mask = left_padded([random_ids(1, 24), random_ids(1, 15, seed=1)])
+    expected = model(ids, attention_mask=mask).logits
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(model, fullgraph=True, backend=counter)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        state = model(ids[:, :10], attention_mask=mask[:, :10]).past_key_values
+        for n in range(10, 24):
+            logits = step(
+                ids[:, n : n + 1],
+                attention_mask=mask[:, n : n + 1],
+                position_ids=positions[:, n : n + 1],
+                past_key_values=state,
+            ).logits
+            close(logits[:, 0], expected[:, n])
+            if n == 10:
+                first = counter.frame_count
+    assert counter.frame_count == first == 1
+
+
+def test_compiled_decode_default_backend(fla_model):
+    ids = random_ids(2, 14)
+    step = torch.compile(fla_model, fullgraph=True)
+    with torch.no_grad():
+        state = fla_model(ids[:, :7]).past_key_values
+        before = [layer.recurrent_state.data_ptr() for layer in state.layers]
+        logits = decode(fla_model, step, state, ids[:, 7:8])
+        compilations = counters["stats"]["unique_graphs"]
+        logits += decode(fla_model, step, state, ids[:, 8:])
+        close(torch.cat(logits, dim=1), fla_model(ids).logits[:, 7:])
+    assert counters["stats"]["unique_graphs"] == compilations == 1
+    assert [layer.recurrent_state.data_ptr() for layer in state.layers] == before
+
+
+def test_compiled_generate_static(fla_model):
+    """generate() compiles by itself where it is asked to, and neither steps nor later texts compile again."""
+    model = small_like(fla_model)
+    config = CompileConfig(backend="aot_eager", fullgraph=True)
+    config._compile_all_devices = True  # also here, where there may be no GPU
+    kwargs = {"cache_implementation": "static", "compile_config": config}
+    ids = random_ids(2, 9)
+    assert greedy(model, ids, 20, **kwargs).equal(greedy(model, ids, 20))
+    compilations = counters["stats"]["unique_graphs"]
+    assert compilations == 1
+    assert greedy(model, ids[:, :6], 40, **kwargs).equal(greedy(model, ids[:, :6], 40))
+    padded, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
+    assert greedy(model, padded, 20, attention_mask=mask, **kwargs).equal(greedy(model, padded, 20, attention_mask=mask))
+    assert counters["stats"]["unique_graphs"] == compilations
+
+
+def compiles(model, **kwargs) -> bool:
+    """Whether generate() compiles, on a machine where every device may."""
+    config = CompileConfig(backend="eager")
+    config._compile_all_devices = True
+    counters.clear()
+    torch._dynamo.reset()
+    greedy(model, random_ids(1, 5), 4, compile_config=config, **kwargs)
+    return counters["stats"]["unique_graphs"] > 0
+
+
+def test_generate_compiles_only_when_asked(fla_model):
+    model = small_like(fla_model)
+    assert compiles(model, cache_implementation="static")
+    for kwargs in (
+        {},
+        {"cache_implementation": "dynamic"},
+        {"past_key_values": RetNetState(model.config)},
+        {"past_key_values": DynamicCache(config=model.config)},
+        {"cache_implementation": "static", "disable_compile": True},
+    ):
+        assert not compiles(model, **kwargs), kwargs
+    assert not RetNetState(model.config).is_compileable
+    assert compiles(model, past_key_values=RetNetState(model.config, compileable=True))
+
+
+class Logits(nn.Module):
+    """A model without state, as torch.export takes it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.model(input_ids, attention_mask=attention_mask, use_cache=False).logits
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_torch_export_static(model, strict):
+    ids, mask = left_padded([random_ids(1, 21), random_ids(1, 6, seed=1)])
+    with torch.no_grad():
+        program = torch.export.export(Logits(model), (ids,), strict=strict)
+        close(program.module()(ids), model(ids).logits)
+        program = torch.export.export(Logits(model), (ids, mask), strict=strict)
+        close(program.module()(ids, mask)[mask.bool()], model(ids, attention_mask=mask).logits[mask.bool()])
+
+
+def test_torch_export_static_of_the_model_itself(model):
+    """As a user calls it: keyword arguments, use_cache=False, and the output class of transformers."""
+    ids = random_ids(2, 21)
+    with torch.no_grad():
+        program = torch.export.export(model, (), {"input_ids": ids, "use_cache": False}, strict=False)
+        close(program.module()(input_ids=ids, use_cache=False).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("length", [2, 21, 100])
+def test_torch_export_dynamic_length(model, length):
+    """Batch and length open: the exported program answers at others, longer and shorter than a chunk."""
+    batch_open, length_open = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("length", min=2, max=4096)
+    shape = {0: batch_open, 1: length_open}
+    ids = random_ids(2, length)
+    with torch.no_grad():
+        program = torch.export.export(Logits(model), (ids,), dynamic_shapes=(shape,), strict=False)
+        for batch, other in ((2, length), (3, 33), (1, 7), (5, 130)):
+            ids = random_ids(batch, other)
+            close(program.module()(ids), model(ids).logits)
+
+
+def test_torch_export_dynamic_length_with_a_mask(model):
+    shape = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    ids, mask = left_padded([random_ids(1, 21), random_ids(1, 6, seed=1)])
+    with torch.no_grad():
+        program = torch.export.export(Logits(model), (ids, mask), dynamic_shapes=(shape, shape), strict=False)
+        ids, mask = left_padded([random_ids(1, 34), random_ids(1, 5, seed=1), random_ids(1, 13, seed=2)])
+        close(program.module()(ids, mask)[mask.bool()], model(ids, attention_mask=mask).logits[mask.bool()])
+
+
+def test_torch_export_saves_and_loads(fla_model, tmp_path):
+    ids = random_ids(2, 21)
+    with torch.no_grad():
+        program = torch.export.export(Logits(fla_model), (ids,))
+        torch.export.save(program, tmp_path / "model.pt2")
+        close(torch.export.load(tmp_path / "model.pt2").module()(ids), fla_model(ids).logits)

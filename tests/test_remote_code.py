@@ -1,0 +1,190 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Folders that carry their code, loaded in a process that cannot import retnet_hf."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small_models import close, detailed, greedy, left_padded, random_ids, small_model
+
+import retnet_hf
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetForSequenceClassification, RetNetModel
+
+
+WITHOUT_THE_PACKAGE = """
+import importlib.abc, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "retnet_hf":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+folder, out = sys.argv[1:]
+
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from safetensors.torch import save_file
+
+def load(auto_class, name, **kwargs):
+    model = auto_class.from_pretrained(f"{folder}/{name}", trust_remote_code=True, **kwargs)
+    assert type(model).__module__.startswith("transformers_modules."), type(model).__module__
+    return model.eval()
+
+ids = torch.load(f"{folder}/ids.pt")
+answers = {}
+"""
+
+
+def run(script: str, folder: Path, out: Path) -> dict[str, torch.Tensor]:
+    """Runs the script in a fresh process without the package, the network, or this process's modules."""
+    environment = os.environ | {
+        "HF_HOME": str(out / "hf_home"),
+        "HF_MODULES_CACHE": str(out / "modules"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    environment.pop("PYTHONPATH", None)
+    finish = 'save_file({k: v.contiguous() for k, v in answers.items()}, f"{out}/answers.safetensors")\n'
+    source = WITHOUT_THE_PACKAGE + script + finish
+    done = subprocess.run(
+        [sys.executable, "-c", source, str(folder), str(out)], env=environment, cwd=out, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return load_file(out / "answers.safetensors")
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """What `register_for_auto_class` does, undone afterwards."""
+    classes = {
+        RetNetConfig: "AutoConfig",
+        RetNetModel: "AutoModel",
+        RetNetForCausalLM: "AutoModelForCausalLM",
+        RetNetForSequenceClassification: "AutoModelForSequenceClassification",
+    }
+    for registered_class in classes:
+        monkeypatch.setattr(registered_class, "_auto_class", None)
+    for registered_class, auto_class in classes.items():
+        registered_class.register_for_auto_class(auto_class)
+
+
+def test_trust_remote_code(tmp_path, tmp_path_factory, tokenizer, registered):
+    """The language model, the base model and the classifier; pipelines; state, beams and drafts; saving it again."""
+    causal = small_model("torchscale", num_key_value_heads=1, tie_word_embeddings=True)
+    base, classifier = small_model(model_class=RetNetModel), small_model(model_class=RetNetForSequenceClassification)
+    for name, model in {"causal": causal, "base": base, "classifier": classifier}.items():
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    ids, mask = left_padded([random_ids(1, 21), random_ids(1, 6, seed=1)])
+    torch.save(ids, tmp_path / "ids.pt")
+
+    answers = run(
+        """
+model = load(AutoModelForCausalLM, "causal")
+mask = (ids != 0).long()
+with torch.no_grad():
+    answers["logits"] = model(ids, attention_mask=mask).logits
+answers["log_decay"] = model.model.decay.log_decay
+answers["greedy"] = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False)
+answers["beams"] = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False, num_beams=3)
+answers["draft"] = model.generate(ids[:1], max_new_tokens=20, do_sample=False, prompt_lookup_num_tokens=2)
+first = model.generate(ids[:1], max_new_tokens=5, do_sample=False, return_dict_in_generate=True)
+answers["continued"] = model.generate(
+    first.sequences, past_key_values=first.past_key_values, max_new_tokens=15, do_sample=False
+)
+model(ids, labels=ids).loss.backward()
+answers["gradient"] = model.model.layers[0].retention.q_proj.weight.grad
+
+answers["bfloat16"] = load(AutoModelForCausalLM, "causal", dtype=torch.bfloat16, device_map="auto").model.decay.log_decay
+with torch.no_grad():
+    answers["base"] = load(AutoModel, "base")(ids).last_hidden_state
+    answers["classifier"] = load(AutoModelForSequenceClassification, "classifier")(ids, attention_mask=mask).logits
+
+generator = pipeline("text-generation", model=f"{folder}/causal", trust_remote_code=True)
+texts = ["w5 w6 w7", "w8 w9 w10 w11 w12"]
+batch = generator(texts, batch_size=2, max_new_tokens=6, do_sample=False)
+assert batch == [generator(text, max_new_tokens=6, do_sample=False) for text in texts]
+[tokens] = generator(texts[1], max_new_tokens=6, do_sample=False, return_tensors=True)
+answers["pipeline"] = torch.tensor(tokens["generated_token_ids"])
+labels = pipeline("text-classification", model=f"{folder}/classifier", trust_remote_code=True)(texts, batch_size=2)
+assert {label["label"] for label in labels} <= {"LABEL_0", "LABEL_1"}
+features = pipeline("feature-extraction", model=f"{folder}/base", trust_remote_code=True)(["w5 w6"] * 2, batch_size=2)
+assert features[0] == features[1] and len(features[0][0]) == 2
+
+model.save_pretrained(f"{out}/again")
+AutoTokenizer.from_pretrained(f"{folder}/causal").save_pretrained(f"{out}/again")
+import pathlib
+assert pathlib.Path(f"{out}/again/modeling_retnet.py").is_file()
+again = AutoModelForCausalLM.from_pretrained(f"{out}/again", trust_remote_code=True)
+with torch.no_grad():
+    answers["again"] = again.eval()(ids, attention_mask=mask).logits
+""",
+        tmp_path,
+        tmp_path_factory.mktemp("out"),
+    )
+    with torch.no_grad():
+        expected = causal(ids, attention_mask=mask).logits
+        for name in ("logits", "again"):
+            close(answers[name][mask.bool()], expected[mask.bool()])
+        close(answers["base"], base(ids).last_hidden_state)
+        close(answers["classifier"], classifier(ids, attention_mask=mask).logits)
+    assert answers["log_decay"].equal(causal.model.decay.log_decay)
+    assert answers["bfloat16"].equal(causal.model.decay.log_decay)
+    assert answers["greedy"].equal(greedy(causal, ids, 20, attention_mask=mask))
+    assert answers["beams"].equal(greedy(causal, ids, 20, attention_mask=mask, num_beams=3))
+    assert answers["draft"].equal(greedy(causal, ids[:1], 20))
+    assert answers["continued"].equal(greedy(causal, ids[:1], 20))
+    assert answers["pipeline"].equal(greedy(causal, torch.tensor([[8, 9, 10, 11, 12]]), 6)[0])
+    causal(ids, labels=ids).loss.backward()
+    close(answers["gradient"], causal.model.layers[0].retention.q_proj.weight.grad)
+
+
+def test_trust_remote_code_folder_holds_all_of_its_code(tmp_path, registered):
+    """Every file that the model imports lies in the folder, and the configuration says which class is where."""
+    small_model().save_pretrained(tmp_path)
+    auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    assert auto_map == {
+        "AutoConfig": "configuration_retnet.RetNetConfig",
+        "AutoModelForCausalLM": "modeling_retnet.RetNetForCausalLM",
+    }
+    home = Path(retnet_hf.__file__).parent
+    copied = {path.name for path in tmp_path.glob("*.py")}
+    assert {"configuration_retnet.py", "modeling_retnet.py", "retention.py", "retention_state.py"} <= copied
+    for name in copied:
+        text = (tmp_path / name).read_text()
+        assert text == (home / name).read_text()
+        imported = [line for line in text.splitlines() if line.lstrip().startswith(("import ", "from "))]
+        assert not any("retnet_hf" in line for line in imported if "# registers" not in line), imported
+
+
+def test_trust_remote_code_is_not_needed_where_the_package_is(tmp_path, registered):
+    """A folder with code in it is an ordinary one to whoever has the package: nothing of it is run."""
+    from transformers import AutoModelForCausalLM
+
+    model = small_model()
+    model.save_pretrained(tmp_path)
+    (tmp_path / "modeling_retnet.py").write_text("raise RuntimeError('code of a folder was run')\n")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is RetNetForCausalLM
+    assert loaded(random_ids(1, 5)).logits.equal(model(random_ids(1, 5)).logits)
+
+
+def test_folders_carry_no_code_unasked(tmp_path):
+    small_model().save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.py"))
+    assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
+
+
+def test_continuing_a_state_of_another_process(fla_model):
+    """A state that generate() returned belongs to whatever model has the same weights."""
+    first = detailed(fla_model, random_ids(1, 7), 5)
+    twin = small_model("fla")
+    continued = greedy(twin, first.sequences, 10, past_key_values=first.past_key_values)
+    assert continued.equal(greedy(fla_model, random_ids(1, 7), 15))

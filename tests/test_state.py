@@ -1,0 +1,375 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RetNetState in the hands of users: continued, forked, reset, reordered, counted."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from small_models import close, detailed, greedy, left_padded, memory, random_ids, same_state, small_model
+from transformers import DynamicCache, StaticCache
+
+from retnet_hf import RetNetModel, RetNetState
+from retnet_hf.retention_state import RetNetStateLayer
+
+
+ONES = torch.ones(2, 64, dtype=torch.int64)
+
+
+def prefix_state(model, ids, **kwargs):
+    with torch.no_grad():
+        return model(ids, use_cache=True, **kwargs).past_key_values
+
+
+@pytest.mark.parametrize("mask_given", [True, False])
+def test_continue_generate_full_ids(model, mask_given):
+    ids = random_ids(2, 9)
+    expected = greedy(model, ids, 30)
+    first = detailed(model, ids, 10)
+    kwargs = {"attention_mask": ONES[:, :19]} if mask_given else {}
+    continued = greedy(model, first.sequences, 20, past_key_values=first.past_key_values, **kwargs)
+    assert continued.equal(expected)
+
+
+def test_continue_generate_full_ids_left_padded(model):
+    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
+    expected = greedy(model, ids, 30, attention_mask=mask)
+    first = detailed(model, ids, 10, attention_mask=mask)
+    mask = torch.cat([mask, ONES[:, :10]], dim=1)
+    state = first.past_key_values
+    assert greedy(model, first.sequences, 20, attention_mask=mask, past_key_values=state).equal(expected)
+
+
+def test_continue_generate_full_ids_from_a_forward(model):
+    """The prompt's state comes from a forward, so that all of the ids were read but not all of them are new."""
+    ids = random_ids(2, 9)
+    continued = greedy(model, ids, 20, past_key_values=prefix_state(model, ids[:, :8]))
+    assert continued.equal(greedy(model, ids, 20))
+
+
+def test_continue_generate_new_ids(model):
+    ids = random_ids(2, 9)
+    expected = greedy(model, ids, 30)
+    first = detailed(model, ids, 10)
+    new = first.sequences[:, -1:]
+    continued = greedy(model, new, 20, attention_mask=ONES[:, :19], past_key_values=first.past_key_values)
+    assert continued[:, 1:].equal(expected[:, 19:])
+
+
+def test_continue_generate_new_ids_left_padded(model):
+    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
+    expected = greedy(model, ids, 30, attention_mask=mask)
+    first = detailed(model, ids, 10, attention_mask=mask)
+    mask = torch.cat([mask, ONES[:, :10]], dim=1)
+    continued = greedy(model, first.sequences[:, -1:], 20, attention_mask=mask, past_key_values=first.past_key_values)
+    assert continued[:, 1:].equal(expected[:, 19:])
+
+
+@pytest.mark.parametrize("new_tokens", [1, 3])
+def test_continue_generate_new_ids_without_a_mask(model, new_tokens):
+    """Without a mask, ids that are no longer than what was read are new ones."""
+    ids = random_ids(2, 9)
+    expected = greedy(model, ids, 20)
+    state = prefix_state(model, ids[:, : 9 - new_tokens])
+    assert greedy(model, ids[:, 9 - new_tokens :], 20, past_key_values=state)[:, new_tokens:].equal(expected[:, 9:])
+
+
+@pytest.mark.parametrize("full_ids", [True, False])
+def test_continue_with_a_new_turn(model, full_ids):
+    ids, turn = random_ids(2, 9), random_ids(2, 5, seed=1)
+    first = detailed(model, ids, 10)
+    text = torch.cat([first.sequences, turn], dim=1)
+    expected = greedy(model, text, 20)
+    given = text if full_ids else torch.cat([first.sequences[:, -1:], turn], dim=1)
+    continued = greedy(model, given, 20, attention_mask=ONES[:, :24], past_key_values=first.past_key_values)
+    assert continued[:, -20:].equal(expected[:, -20:])
+
+
+def test_continue_with_a_new_turn_left_padded(model):
+    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
+    first = detailed(model, ids, 10, attention_mask=mask)
+    text = torch.cat([first.sequences, random_ids(2, 5, seed=2)], dim=1)
+    mask = torch.cat([mask, ONES[:, :15]], dim=1)
+    expected = greedy(model, text, 20, attention_mask=mask)
+    assert greedy(model, text, 20, attention_mask=mask, past_key_values=first.past_key_values).equal(expected)
+
+
+def test_continue_with_a_new_turn_in_beams_and_samples(model):
+    """One row's state serves several beams or samples: generate() leaves the repeating to us."""
+    ids = random_ids(1, 9)
+    for kwargs in ({"num_beams": 3, "do_sample": False}, {"num_return_sequences": 3, "do_sample": True}):
+        state = prefix_state(model, ids[:, :8])
+        state.batch_repeat_interleave(3)
+        torch.manual_seed(1)
+        continued = model.generate(ids, max_new_tokens=12, past_key_values=state, **kwargs)
+        torch.manual_seed(1)
+        assert continued.equal(model.generate(ids, max_new_tokens=12, **kwargs))
+
+
+@pytest.mark.parametrize("make", [lambda config: DynamicCache(config=config), lambda config: DynamicCache()])
+def test_user_made_dynamic_cache(model, make):
+    ids = random_ids(2, 9)
+    expected = greedy(model, ids, 20)
+    assert greedy(model, ids, 20, past_key_values=make(model.config)).equal(expected)
+
+    cache = make(model.config)
+    with torch.no_grad():
+        logits = [model(ids[:, :4], past_key_values=cache, use_cache=True).logits]
+        logits += [model(piece, past_key_values=cache).logits for piece in ids[:, 4:].split(1, dim=1)]
+        at_once = model(ids)
+    close(torch.cat(logits, dim=1), at_once.logits)
+    assert cache.get_seq_length() == 9
+    same_state(cache, at_once.past_key_values)
+
+
+def test_user_made_dynamic_cache_continues(model):
+    ids = random_ids(2, 9)
+    cache = DynamicCache(config=model.config)
+    first = greedy(model, ids, 10, past_key_values=cache)
+    assert cache.get_seq_length() == 18
+    assert greedy(model, first, 20, past_key_values=cache).equal(greedy(model, ids, 30))
+
+
+def test_user_made_dynamic_cache_is_an_ordinary_one(model):
+    """What users do with a cache: fork it, reorder it, repeat it, reset it."""
+    cache = DynamicCache(config=model.config)
+    ids = random_ids(2, 9)
+    prefix_state(model, ids, past_key_values=cache)
+    fork = copy.deepcopy(cache)
+    fork.reorder_cache(torch.tensor([1, 0]))
+    fork.batch_repeat_interleave(2)
+    same_state(fork, prefix_state(model, ids[[1, 1, 0, 0]]))
+    same_state(cache, prefix_state(model, ids))
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    same_state(prefix_state(model, ids, past_key_values=cache), prefix_state(model, ids))
+
+
+def test_user_made_static_cache(model):
+    ids = random_ids(2, 9)
+    cache = StaticCache(config=model.config, max_cache_len=64)
+    assert greedy(model, ids, 20, past_key_values=cache, disable_compile=True).equal(greedy(model, ids, 20))
+
+
+def test_user_made_state(model):
+    ids = random_ids(2, 9)
+    state = RetNetState(model.config)
+    assert greedy(model, ids, 20, past_key_values=state).equal(greedy(model, ids, 20))
+    assert state.get_seq_length() == 28
+
+
+def test_fork_the_state(model):
+    ids = random_ids(2, 9)
+    one, other = random_ids(2, 12, seed=1), random_ids(2, 12, seed=2)
+    state = prefix_state(model, ids)
+    for forked in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+        with torch.no_grad():
+            # token by token, in turns: a step updates its state in place
+            both = [
+                (model(a, past_key_values=state).logits, model(b, past_key_values=forked).logits)
+                for a, b in zip(one.split(1, dim=1), other.split(1, dim=1))
+            ]
+            close(torch.cat([a for a, _ in both], 1), model(torch.cat([ids, one], 1)).logits[:, 9:])
+            close(torch.cat([b for _, b in both], 1), model(torch.cat([ids, other], 1)).logits[:, 9:])
+        state = prefix_state(model, ids)
+
+
+def test_fork_the_state_with_a_gradient(model):
+    """A state through which gradients flow can be copied too; the copy is cut off from the graph."""
+    ids = random_ids(2, 9)
+    state = model(ids, use_cache=True).past_key_values
+    fork = copy.deepcopy(state)
+    assert not any(layer.recurrent_state.requires_grad for layer in fork.layers)
+    same_state(fork, prefix_state(model, ids))
+
+
+def test_fork_the_state_of_generate(model):
+    """The state that generate() returns, forked under no_grad and outside of it."""
+    first = detailed(model, random_ids(2, 9), 10)
+    expected = greedy(model, first.sequences, 20)
+    for _ in range(2):
+        fork = copy.deepcopy(first.past_key_values)
+        assert greedy(model, first.sequences, 20, past_key_values=fork).equal(expected)
+    logits = model(first.sequences[:, -1:], past_key_values=first.past_key_values).logits  # gradients are recorded
+    close(logits[:, -1], model(first.sequences).logits[:, -1])
+
+
+def test_fork_the_state_of_inference_mode(model):
+    ids = random_ids(2, 9)
+    with torch.inference_mode():
+        state = model(ids[:, :4]).past_key_values
+        model(ids[:, 4:5], past_key_values=state)
+    fork = copy.deepcopy(state)
+    for one in (state, fork):
+        close(model(ids[:, 5:], past_key_values=one, use_cache=True).logits, model(ids).logits[:, 5:])
+        with torch.no_grad():
+            close(model(ids[:, :2], past_key_values=one).logits, model(ids[:, [*range(9), 0, 1]]).logits[:, 9:])
+
+
+def test_reset_the_state(model):
+    state = detailed(model, random_ids(2, 9), 10).past_key_values
+    state.reset()
+    assert state.get_seq_length() == 0
+    ids = random_ids(2, 11, seed=1)
+    assert greedy(model, ids, 20, past_key_values=state).equal(greedy(model, ids, 20))
+    assert state.get_seq_length() == 30
+
+    state.reset()
+    padded, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
+    same_state(
+        prefix_state(model, padded, attention_mask=mask, past_key_values=state),
+        prefix_state(model, padded, attention_mask=mask),
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_reset_the_state_then_another_batch_size(model, batch):
+    """As good as new: also for a batch of another size."""
+    state = prefix_state(model, random_ids(2, 9))
+    state.reset()
+    ids = random_ids(batch, 7)
+    same_state(prefix_state(model, ids, past_key_values=state), prefix_state(model, ids))
+    state.reset()
+    assert greedy(model, ids, 10, past_key_values=state).equal(greedy(model, ids, 10))
+
+
+def test_reset_the_state_with_a_gradient(model):
+    state = model(random_ids(2, 9), use_cache=True).past_key_values
+    state.reset()
+    out = model(random_ids(2, 7, seed=1), past_key_values=state, use_cache=True)
+    close(out.logits, model(random_ids(2, 7, seed=1)).logits)
+
+
+def test_reorder_the_state(model):
+    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1), random_ids(1, 6, seed=2)])
+    for index in (torch.tensor([2, 0, 1]), torch.tensor([1, 1, 0])):
+        state = prefix_state(model, ids, attention_mask=mask)
+        state.reorder_cache(index)
+        same_state(state, prefix_state(model, ids[index], attention_mask=mask[index]))
+        following = random_ids(3, 4, seed=5)
+        with torch.no_grad():
+            expected = model(
+                torch.cat([ids[index], following], 1), attention_mask=torch.cat([mask[index], torch.ones(3, 4)], 1)
+            )
+            close(model(following, past_key_values=state).logits, expected.logits[:, -4:])
+
+
+def test_batch_repeat_the_state(model):
+    ids, mask = left_padded([random_ids(1, 9), random_ids(1, 4, seed=1)])
+    state = prefix_state(model, ids, attention_mask=mask)
+    state.batch_repeat_interleave(3)
+    rows = torch.tensor([0, 0, 0, 1, 1, 1])
+    same_state(state, prefix_state(model, ids[rows], attention_mask=mask[rows]))
+    state.batch_select_indices(torch.tensor([4, 0]))
+    same_state(state, prefix_state(model, ids[[1, 0]], attention_mask=mask[[1, 0]]))
+    state.batch_select_indices(torch.tensor([False, True]))
+    same_state(state, prefix_state(model, ids[:1], attention_mask=mask[:1]))
+
+    following = random_ids(1, 4, seed=5)
+    with torch.no_grad():
+        expected = model(torch.cat([ids[:1], following], 1), attention_mask=torch.cat([mask[:1], torch.ones(1, 4)], 1))
+        close(model(following, past_key_values=state).logits, expected.logits[:, -4:])
+
+
+def test_batch_repeat_the_state_many_samples(model):
+    """One prefix, many samples: rows that were one go their own ways."""
+    ids = random_ids(1, 9)
+    state = prefix_state(model, ids)
+    state.batch_repeat_interleave(4)
+    following = random_ids(4, 6, seed=3)
+    with torch.no_grad():
+        logits = torch.cat([model(t, past_key_values=state).logits for t in following.split(1, dim=1)], 1)
+        close(logits, model(torch.cat([ids.expand(4, 9), following], 1)).logits[:, 9:])
+
+
+def test_state_knows_its_length(model):
+    state = RetNetState(model.config)
+    assert state.get_seq_length() == 0
+    ids = random_ids(2, 9)
+    assert prefix_state(model, ids, past_key_values=state) is state
+    assert state.get_seq_length() == 9
+    assert [state.get_seq_length(layer) for layer in range(2)] == [9, 9]
+    prefix_state(model, ids[:, :1], past_key_values=state)
+    assert state.get_seq_length() == 10
+    prefix_state(model, ids[:, :5], past_key_values=state, attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1] * 5]))
+    assert int(state.get_seq_length()) == 15
+    assert detailed(model, ids, 10).past_key_values.get_seq_length() == 18
+    assert len(state) == len(state.layers) == 2
+
+
+def test_state_knows_its_length_in_the_model_without_head(model):
+    base = model.model
+    state = base(random_ids(2, 9)).past_key_values
+    assert isinstance(base, RetNetModel)
+    assert isinstance(state, RetNetState)
+    assert state.get_seq_length() == 9
+    assert state.batch_size == 2
+
+
+def test_use_cache_false_returns_no_state(model):
+    ids = random_ids(2, 9)
+    assert isinstance(model(ids, use_cache=True).past_key_values, RetNetState)
+    assert model(ids, use_cache=False).past_key_values is None
+    assert model.model(ids, use_cache=False).past_key_values is None
+    assert len(model(ids, use_cache=False, return_dict=False)) == 1
+    silent = small_model(use_cache=False)
+    assert silent(ids).past_key_values is None
+    assert isinstance(silent(ids, use_cache=True).past_key_values, RetNetState)
+
+
+def test_use_cache_default_is_the_configuration_s(model):
+    assert model.config.use_cache
+    assert isinstance(model(random_ids(1, 3)).past_key_values, RetNetState)
+    assert isinstance(model.model(random_ids(1, 3)).past_key_values, RetNetState)
+
+
+def test_the_state_stays_where_it_is(model):
+    """Decoding allocates nothing that lasts: the tensors of the state keep their addresses."""
+    state = prefix_state(model, random_ids(2, 9))
+    before = [layer.recurrent_state.data_ptr() for layer in state.layers]
+    for n in range(5):
+        prefix_state(model, random_ids(2, 1, seed=n), past_key_values=state)
+    assert [layer.recurrent_state.data_ptr() for layer in state.layers] == before
+    state.reset()
+    prefix_state(model, random_ids(2, 9), past_key_values=state)
+    assert [layer.recurrent_state.data_ptr() for layer in state.layers] == before
+
+
+def test_the_record_of_the_past_costs_what_was_recorded(model):
+    """Recording for assisted decoding keeps one state and the tokens since the last crop, not more."""
+    state = RetNetState(model.config)
+    state.activate_past_recording()
+    sizes = []
+    for n in range(6):
+        prefix_state(model, random_ids(1, 4, seed=n), past_key_values=state)
+        state.crop(-1)
+        sizes.append(memory(state))
+    assert len(set(sizes)) == 1
+    assert state.get_seq_length() == 18
+    assert all(isinstance(layer, RetNetStateLayer) for layer in state.layers)
+
+
+@pytest.mark.parametrize("removed", [0, 1, 3, 4, 11])
+def test_crop_is_as_if_never_read(model, removed):
+    ids = random_ids(2, 20)
+    state = prefix_state(model, ids[:, :9])
+    state.activate_past_recording()
+    for piece in ids[:, 9:].split([1, 6, 1, 3], dim=1):
+        prefix_state(model, piece, past_key_values=state)
+    state.crop(-removed)
+    same_state(state, prefix_state(model, ids[:, : 20 - removed]))
+    assert state.get_seq_length() == 20 - removed
+    with torch.no_grad():
+        logits = model(random_ids(2, 3, seed=1), past_key_values=state).logits
+        close(logits, model(torch.cat([ids[:, : 20 - removed], random_ids(2, 3, seed=1)], 1)).logits[:, -3:])
+
+
+def test_crop_of_what_was_not_recorded_is_refused(model):
+    state = prefix_state(model, random_ids(2, 9))
+    with pytest.raises(RuntimeError, match="record"):
+        state.crop(-1)
+    state.activate_past_recording()
+    prefix_state(model, random_ids(2, 3), past_key_values=state)
+    with pytest.raises(RuntimeError, match="3 tokens"):
+        state.crop(-4)
