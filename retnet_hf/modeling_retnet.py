@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
-from transformers.generation import GenerationMixin
+from transformers.generation import GenerationMixin, GenerationMode
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
     GenericForSequenceClassification,
@@ -547,7 +547,9 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
         )
 
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict, *args, **kwargs) -> None:
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs: dict, generation_mode: GenerationMode, *args, **kwargs
+    ) -> None:
         """Lets transformers check the request, then puts a `RetNetState` in the place of the cache that it made."""
         implementation = generation_config.cache_implementation
         if implementation == "quantized":
@@ -556,7 +558,12 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
                 "a retention state is constant in size and accumulates, so it is kept in full precision."
             )
         given = model_kwargs.get("past_key_values")
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        if generation_mode == GenerationMode.ASSISTED_GENERATION and RetNetState.length_of(given):
+            raise ValueError(
+                "past_key_values must be empty or absent for assisted decoding, in which transformers reads the whole prompt "
+                f"again; the state given has read {RetNetState.length_of(given)} tokens."
+            )
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
         cache = model_kwargs.get("past_key_values")
         if given is not None:
             install_retention_layers(given, self.config)

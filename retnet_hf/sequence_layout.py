@@ -45,6 +45,11 @@ def sequence_layout(
         ValueError: for a mask or positions of another shape.
     """
     batch, length = shape
+    if length == 0:
+        raise ValueError(
+            "there must be at least one new token. generate() takes ids as long as their attention_mask for the whole text: "
+            "where a state is given and only new ids, the mask needs columns for what the state has read."
+        )
     mask = _mask(shape, attention_mask, past_length)
     start = torch.zeros(1, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
     start = start[:, None]  # (B|1, 1)

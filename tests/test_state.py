@@ -75,6 +75,23 @@ def test_continue_generate_new_ids_without_a_mask(model, new_tokens):
     assert greedy(model, ids[:, 9 - new_tokens :], 20, past_key_values=state)[:, new_tokens:].equal(expected[:, 9:])
 
 
+def test_continue_generate_new_ids_with_a_mask_of_the_new_alone_is_refused(model):
+    """transformers takes ids as long as their mask for the whole text, and would feed nothing."""
+    ids = random_ids(2, 9)
+    with pytest.raises(ValueError, match="attention_mask"):
+        greedy(model, ids[:, 6:], 5, attention_mask=ONES[:, :3], past_key_values=prefix_state(model, ids[:, :6]))
+
+
+def test_continue_generate_with_drafts_is_refused(model):
+    """transformers' assisted decoding reads the whole prompt into any cache it is given: an error, not wrong tokens."""
+    ids = random_ids(1, 9)
+    with pytest.raises(ValueError, match="assisted decoding"):
+        greedy(model, ids, 5, prompt_lookup_num_tokens=2, past_key_values=prefix_state(model, ids[:, :8]))
+    for cache in (RetNetState(model.config), DynamicCache(config=model.config)):
+        drafted = greedy(model, ids, 20, assistant_model=small_model(seed=1), past_key_values=cache)
+        assert drafted.equal(greedy(model, ids, 20))
+
+
 @pytest.mark.parametrize("full_ids", [True, False])
 def test_continue_with_a_new_turn(model, full_ids):
     ids, turn = random_ids(2, 9), random_ids(2, 5, seed=1)
@@ -288,10 +305,12 @@ def test_state_knows_its_length(model):
     assert state.get_seq_length() == 0
     ids = random_ids(2, 9)
     assert prefix_state(model, ids, past_key_values=state) is state
-    assert state.get_seq_length() == 9
+    nine = state.get_seq_length()
+    assert int(nine) == state.get_seq_length() == 9
     assert [state.get_seq_length(layer) for layer in range(2)] == [9, 9]
     prefix_state(model, ids[:, :1], past_key_values=state)
     assert state.get_seq_length() == 10
+    assert nine == 9  # what was returned before does not change
     prefix_state(model, ids[:, :5], past_key_values=state, attention_mask=torch.tensor([[0, 1, 1, 1, 1], [1] * 5]))
     assert int(state.get_seq_length()) == 15
     assert detailed(model, ids, 10).past_key_values.get_seq_length() == 18
@@ -322,6 +341,41 @@ def test_use_cache_default_is_the_configuration_s(model):
     assert model.config.use_cache
     assert isinstance(model(random_ids(1, 3)).past_key_values, RetNetState)
     assert isinstance(model.model(random_ids(1, 3)).past_key_values, RetNetState)
+
+
+MODES = (torch.no_grad, torch.enable_grad, torch.inference_mode)
+
+
+@pytest.mark.parametrize("later", MODES)
+@pytest.mark.parametrize("first", MODES)
+def test_the_state_passes_between_modes_of_autograd(model, first, later):
+    """Written under one, read and written under another."""
+    ids = random_ids(2, 20)
+    with first():
+        state = model(ids[:, :6], use_cache=True).past_key_values
+        model(ids[:, 6:7], past_key_values=state)
+    with later():
+        logits = [model(ids[:, 7:12], past_key_values=state).logits, model(ids[:, 12:13], past_key_values=state).logits]
+    with first():
+        logits.append(model(ids[:, 13:], past_key_values=state).logits)
+    with torch.no_grad():
+        close(torch.cat([piece.detach().clone() for piece in logits], 1), model(ids).logits[:, 7:])
+    assert state.get_seq_length() == 20
+    state.reset()
+    with later():
+        close(model(ids[:1], past_key_values=state).logits, model(ids[:1]).logits)
+
+
+def test_gradients_flow_through_the_state_after_it_was_read_without(model):
+    """A call without gradients does not spoil the graph of the calls before it."""
+    ids = random_ids(2, 12)
+    out = model(ids[:, :6], use_cache=True)
+    with torch.no_grad():
+        model(ids[:, 6:7], past_key_values=out.past_key_values)
+    model.zero_grad()
+    out.logits.sum().backward()
+    assert model.lm_head.weight.grad.isfinite().all()
+    model.zero_grad()
 
 
 def test_the_state_stays_where_it_is(model):

@@ -1,0 +1,437 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The `retnet-hf` command: train, generate, demo.
+
+Everything that needs PyTorch is imported inside the commands, and every mistake of a user ends in one line and an exit code:
+2 for input that cannot be used, 130 for Ctrl-C, 1 where the machine fails.
+"""
+
+import functools
+import io
+import itertools
+import logging
+import os
+import shlex
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .errors import InputError, Interrupted, first_line
+from .text_corpus import SAMPLE_TEXT, read_documents
+from .version import __version__
+
+
+if TYPE_CHECKING:
+    from .text_training import TrainingRun
+
+# typer has carried its own copy of click since 0.2x: this is the one whose errors it raises.
+UsageError = typer.BadParameter.__base__
+
+app = typer.Typer(
+    name="retnet-hf",
+    help="Retentive networks: train them like a transformer, let them write like an RNN.\n\n"
+    "Start with [bold]retnet-hf demo[/bold], which does both within minutes.",
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Form(str, Enum):
+    """Forms of retention that make sense for training."""
+
+    auto = "auto"
+    parallel = "parallel"
+    chunkwise = "chunkwise"
+
+
+run_option, model_option, data_option, training_option, sampling_option = (
+    functools.partial(typer.Option, rich_help_panel=panel) for panel in ("Run", "Model", "Text", "Training", "Sampling")
+)
+Threads = Annotated[
+    int | None, run_option(min=1, help="CPU threads. Absent: one or all, whichever a short trial shows faster.")
+]
+Overwrite = Annotated[bool, run_option("--overwrite", help="Replace the model in OUTPUT once the new one is finished.")]
+
+
+@app.callback(invoke_without_command=True)
+def options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def train(
+    texts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TEXT...",
+            help="Text files, folders (searched for .txt, .md and .jsonl), .jsonl files with one document a line, "
+            "or the name of a data set on the Hugging Face Hub.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
+    ] = Path("retnet-model"),
+    resume: Annotated[
+        bool,
+        run_option(
+            "--resume", help="Continue an interrupted run, to the same weights bit for bit, or a finished one for longer."
+        ),
+    ] = False,
+    overwrite: Overwrite = False,
+    seed: Annotated[int, run_option(min=0, help="Of weights, order of the text, and samples.")] = 0,
+    threads: Threads = None,
+    preset: Annotated[
+        str | None,
+        model_option(help="Size: tiny, mini, small, base, 1.3B, 2.7B, 6.7B, torchscale-base…", show_default="tiny"),
+    ] = None,
+    config: Annotated[
+        Path | None, model_option(help="JSON file with fields of RetNetConfig, in the place of a preset.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, model_option(help="Folder or Hub name of a tokenizer. Absent: a byte-level BPE is trained on the text.")
+    ] = None,
+    vocab_size: Annotated[int, model_option(min=258, help="Most tokens of a tokenizer that is trained.")] = 8192,
+    field: Annotated[str, data_option(help="Where the text is in a .jsonl line or a row of a data set.")] = "text",
+    split: Annotated[str, data_option(help="Part of a data set.")] = "train",
+    subset: Annotated[str | None, data_option(help="Configuration of a data set.")] = None,
+    eval_fraction: Annotated[
+        float, data_option(min=0.001, max=0.5, help="Share of the text held out for evaluation.")
+    ] = 0.05,
+    block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 256,
+    steps: Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")] = None,
+    epochs: Annotated[float | None, training_option(min=0.001, help="Times through the text.", show_default="3")] = None,
+    minutes: Annotated[
+        float | None, training_option(min=0.001, help="Train no longer than this; the learning rate decays by then.")
+    ] = None,
+    batch_size: Annotated[int, training_option(min=1, help="Sequences in a step.")] = 8,
+    lr: Annotated[float, training_option(min=0.0, help="Highest learning rate.")] = 1e-3,
+    weight_decay: Annotated[float, training_option(min=0.0, help="Of AdamW.")] = 0.1,
+    form: Annotated[
+        Form, training_option(help="Form of retention. They compute the same; chunkwise is linear in the block size.")
+    ] = Form.auto,
+    eval_every: Annotated[
+        int | None,
+        training_option(
+            min=1, help="Steps between evaluations, each with a sample and a checkpoint. Absent: a tenth of all."
+        ),
+    ] = None,
+) -> None:
+    """Train a RetNet on text, into a folder that transformers loads.
+
+    [bold]Examples[/bold]
+
+    retnet-hf train book.txt --minutes 5
+
+    retnet-hf train notes/ letters.jsonl --field body --preset mini --output my-model
+
+    retnet-hf train Salesforce/wikitext --subset wikitext-2-raw-v1 --tokenizer gpt2 --preset small --epochs 1
+
+    retnet-hf train book.txt --resume      (after Ctrl-C, a crash or a power cut)
+
+    Ctrl-C saves a checkpoint and stops; a second one stops at once.
+    The folder holds model, tokenizer, loss curve and model card.
+    """
+    from .training_folder import TrainingFolder
+
+    folder = TrainingFolder(output)
+    folder.claim(resume, overwrite)
+    if preset is not None and config is not None:
+        raise InputError("--preset and --config exclude each other")
+    quiet()
+    from .text_training import Recipe, prepare, read_config
+
+    recipe = Recipe(
+        preset=preset or (None if config else "tiny"),
+        config=None if config is None else read_config(config),
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        eval_fraction=eval_fraction,
+        block_size=block_size,
+        batch_size=batch_size,
+        lr=lr,
+        weight_decay=weight_decay,
+        form=form.value,
+        seed=seed,
+    )
+    console = Console(highlight=False)
+    with console.status("reading the text, preparing tokenizer and model"):
+        documents = read_documents(texts, field, split, subset)
+        run = prepare(
+            texts, documents, folder, recipe,
+            steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume,
+        )  # fmt: skip
+    if run.finished:
+        done = f"{folder.output} is trained to step {run.steps_done:,} already; more --steps or --epochs would go on"
+        console.print(done, markup=False, soft_wrap=True)
+        return
+    try:
+        run_training(run, console)
+    except Interrupted as error:
+        message = f"{error}, which is saved: the same command with --resume continues from there"
+        raise Interrupted(message, error.signal_number) from None
+    invite(output, run.prompt, console)
+
+
+def run_training(run: "TrainingRun", console: Console) -> None:
+    """Trains, and shows how it goes."""
+    from .training_progress import RichProgress
+
+    console.print(
+        f"{run.model.num_parameters():,} parameters, vocabulary {len(run.tokenizer):,}; "
+        f"{run.training.blocks.numel():,} tokens to train on, {run.evaluation.blocks.numel():,} held out; "
+        f"{run.threads} CPU thread{'s' * (run.threads > 1)}",
+        soft_wrap=True,
+    )
+    if run.checkpoint is not None:
+        console.print(f"continuing after step {run.steps_done:,}")
+    start, progress = time.monotonic(), RichProgress(console, run)
+    try:
+        run.train([progress])
+    finally:
+        progress.progress.stop()
+    before, after = run.perplexities[0], run.perplexities[-1]
+    console.print(
+        f"perplexity on held-out text: {before:,.1f} before training, [bold green]{after:,.2f}[/bold green] after, "
+        f"{before / after:,.1f} times lower, in {time.monotonic() - start:.0f} s",
+        soft_wrap=True,
+    )
+    console.print(f"saved: {run.folder.output}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def generate(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.", show_default=False),
+    ],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="Text to continue. Absent, or -: read from stdin.", show_default=False),
+    ] = None,
+    max_new_tokens: Annotated[int, sampling_option("--max-new-tokens", "-n", min=1, help="Tokens to write at most.")] = 200,
+    temperature: Annotated[
+        float, sampling_option(min=0.0, help="Below 1 tamer, above 1 wilder; 0 always takes the most probable token.")
+    ] = 0.8,
+    top_p: Annotated[
+        float, sampling_option(min=0.001, max=1.0, help="Draw from the most probable tokens that make up this much.")
+    ] = 0.95,
+    top_k: Annotated[int, sampling_option(min=0, help="Draw from so many most probable tokens; 0: from all.")] = 0,
+    repetition_penalty: Annotated[
+        float, sampling_option(min=0.01, help="Above 1, tokens that were there become less probable.")
+    ] = 1.0,
+    seed: Annotated[int | None, sampling_option(min=0, help="The same seed draws the same text.")] = None,
+    echo: Annotated[bool, run_option(help="Print the prompt before its continuation.")] = True,
+    threads: Threads = None,
+) -> None:
+    """Continue a text, token by token, in constant memory.
+
+    The text goes to stdout as it is written, and nothing else does;
+    speed and size of the state go to stderr.
+
+    [bold]Examples[/bold]
+
+    retnet-hf generate my-model "In the beginning"
+
+    retnet-hf generate my-model "And he said" -n 1000 --temperature 1 --seed 7
+
+    cat chapter.txt | retnet-hf generate my-model --no-echo > next-chapter.txt
+    """
+    text = read_prompt(prompt)
+    quiet()
+    import torch
+
+    from .cpu_threads import cpu_threads, fastest_threads
+    from .text_generation import Sampling, continue_text, load_model, sample
+
+    with Console(stderr=True).status("loading the model"):
+        network, tokenizer = load_model(model)
+        if threads is None:
+            threads = fastest_threads(network, lambda: sample(network, tokenizer, "", Sampling(max_new_tokens=4), 0))
+    if seed is not None:
+        torch.manual_seed(seed)
+    if echo:
+        emit(text)
+    sampling = Sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
+    with cpu_threads(threads):
+        written = continue_text(network, tokenizer, text, sampling, emit)
+    emit("\n")
+    state = getattr(written.state, "nbytes", None)
+    size = "" if state is None else f"; the state takes {state:,} bytes, whatever the length"
+    print(f"{written.new_tokens} tokens, {written.tokens_per_second:,.1f} tokens/s{size}", file=sys.stderr)
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        Path | None,
+        run_option("--output", "-o", help="Folder of the model. Absent: retnet-demo, or the next free retnet-demo-2, …"),
+    ] = None,
+    text: Annotated[
+        str | None, data_option(help="Train on this text file in the place of the one that comes with the package.")
+    ] = None,
+    minutes: Annotated[float, training_option(min=0.01, max=600, help="Time for everything.")] = 2.5,
+    overwrite: Overwrite = False,
+    threads: Threads = None,
+) -> None:
+    """Train a small RetNet and let it write, in one go.
+
+    It trains on a part of the King James Bible, reloads the finished folder
+    with transformers, writes a text recurrently, and shows that what it
+    remembers keeps its size while the text grows.
+
+    [bold]Examples[/bold]
+
+    retnet-hf demo
+
+    retnet-hf demo --text moby-dick.txt --minutes 10 --output my-model
+    """
+    started = time.monotonic()
+    from .training_folder import TrainingFolder
+
+    output = output or free_name("retnet-demo")
+    folder = TrainingFolder(output)
+    folder.claim(resume=False, overwrite=overwrite, resumable=False)
+    quiet()
+    from .text_training import Recipe, prepare
+
+    console = Console(highlight=False)
+    source = text or str(SAMPLE_TEXT)
+    recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=5e-3)
+    reserve = min(0.4, 0.2 * minutes)  # for loading the libraries before training, and for writing after it
+    with console.status("reading the text, preparing tokenizer and model"):
+        run = prepare(
+            [source], read_documents([source]), folder, recipe,
+            epochs=4, minutes=minutes - reserve, started=started, threads=threads,
+        )  # fmt: skip
+    try:
+        run_training(run, console)
+    except Interrupted as error:
+        raise Interrupted(f"{error}; a demo keeps nothing of an unfinished run", error.signal_number) from None
+    finally:
+        shutil.rmtree(folder.partial, ignore_errors=True)
+    show_generation(run, console)
+    console.print(f"\n{time.monotonic() - started:.0f} s in all")
+    invite(output, run.prompt, console)
+
+
+def show_generation(run: "TrainingRun", console: Console) -> None:
+    """Reloads a finished run, lets it write, and tabulates the size of its state while it reads on."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from .cpu_threads import cpu_threads
+    from .text_generation import Sampling, continue_text
+
+    model = AutoModelForCausalLM.from_pretrained(run.folder.output).to(run.model.device).eval()
+    tokenizer = AutoTokenizer.from_pretrained(run.folder.output)
+    console.print("\nreloaded with AutoModelForCausalLM, it writes, one recurrent step per token:\n")
+    emit(run.prompt)
+    torch.manual_seed(run.recipe.seed)
+    with cpu_threads(run.decode_threads):
+        written = continue_text(model, tokenizer, run.prompt, Sampling(max_new_tokens=160), emit)
+    emit("\n")
+    console.print(f"\n{written.tokens_per_second:,.0f} tokens/s. The same state reads on:\n")
+
+    config = model.config
+    table = Table("tokens read", "bytes of the state", "bytes of a transformer's KV cache", box=None)
+    for column in table.columns:
+        column.justify = "right"
+    stream = run.training.blocks.flatten()
+    state, read = written.state, written.tokens.shape[1] - 1  # the last token was written, not read
+    with torch.no_grad(), cpu_threads(run.threads):
+        for target in (read, 1024, 4096, 16384):
+            ids = stream[torch.arange(read, target) % len(stream)].long()[None].to(model.device)
+            if target > read:
+                model(ids, past_key_values=state, use_cache=True, logits_to_keep=1)
+            read = target
+            keys_and_values = 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize * read
+            table.add_row(f"{int(state.get_seq_length()):,}", f"{state.nbytes:,}", f"{keys_and_values:,}")
+    console.print(table)
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt from the command line or, without the line break at its end, from stdin."""
+    given = argument not in (None, "-")
+    if not given and (sys.stdin is None or (argument is None and sys.stdin.isatty())):
+        raise InputError("give a prompt as an argument or on stdin")
+    data = os.fsencode(argument) if given else sys.stdin.buffer.read().removesuffix(b"\n")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        place = "the prompt" if given else "stdin"
+        raise InputError(f"{place} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start})") from error
+
+
+def free_name(name: str) -> Path:
+    """The first of name, name-2, name-3, … where no result and no unfinished run is."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(Path(name) for name in names if not Path(name).exists() and not Path(f"{name}.partial").exists())
+
+
+def invite(model: Path, prompt: str, console: Console) -> None:
+    """Shows the command that comes next."""
+    console.print("try it:", shlex.join(["retnet-hf", "generate", str(model), prompt]), markup=False, soft_wrap=True)
+
+
+def emit(text: str) -> None:
+    """Writes text to stdout at once."""
+    print(text, end="", flush=True)
+
+
+def quiet() -> None:
+    """Keeps the libraries from reporting what a user can do nothing about. Their errors are raised as ever."""
+    warnings.filterwarnings("ignore")
+    for name in ("huggingface_hub", "datasets", "torch", "accelerate"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def complain(message: str, code: int) -> int:
+    """One line on stderr. Returns the exit code."""
+    print(f"retnet-hf: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
+    try:
+        code: Any = app(arguments or ["--help"], prog_name="retnet-hf", standalone_mode=False) or 0
+        return complain("interrupted", code) if code == 130 else code
+    except (KeyboardInterrupt, typer.Abort):
+        return complain("interrupted", 130)
+    except UsageError as error:
+        context = getattr(error, "ctx", None)
+        return complain(f"{error.format_message()} (see: {context.command_path if context else 'retnet-hf'} --help)", 2)
+    except InputError as error:
+        return complain(str(error), 2)
+    except Interrupted as error:
+        return complain(str(error), 128 + error.signal_number)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+        return 141
+    except OSError as error:
+        return complain(f"{error.filename}: {error.strerror}" if error.filename else first_line(error), 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""From whatever text a user points at to a stream of token ids: reading, holding out, tokenizing."""
+
+import itertools
+import json
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .errors import InputError, first_line
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+
+TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
+SAMPLE_TEXT = Path(__file__).parent / "data" / "kjv_sample.txt"
+END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether a name that is not there can only have meant a file or folder, not a repository of the Hub."""
+    path = Path(name)
+    is_repository = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
+    return (
+        not is_repository
+        or path.suffix in (*TEXT_SUFFIXES, ".json", ".text")
+        or (len(path.parts) > 1 and path.parent.exists())
+    )
+
+
+def read_documents(
+    sources: Iterable[str], field: str = "text", split: str = "train", subset: str | None = None
+) -> list[str]:
+    """Documents of text files, folders of them, .jsonl files (one document a line) and data sets of `datasets`.
+
+    Args:
+        sources: files; folders, searched for .txt, .md and .jsonl; names, or local folders, that `load_dataset` knows.
+        field: where the text is in a .jsonl line or in a row of a data set.
+        split: part of a data set to read. subset: configuration of it.
+
+    Raises:
+        InputError: for a source that is missing, empty, not UTF-8 or not what it should be.
+    """
+    sources = list(sources)
+    documents = [
+        document
+        for source in sources
+        for document in _read(source, field, split, subset)
+        if document and not document.isspace()
+    ]
+    if not documents:
+        raise InputError(f"there is no text in {', '.join(sources)}")
+    return documents
+
+
+def _read(source: str, field: str, split: str, subset: str | None) -> Iterator[str]:
+    path = Path(source).expanduser()
+    if path.is_file():
+        yield from _read_file(path, field)
+    elif path.is_dir() and (
+        files := sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
+    ):
+        for file in files:
+            yield from _read_file(file, field)
+    elif path.is_dir() and not any(path.iterdir()):
+        raise InputError(f"the folder {source} is empty")
+    elif path.is_dir() or not looks_like_path(source):
+        yield from _read_dataset(source, field, split, subset)
+    else:
+        raise InputError(f"no such file or folder: {source}")
+
+
+def _read_file(path: Path, field: str) -> Iterator[str]:
+    try:
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start})") from error
+    if path.suffix != ".jsonl":
+        yield text
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}, line {number} is not JSON: {error}") from error
+        if not isinstance(row, dict) or not isinstance(row.get(field), str):
+            fields = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+            raise InputError(
+                f'{path}, line {number} has no text in a field "{field}" (it has: {fields}); name it with --field'
+            )
+        try:
+            row[field].encode()
+        except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
+            raise InputError(f"{path}, line {number} holds text that is not Unicode") from error
+        yield row[field]
+
+
+def _read_dataset(name: str, field: str, split: str, subset: str | None) -> Iterator[str]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        if any((Path(name) / file).exists() for file in ("state.json", "dataset_dict.json")):  # made by save_to_disk
+            dataset = datasets.load_from_disk(name)
+            dataset = dataset[split] if isinstance(dataset, dict) else dataset
+        else:
+            dataset = datasets.load_dataset(name, subset, split=split)
+    except Exception as error:  # load_dataset passes on whatever its readers and the network raise
+        raise InputError(
+            f"{name} is neither a file, nor a folder with text, nor a data set that can be loaded: {first_line(error)}"
+        ) from error
+    if field not in dataset.column_names:
+        raise InputError(
+            f'the data set {name} has no field "{field}" (it has: {", ".join(dataset.column_names)}); name it with --field'
+        )
+    for text in dataset[field]:
+        if not isinstance(text, str | None):
+            raise InputError(f'the field "{field}" of the data set {name} holds {type(text).__name__}, not text')
+        yield text or ""
+
+
+def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list[str], list[str]]:
+    """Splits documents into those to train on and those to evaluate on.
+
+    Whole documents are held out where there are enough of them for a fair sample, else the end of every document.
+    """
+    count = round(len(documents) * fraction)
+    if count >= 10:
+        held_out = set(random.Random(seed).sample(range(len(documents)), count))
+        pieces = [[], []]
+        for index, document in enumerate(documents):
+            pieces[index in held_out].append(document)
+        return pieces[0], pieces[1]
+
+    training, evaluation = [], []
+    for document in documents:
+        target = round(len(document) * (1 - fraction))
+        line, word = document.rfind("\n", 0, target) + 1, document.rfind(" ", 0, target)
+        cut = line if line > 0.98 * target else word if word > 0 else target
+        training.append(document[:cut])
+        evaluation.append(document[cut:])
+    return training, evaluation
+
+
+def train_tokenizer(documents: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerFast":
+    """A byte-level BPE tokenizer: every text has an encoding, and every encoding its text.
+
+    One token separates documents: it begins (bos) as well as ends (eos) them. Padding has a token of its own.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT, PADDING],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=PADDING,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a folder or of a repository of the Hub.
+
+    Raises:
+        InputError: if there is none, or it has no token to end a document with.
+    """
+    from transformers import AutoTokenizer
+
+    if Path(name).is_dir() and not any(Path(name).glob("tokenizer*")):
+        raise InputError(f"there is no tokenizer in {name}")
+    if not Path(name).is_dir() and looks_like_path(name):
+        raise InputError(f"no such folder: {name}")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # from_pretrained passes on whatever its readers and the network raise
+        raise InputError(f"{name} does not hold a tokenizer that can be loaded: {first_line(error)}") from error
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"the tokenizer {name} has no eos token, which is needed to separate documents")
+    return tokenizer
+
+
+def encode(documents: list[str], tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
+    """All documents as one stream of int32 token ids, with eos before, between and after them."""
+    separator = np.array([tokenizer.eos_token_id], dtype=np.int32)
+    stream = [separator]
+    for first in range(0, len(documents), 1000):
+        batch = tokenizer(documents[first : first + 1000], add_special_tokens=False, verbose=False)["input_ids"]
+        stream += itertools.chain.from_iterable((np.array(ids, dtype=np.int32), separator) for ids in batch)
+    return np.concatenate(stream)

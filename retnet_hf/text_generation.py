@@ -1,0 +1,147 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Loading a saved language model and letting it write, token by token, with the time it takes."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Cache, PreTrainedModel, TextStreamer
+
+from .errors import InputError, first_line
+from .text_corpus import load_tokenizer, looks_like_path
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn. A temperature of 0 takes the most probable one."""
+
+    max_new_tokens: int = 200
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 0.95
+    repetition_penalty: float = 1.0
+
+    def arguments(self) -> dict[str, float]:
+        """As `generate()` takes them."""
+        arguments = {"max_new_tokens": self.max_new_tokens, "repetition_penalty": self.repetition_penalty}
+        if self.temperature == 0:
+            return arguments | {"do_sample": False}
+        return arguments | {
+            "do_sample": True,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+        }
+
+
+class Generation(NamedTuple):
+    """What one call wrote, and what it took."""
+
+    tokens: Tensor  # (1, T) of prompt and continuation
+    new_tokens: int
+    prompt_seconds: float  # until the first new token was there
+    seconds: float  # from there to the last
+    state: Cache
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Speed of decoding, the prompt left out."""
+        return (self.new_tokens - 1) / self.seconds if self.seconds > 0 else 0.0
+
+
+class _Writer(TextStreamer):
+    """Hands on every piece of text as soon as it is certain, and looks at the clock at every token."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", write: Callable[[str], object]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.write = write
+        self.times: list[float] = []
+
+    def put(self, value: Tensor) -> None:
+        self.times.append(time.perf_counter())
+        super().put(value)
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        if text:
+            self.write(text)
+
+
+def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
+    """Model and tokenizer of a folder or of a repository of the Hub, on the accelerator if there is one.
+
+    Raises:
+        InputError: if they cannot be loaded, or weights are missing.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        name = str(path)
+        if not (path / "config.json").exists():
+            raise InputError(f"{name} does not hold a model: there is no config.json in it")
+    elif path.exists():
+        raise InputError(f"{name} is a file; a model is a folder with config.json, weights and tokenizer")
+    elif looks_like_path(name) or "/" not in name:
+        raise InputError(f"no such folder: {name}")
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(name, dtype="auto", output_loading_info=True)
+    except Exception as error:  # from_pretrained passes on whatever its readers and the network raise
+        raise InputError(f"{name} does not hold a model that can be loaded: {first_line(error)}") from error
+    if absent := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
+        raise InputError(f"the weights in {name} do not fit its config.json: {len(absent)} are missing or of another shape")
+    tokenizer = load_tokenizer(name)
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    return model.to(device).eval(), tokenizer
+
+
+def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> Tensor:
+    """Ids of a prompt, (1, T); those of the beginning of a document for an empty one."""
+    ids = tokenizer(prompt)["input_ids"]
+    if not ids:
+        ids = [tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id]
+    return torch.tensor([ids])
+
+
+def continue_text(
+    model: PreTrainedModel,
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: str | Tensor,
+    sampling: Sampling,
+    write: Callable[[str], object],
+    state: Cache | None = None,
+) -> Generation:
+    """Continues a prompt, and hands every piece of text to `write` as soon as it is certain.
+
+    The prompt may also be (1, T) ids, of which a `state` has read all but the last ones.
+    """
+    ids = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
+    ids = ids.to(model.device)
+    writer = _Writer(tokenizer, write)
+    start = time.perf_counter()
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        past_key_values=state,
+        streamer=writer,
+        use_cache=True,
+        return_dict_in_generate=True,
+        **sampling.arguments(),
+    )
+    first, last = writer.times[1], writer.times[-1]
+    return Generation(output.sequences, len(writer.times) - 1, first - start, last - first, output.past_key_values)
+
+
+def sample(model: PreTrainedModel, tokenizer: "PreTrainedTokenizerBase", prompt: str, sampling: Sampling, seed: int) -> str:
+    """A continuation of a prompt that repeats under the seed and leaves the random numbers of everything else alone."""
+    pieces: list[str] = []
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        continue_text(model, tokenizer, prompt, sampling, pieces.append)
+    return "".join(pieces)

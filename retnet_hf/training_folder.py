@@ -1,0 +1,144 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Where a training run lives on disk.
+
+A run works in `OUTPUT.partial`, beside the folder it is going to be, and takes that folder's place when everything is in it.
+Whatever happens before, an earlier result stays as it is, and the partial folder keeps the checkpoint to resume from.
+"""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from .errors import InputError, first_line
+
+
+RECORD = "training_run.json"
+
+
+class TrainingFolder:
+    """The output folder of a run, the partial folder beside it, and the rules for going from one to the other."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output.expanduser().resolve()
+        self.partial = self.output.with_name(self.output.name + ".partial")
+        self._retired = self.output.with_name(f".{self.output.name}.replaced")
+
+    @property
+    def occupied(self) -> bool:
+        """Whether the output folder holds anything."""
+        return self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir()))
+
+    def claim(self, resume: bool, overwrite: bool, resumable: bool = True) -> None:
+        """Refuses, without touching anything, what would destroy a result.
+
+        Args:
+            resumable: whether the command at hand has the option --resume, for the message.
+
+        Raises:
+            InputError: if the output folder is taken and the flags do not say what to do about it.
+        """
+        if self._retired.exists() and not self.output.exists():  # a crash between the two renames of `publish`
+            os.replace(self._retired, self.output)
+        if resume and overwrite:
+            raise InputError("--resume and --overwrite exclude each other")
+        if self.output.exists() and not self.output.is_dir():
+            raise InputError(f"{self.output} is a file, not a folder")
+        if self.partial.exists() and any(self.partial.iterdir()) and not (self.partial / RECORD).exists():
+            raise InputError(f"{self.partial} is where the model would be made, and it holds something else")
+        if resume:
+            if not self.occupied and not self.partial.exists():
+                raise InputError(f"there is nothing to resume in {self.output}")
+        elif overwrite:
+            if self.occupied and not (self.output / "config.json").exists():
+                raise InputError(f"{self.output} holds something else than a model, which --overwrite does not replace")
+        elif self.occupied:
+            other = "--resume continues the run in it, " if resumable else ""
+            raise InputError(f"{self.output} is not empty: {other}--overwrite replaces it once the new model is finished")
+        elif self.partial.exists():
+            other = "--resume continues it, " if resumable else ""
+            raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
+
+    def require_space(self, needed: int) -> None:
+        """Refuses a run whose checkpoints would not fit.
+
+        Raises:
+            InputError: with the bytes needed and free.
+        """
+        parent = next(folder for folder in self.output.parents if folder.exists())
+        free = shutil.disk_usage(parent).free
+        if free < needed:
+            raise InputError(
+                f"not enough disk: checkpoints and model take {needed / 1e9:.1f} GB, "
+                f"and {free / 1e9:.1f} GB are free in {parent}"
+            )
+
+    def begin(self, resume: bool) -> None:
+        """Makes the partial folder; an empty one unless a run is resumed."""
+        if not resume:
+            shutil.rmtree(self.partial, ignore_errors=True)
+        self.partial.mkdir(parents=True, exist_ok=True)
+
+    def to_resume(self) -> tuple[Path, dict[str, Any]] | None:
+        """The last checkpoint that is whole and the record of its run; None if the run ended before the first checkpoint.
+
+        Raises:
+            InputError: if there are checkpoints, and none can be read, or the record cannot.
+        """
+        folder = self.partial if self.partial.exists() else self.output
+        found = {int(match[1]): path for path in folder.iterdir() if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))}
+        if not found:
+            if folder == self.output:
+                raise InputError(f"there is no checkpoint to resume from in {folder}")
+            return None
+        try:
+            record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{folder / RECORD} cannot be read: {first_line(error)}") from error
+        for step in sorted(found, reverse=True):
+            try:
+                _check(found[step])
+                return found[step], record
+            except Exception as error:  # whatever the readers of four formats raise at a damaged file
+                reason = first_line(error)
+        raise InputError(f"no checkpoint in {folder} can be read: {reason}")
+
+    def publish(self) -> None:
+        """Puts the finished partial folder in the place of the output folder."""
+        shutil.rmtree(self._retired, ignore_errors=True)
+        if self.output.exists():
+            os.replace(self.output, self._retired)
+        try:
+            os.replace(self.partial, self.output)
+        except BaseException:
+            if self._retired.exists():
+                os.replace(self._retired, self.output)
+            raise
+        shutil.rmtree(self._retired, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Drops the partial folder if there is nothing in it to resume from."""
+        if self.partial.exists() and not any(self.partial.glob("checkpoint-*")):
+            shutil.rmtree(self.partial, ignore_errors=True)
+
+
+def _check(checkpoint: Path) -> None:
+    """Opens every file that resuming will need, without reading the tensors."""
+    json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    for name in ("optimizer.pt", "scheduler.pt"):
+        torch.load(checkpoint / name, map_location="cpu", weights_only=True, mmap=True)
+    weights = list(checkpoint.glob("*.safetensors"))
+    for file in (*weights, checkpoint / "rng_state.pth"):
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt"):
+                pass
+        elif not file.exists():
+            raise FileNotFoundError(f"{file} is missing")
+    if not weights:
+        raise FileNotFoundError(f"there are no weights in {checkpoint}")

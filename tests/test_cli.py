@@ -1,0 +1,801 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The `retnet-hf` command, as a user meets it: what it makes, what it says, what it refuses, and what it never destroys."""
+
+import errno
+import functools
+import io
+import json
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, pipeline
+
+from retnet_hf import RetNetForCausalLM, cli, text_training
+from retnet_hf.cpu_threads import cpu_threads, fastest_threads
+from retnet_hf.errors import InputError
+from retnet_hf.text_corpus import SAMPLE_TEXT, encode, hold_out, read_documents, train_tokenizer
+from retnet_hf.text_training import Schedule
+from retnet_hf.training_progress import RichProgress
+
+
+TEXT = SAMPLE_TEXT.read_text(encoding="utf-8")[:12_000]
+TINY = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "hidden_dropout": 0.1,  # so that resuming exactly needs the random numbers too
+}
+
+
+class Answer:
+    """What a command left on the terminal."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def retnet_hf(capfd, monkeypatch):
+    """Runs the command in this process, with `stdin` on its standard input."""
+
+    def run(*arguments: object, stdin: bytes | None = None) -> Answer:
+        if stdin is not None:
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capfd.readouterr()
+        code = cli.main([str(argument) for argument in arguments])
+        return Answer(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch) -> Path:
+    """An empty working directory with a text and a configuration in it."""
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text(TEXT, encoding="utf-8")
+    Path("config.json").write_text(json.dumps(TINY), encoding="utf-8")
+    return tmp_path
+
+
+# 12 steps in 2 epochs, evaluated and saved at every fourth
+TRAIN = ["train", "book.txt", "--config", "config.json", "--vocab-size", 300, "--block-size", 64, "--batch-size", 16]
+TRAIN += ["--steps", 12, "--eval-every", 4, "--lr", 0.01, "--threads", 1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def heard_again():
+    """The command quiets the libraries of its process, which is that of other tests, too."""
+    loggers = {name: logging.getLogger(name) for name in ("huggingface_hub", "datasets", "torch", "accelerate")}
+    levels = {name: logger.level for name, logger in loggers.items()}
+    verbosity, progress_bar = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+    yield
+    for name, level in levels.items():
+        loggers[name].setLevel(level)
+    transformers.logging.set_verbosity(verbosity)
+    if progress_bar:
+        transformers.logging.enable_progress_bar()
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, heard_again) -> Path:
+    """The folder of an uninterrupted run of TRAIN, which tests copy before they change it."""
+    folder = tmp_path_factory.mktemp("trained")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        Path("book.txt").write_text(TEXT, encoding="utf-8")
+        Path("config.json").write_text(json.dumps(TINY), encoding="utf-8")
+        assert cli.main([str(argument) for argument in [*TRAIN, "--output", "model"]]) == 0
+    finally:
+        os.chdir(before)
+    return folder / "model"
+
+
+def at_step(monkeypatch, step: int, action) -> None:
+    """Does something in the middle of the next training, when `step` steps are done."""
+    on_step_end = RichProgress.on_step_end
+
+    def patched(self, args, state, control, **kwargs):
+        on_step_end(self, args, state, control, **kwargs)
+        if state.global_step == step:
+            action()
+
+    monkeypatch.setattr(RichProgress, "on_step_end", patched)
+
+
+def press_ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def press_ctrl_c_twice() -> None:
+    press_ctrl_c()
+    press_ctrl_c()
+
+
+def refused(answer: Answer, *words: str, code: int = 2) -> None:
+    """One line on stderr that says what is wrong, nothing on stdout, and the exit code."""
+    assert answer.code == code, answer.err
+    assert answer.err.startswith("retnet-hf: ")
+    assert answer.err.count("\n") == 1
+    for word in words:
+        assert word in answer.err
+    assert answer.out == ""
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder with its content."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    one, other = weights(one), weights(other)
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+# help
+
+
+@pytest.mark.parametrize("command", ["train", "generate", "demo"])
+def test_help_of_every_command_has_examples(retnet_hf, command):
+    answer = retnet_hf(command, "--help")
+    assert answer.code == 0
+    assert "Examples" in answer.out
+    assert answer.out.count(f"retnet-hf {command}") >= 2
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_names_the_commands(retnet_hf, arguments):
+    answer = retnet_hf(*arguments)
+    assert answer.code == 0
+    assert all(command in answer.out for command in ("train", "generate", "demo"))
+
+
+def test_version(retnet_hf):
+    assert re.fullmatch(r"\d+\.\d+\.\d+\S*\n", retnet_hf("--version").out)
+
+
+# train
+
+
+def test_train_ends_in_a_folder_with_everything(trained):
+    files = {path.name for path in trained.iterdir()}
+    assert files == {
+        "README.md",
+        "checkpoint-12",
+        "config.json",
+        "generation_config.json",
+        "loss_curve.png",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "training_run.json",
+    }
+    assert (trained / "loss_curve.png").read_bytes().startswith(b"\x89PNG")
+    assert not trained.with_name("model.partial").exists()
+    card = (trained / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
+    assert "`book.txt`" in card
+
+
+def test_the_trained_folder_loads_and_generates(trained):
+    model = AutoModelForCausalLM.from_pretrained(trained)
+    tokenizer = AutoTokenizer.from_pretrained(trained)
+    assert isinstance(model, RetNetForCausalLM)
+    assert model.config.vocab_size == len(tokenizer) == 300
+    assert model.config.use_cache
+    assert model.config.retention_form == "auto"
+    assert model.generation_config.eos_token_id == model.generation_config.bos_token_id == tokenizer.eos_token_id == 0
+    assert model.generation_config.pad_token_id == tokenizer.pad_token_id == 1
+    text = "In the beginning 💡 God\n\ncreated\tthe heaven."
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    writer = pipeline("text-generation", model=str(trained))
+    assert writer("And God", max_new_tokens=5)[0]["generated_text"].startswith("And God")
+
+
+def test_the_code_in_the_model_card_runs(trained, monkeypatch):
+    code = re.search(r"```python\n(.*?)```", (trained / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    monkeypatch.chdir(trained.parent)
+    exec(code, {})
+
+
+def test_train_shows_perplexity_speed_and_a_sample_at_every_evaluation(retnet_hf, workplace):
+    answer = retnet_hf(*TRAIN, "--output", "model")
+    assert answer.code == 0
+    assert answer.err == ""
+    rows = re.findall(r"step +(\d+) of 12   perplexity ([\d,.]+)(?:   ([\d,]+) tokens/s)?\n    (\S.*)", answer.out)
+    assert [int(step) for step, *_ in rows] == [0, 4, 8, 12]
+    perplexities = [float(perplexity.replace(",", "")) for _, perplexity, *_ in rows]
+    assert 200 < perplexities[0] < 450  # about the size of the vocabulary
+    assert perplexities[-1] < 0.7 * perplexities[0]
+    assert all(speed for _, _, speed, _ in rows[1:])
+    held_out = hold_out(read_documents(["book.txt"]), 0.05)[1][0]
+    assert all(sample.startswith(" ".join(held_out.split()[:7])) for *_, sample in rows)
+
+
+def test_the_form_is_that_of_training_alone_and_changes_nothing(retnet_hf, workplace, monkeypatch):
+    Path("config.json").write_text(json.dumps(TINY | {"hidden_dropout": 0.0, "chunk_size": 16}), encoding="utf-8")
+    forms, forward = [], RetNetForCausalLM.forward
+
+    @functools.wraps(forward)
+    def spy(self, *args, **kwargs):
+        forms.append(kwargs.get("retention_form"))
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(RetNetForCausalLM, "forward", spy)
+    perplexities = []
+    for form in ("parallel", "chunkwise"):
+        forms.clear()
+        answer = retnet_hf(*TRAIN, "--steps", 4, "--form", form, "--output", form)
+        assert forms.count(form) >= 4
+        assert json.loads(Path(form, "config.json").read_text())["retention_form"] == "auto"
+        perplexities.append(float(re.search(r"([\d.]+) after", answer.out)[1]))
+    assert perplexities[0] == pytest.approx(perplexities[1], abs=0.02)
+
+
+def test_train_with_a_preset_for_some_seconds(retnet_hf, workplace):
+    answer = retnet_hf("train", "book.txt", "--preset", "tiny", "--vocab-size", 300, "--steps", 100_000, "--minutes", 0.03,
+                       "--batch-size", 2, "--block-size", 32, "--threads", 1)  # fmt: skip
+    assert answer.code == 0
+    assert AutoModelForCausalLM.from_pretrained("retnet-model").config.hidden_size == 128
+    assert "of 100,000" in answer.out
+
+
+def test_train_with_the_tokenizer_of_another_model(retnet_hf, workplace, trained):
+    answer = retnet_hf(*TRAIN, "--steps", 1, "--vocab-size", 999, "--tokenizer", trained, "--output", "model")
+    assert answer.code == 0
+    assert len(AutoTokenizer.from_pretrained("model")) == 300
+
+
+# interrupting and resuming
+
+
+@pytest.mark.parametrize(("ctrl_c", "checkpoint"), [(press_ctrl_c, 7), (press_ctrl_c_twice, 4)])
+def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, trained, ctrl_c, checkpoint):
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 6, ctrl_c)
+        answer = retnet_hf(*TRAIN, "--output", "model")
+    assert answer.code == 130
+    assert answer.err.startswith("retnet-hf: interrupted")
+    assert answer.err.count("\n") == 1
+    assert not Path("model").exists()
+    assert [path.name for path in Path("model.partial").glob("checkpoint-*")] == [f"checkpoint-{checkpoint}"]
+
+    without_steps = [argument for argument in TRAIN if argument not in ("--steps", 12)]
+    answer = retnet_hf(*without_steps, "--output", "model", "--resume")
+    assert answer.code == 0
+    assert f"continuing after step {checkpoint}\n" in answer.out
+    assert_same_weights(Path("model"), trained)
+    assert not Path("model.partial").exists()
+
+
+def test_a_crash_before_the_end_of_publishing_is_made_good_by_resuming(retnet_hf, workplace, trained, monkeypatch):
+    shutil.copytree(trained, "model.partial")
+    Path("model.partial/model.safetensors").write_bytes(b"half a model")
+    assert retnet_hf(*TRAIN, "--output", "model", "--resume").code == 0
+    assert_same_weights(Path("model"), trained)
+
+
+def test_a_half_written_checkpoint_is_passed_over(retnet_hf, workplace, trained):
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 6, press_ctrl_c_twice)
+        retnet_hf(*TRAIN, "--output", "model")
+    shutil.copytree("model.partial/checkpoint-4", "model.partial/checkpoint-8")
+    optimizer = Path("model.partial/checkpoint-8/optimizer.pt")
+    optimizer.write_bytes(optimizer.read_bytes()[:5000])
+    answer = retnet_hf(*TRAIN, "--output", "model", "--resume")
+    assert "continuing after step 4\n" in answer.out
+    assert_same_weights(Path("model"), trained)
+
+
+def test_a_finished_run_can_be_trained_further(retnet_hf, workplace, trained):
+    shutil.copytree(trained, "model")
+    answer = retnet_hf(*TRAIN, "--output", "model", "--resume")
+    assert answer.code == 0
+    assert "already" in answer.out
+    assert tree(Path("model")) == tree(trained)
+    assert retnet_hf(*TRAIN, "--output", "model", "--resume", "--steps", 14).code == 0
+    assert Path("model/checkpoint-14").exists()
+    assert not torch.equal(weights(Path("model"))["lm_head.weight"], weights(trained)["lm_head.weight"])
+
+
+@pytest.mark.parametrize("changed", [["--lr", 0.5], ["--seed", 1], ["--block-size", 32]])
+def test_resuming_with_other_options_is_refused(retnet_hf, workplace, trained, changed):
+    shutil.copytree(trained, "model.partial")
+    refused(retnet_hf(*TRAIN, "--output", "model", "--resume", *changed), changed[0], str(changed[1]))
+
+
+def test_resuming_on_another_text_is_refused(retnet_hf, workplace, trained):
+    shutil.copytree(trained, "model.partial")
+    Path("book.txt").write_text(TEXT + "And more.", encoding="utf-8")
+    refused(retnet_hf(*TRAIN, "--output", "model", "--resume"), "the text")
+
+
+@pytest.mark.parametrize("broken", ["model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json"])
+def test_resuming_from_a_broken_checkpoint_is_refused(retnet_hf, workplace, trained, broken):
+    shutil.copytree(trained, "model.partial")
+    Path("model.partial/checkpoint-12", broken).write_bytes(b"{ not what it was")
+    before = tree(workplace)
+    refused(retnet_hf(*TRAIN, "--output", "model", "--resume"), "no checkpoint", "can be read")
+    assert tree(workplace) == before
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "optimizer.pt", "rng_state.pth"])
+def test_resuming_from_an_incomplete_checkpoint_is_refused(retnet_hf, workplace, trained, missing):
+    shutil.copytree(trained, "model.partial")
+    Path("model.partial/checkpoint-12", missing).unlink()
+    refused(retnet_hf(*TRAIN, "--output", "model", "--resume"), "no checkpoint", "can be read")
+
+
+def test_resuming_without_the_record_of_the_run_is_refused(retnet_hf, workplace, trained):
+    shutil.copytree(trained, "model")
+    Path("model/training_run.json").write_text("{ broken")
+    refused(retnet_hf(*TRAIN, "--output", "model", "--resume"), "training_run.json", "cannot be read")
+
+
+def test_resuming_nothing_is_refused(retnet_hf, workplace):
+    refused(retnet_hf(*TRAIN, "--output", "model", "--resume"), "nothing to resume")
+
+
+# earlier results
+
+
+def test_an_earlier_result_is_replaced_only_when_asked_and_only_when_finished(retnet_hf, workplace, trained):
+    shutil.copytree(trained, "model")
+    refused(retnet_hf(*TRAIN, "--output", "model"), "not empty", "--resume", "--overwrite")
+    for ctrl_c in (press_ctrl_c, press_ctrl_c_twice):
+        with pytest.MonkeyPatch.context() as patch:
+            at_step(patch, 6, ctrl_c)
+            assert retnet_hf(*TRAIN, "--output", "model", "--overwrite", "--seed", 1).code == 130
+        assert tree(Path("model")) == tree(trained)
+    assert retnet_hf(*TRAIN, "--output", "model", "--overwrite", "--seed", 1).code == 0
+    assert not torch.equal(weights(Path("model"))["lm_head.weight"], weights(trained)["lm_head.weight"])
+    assert {path.name for path in workplace.iterdir()} == {"book.txt", "config.json", "model"}
+
+
+def test_an_interrupted_run_is_not_thrown_away_unasked(retnet_hf, workplace, trained):
+    shutil.copytree(trained, "model.partial")
+    refused(retnet_hf(*TRAIN, "--output", "model"), "interrupted run", "--resume", "--overwrite")
+    assert tree(Path("model.partial")) == tree(trained)
+
+
+def test_a_failure_while_publishing_puts_the_earlier_result_back(retnet_hf, workplace, trained, monkeypatch):
+    shutil.copytree(trained, "model")
+    replace = os.replace
+
+    def fail(source, target):
+        if str(source).endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error", str(source))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fail)
+    answer = retnet_hf(*TRAIN, "--steps", 1, "--output", "model", "--overwrite")
+    assert answer.code == 1
+    assert "Input/output error" in answer.err
+    assert tree(Path("model")) == tree(trained)
+
+
+def test_a_crash_between_the_renames_is_repaired(retnet_hf, workplace, trained):
+    shutil.copytree(trained, ".model.replaced")
+    refused(retnet_hf(*TRAIN, "--output", "model"), "not empty")
+    assert tree(Path("model")) == tree(trained)
+
+
+def test_folders_beside_the_output_are_left_alone(retnet_hf, workplace):
+    for name in ("model.old", "model.partial"):
+        Path(name).mkdir()
+        Path(name, "diary.txt").write_text("mine")
+    for flag in ([], ["--overwrite"], ["--resume"]):
+        refused(retnet_hf(*TRAIN, "--output", "model", *flag), "model.partial", "something else")
+    shutil.rmtree("model.partial")
+    assert retnet_hf(*TRAIN, "--steps", 1, "--output", "model").code == 0
+    assert Path("model.old/diary.txt").read_text() == "mine"
+
+
+def test_overwrite_does_not_delete_what_is_not_a_model(retnet_hf, workplace):
+    Path("photos").mkdir()
+    Path("photos/cat.jpg").write_bytes(b"cat")
+    refused(retnet_hf(*TRAIN, "--output", "photos", "--overwrite"), "photos")
+    refused(retnet_hf(*TRAIN, "--output", "book.txt", "--overwrite"), "is a file")
+    assert Path("photos/cat.jpg").read_bytes() == b"cat"
+    assert Path("book.txt").read_text(encoding="utf-8") == TEXT
+
+
+def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace):
+    before = tree(workplace)
+    refused_out = retnet_hf(*TRAIN, "--output", "model", "--lr", 1e30)
+    assert refused_out.code == 2
+    assert "no longer a finite number" in refused_out.err
+    assert tree(workplace) == before
+    assert not Path("model.partial").exists()
+
+
+# input that cannot be used
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train"], ["TEXT"]),
+        (["train", "missing.txt"], ["no such file", "missing.txt"]),
+        (["train", "./missing"], ["no such file", "missing"]),
+        (["train", "book.txt", "missing.txt"], ["no such file", "missing.txt"]),
+        (["train", "empty.txt"], ["no text", "empty.txt"]),
+        (["train", "blank.txt"], ["no text"]),
+        (["train", "hollow"], ["empty"]),
+        (["train", "latin1.txt"], ["not UTF-8", "latin1.txt", "0xe9", "3"]),
+        (["train", "mixed"], ["not UTF-8"]),
+        (["train", "short.txt"], ["too short", "--block-size"]),
+        (["train", "bad.jsonl"], ["bad.jsonl", "line 2", "not JSON"]),
+        (["train", "good.jsonl", "--field", "body"], ['"body"', "text, title", "--field"]),
+        (["train", "half.jsonl"], ["half.jsonl", "line 1", "not Unicode"]),
+        (["train", "list.jsonl"], ["list.jsonl", "line 1"]),
+        (["train", "book.txt", "--preset", "huge"], ["got 'huge'", "tiny", "6.7B"]),
+        (["train", "book.txt", "--config", "missing.json"], ["no such file", "missing.json"]),
+        (["train", "book.txt", "--config", "bad.json"], ["bad.json", "JSON"]),
+        (["train", "book.txt", "--config", "list.json"], ["list.json", "object"]),
+        (["train", "book.txt", "--config", "llama.json"], ["llama"]),
+        (["train", "book.txt", "--config", "wrong.json"], ["num_attention_heads"]),
+        (["train", "book.txt", "--config", "typed.json"], ["hidden_size"]),
+        (["train", "book.txt", "--config", "config.json", "--preset", "tiny"], ["--preset", "--config"]),
+        (["train", "book.txt", "--tokenizer", "./missing"], ["no such folder"]),
+        (["train", "book.txt", "--tokenizer", "hollow"], ["no tokenizer", "hollow"]),
+        (["train", "book.txt", "--output", "book.txt"], ["is a file"]),
+        (["train", "book.txt", "--resume", "--overwrite", "--output", "config.json"], ["exclude"]),
+        (["train", "book.txt", "--batch-size", "0"], ["--batch-size"]),
+        (["train", "book.txt", "--batch-size", "many"], ["--batch-size", "integer"]),
+        (["train", "book.txt", "--form", "round"], ["--form", "round"]),
+        (["train", "book.txt", "--bogus"], ["--bogus"]),
+        (["generate"], ["MODEL"]),
+        (["generate", "missing", "And"], ["no such folder", "missing"]),
+        (["generate", "./missing", "And"], ["no such folder"]),
+        (["generate", "hollow/missing", "And"], ["no such folder"]),
+        (["generate", "hollow", "And"], ["hollow", "config.json"]),
+        (["generate", "book.txt", "And"], ["book.txt", "is a file"]),
+        (["generate", "hollow", "And", "--temperature", "-1"], ["--temperature"]),
+        (["demo", "--text", "missing.txt"], ["no such file", "missing.txt"]),
+        (["demo", "--output", "full"], ["not empty"]),
+        (["demo", "--minutes", "soon"], ["--minutes"]),
+        (["bogus"], ["bogus"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_gets_one_line(retnet_hf, workplace, arguments, words):
+    files = {
+        "empty.txt": b"",
+        "blank.txt": b" \n\n\t",
+        "latin1.txt": "café".encode("latin-1"),
+        "mixed/a.txt": b"fine",
+        "mixed/deep/b.md": b"\xff\xfe",
+        "short.txt": b"In the beginning",
+        "bad.jsonl": b'{"text": "fine"}\n{"text": ',
+        "good.jsonl": b'{"text": "fine", "title": "x"}\n',
+        "list.jsonl": b'["fine"]\n',
+        "half.jsonl": b'{"text": "\\ud800"}\n',
+        "bad.json": b"{ hidden_size",
+        "list.json": b"[1, 2]",
+        "llama.json": b'{"model_type": "llama"}',
+        "wrong.json": b'{"hidden_size": 32, "num_attention_heads": 5}',
+        "typed.json": b'{"hidden_size": "large"}',
+        "full/config.json": b"{}",
+    }
+    for name, content in files.items():
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    Path("hollow").mkdir()
+    before = tree(workplace)
+    refused(retnet_hf(*arguments), *words)
+    assert tree(workplace) == before
+    assert not list(workplace.glob("*.partial"))
+
+
+def test_an_output_that_cannot_be_made(retnet_hf, workplace):
+    answer = retnet_hf(*TRAIN, "--output", "book.txt/model")
+    assert answer.code == 1
+    assert answer.err.startswith("retnet-hf: ")
+    assert "book.txt" in answer.err
+    assert answer.err.count("\n") == 1
+    assert Path("book.txt").read_text(encoding="utf-8") == TEXT
+
+
+def test_a_data_set_that_is_not_there(retnet_hf, workplace, monkeypatch):
+    def load_dataset(name, *args, **kwargs):
+        raise ConnectionError(f"Couldn't reach '{name}' on the Hub\nand much more")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    refused(retnet_hf("train", "no_such_data"), "no_such_data", "Couldn't reach")
+
+
+def test_not_enough_disk(retnet_hf, workplace, monkeypatch):
+    usage = shutil.disk_usage(".")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
+    refused(retnet_hf(*TRAIN, "--output", "model"), "not enough disk")
+    assert not Path("model.partial").exists()
+
+
+def test_the_disk_fills_up_in_the_middle(retnet_hf, workplace, monkeypatch):
+    usage, save = shutil.disk_usage("."), Trainer._save_optimizer_and_scheduler
+
+    def fill_up(self, folder):
+        if self.state.global_step == 8:
+            monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
+            raise RuntimeError("[enforce fail at inline_container.cc] . PytorchStreamWriter failed writing file")
+        save(self, folder)
+
+    monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", fill_up)
+    answer = retnet_hf(*TRAIN, "--output", "model")
+    assert answer.code == 2
+    assert "no space is left" in answer.err
+    assert answer.err.count("\n") == 1
+    monkeypatch.undo()
+    os.chdir(workplace)
+    assert retnet_hf(*TRAIN, "--output", "model", "--resume").code == 0
+
+
+def test_a_bug_is_not_hidden(retnet_hf, workplace, monkeypatch):
+    at_step(monkeypatch, 2, lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        retnet_hf(*TRAIN, "--output", "model")
+
+
+# generate
+
+
+def test_generate_from_argument_and_stdin(retnet_hf, trained):
+    options = ["-n", 20, "--seed", 3, "--threads", 1]
+    answer = retnet_hf("generate", trained, "And God said", *options)
+    assert answer.code == 0
+    assert answer.out.startswith("And God said")
+    assert len(answer.out) > len("And God said") + 20
+    assert re.fullmatch(r"\d+ tokens, [\d,.]+ tokens/s; the state takes [\d,]+ bytes, whatever the length\n", answer.err)
+    for arguments in ([], ["-"]):
+        assert retnet_hf("generate", trained, *arguments, *options, stdin=b"And God said\n").out == answer.out
+    assert retnet_hf("generate", trained, "And God said", *options, "--no-echo").out == answer.out.removeprefix(
+        "And God said"
+    )
+
+
+def test_generate_repeats_under_a_seed_and_greedily(retnet_hf, trained):
+    def text(*options):
+        return retnet_hf("generate", trained, "And", "-n", 20, "--threads", 1, *options).out
+
+    assert text("--seed", 1) == text("--seed", 1) != text("--seed", 2)
+    assert text("--temperature", 0) == text("--temperature", 0, "--seed", 5)
+
+
+def test_generate_writes_what_the_model_generates(retnet_hf, trained):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(trained), AutoTokenizer.from_pretrained(trained)
+    ids = model.generate(**tokenizer("And God", return_tensors="pt"), max_new_tokens=30, do_sample=False)
+    answer = retnet_hf("generate", trained, "And God", "-n", 30, "--temperature", 0)
+    assert answer.out == tokenizer.decode(ids[0], skip_special_tokens=True) + "\n"
+
+
+def test_the_state_has_the_same_size_after_any_text(retnet_hf, trained):
+    def state(prompt, tokens):
+        return re.search(r"state takes ([\d,]+) bytes", retnet_hf("generate", trained, prompt, "-n", tokens).err)[1]
+
+    assert state("And", 1) == state(TEXT[:3000], 60)
+
+
+def test_generate_streams(trained, monkeypatch):
+    pieces = []
+    monkeypatch.setattr(cli, "emit", pieces.append)
+    assert cli.main(["generate", str(trained), "And", "-n", "60", "--seed", "1"]) == 0
+    assert len(pieces) > 5
+
+
+def test_generate_from_nothing_begins_a_document(retnet_hf, trained):
+    answer = retnet_hf("generate", trained, stdin=b"")
+    assert answer.code == 0
+    assert answer.out.strip()
+
+
+def test_generate_takes_only_utf8(retnet_hf, trained):
+    refused(retnet_hf("generate", trained, stdin=b"caf\xe9"), "stdin is not UTF-8", "0xe9")
+    refused(retnet_hf("generate", trained, os.fsdecode(b"caf\xe9")), "the prompt is not UTF-8", "0xe9")
+
+
+def drop_weight(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def shrink_vocabulary(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 17}))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "config.json").write_text("{ broken"),
+        lambda folder: (folder / "config.json").write_text('{"model_type": "no_such_model"}'),
+        lambda folder: (folder / "config.json").write_text('{"model_type": "retnet", "hidden_size": -1}'),
+        lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000]),
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: (folder / "tokenizer.json").write_text("{ broken"),
+        lambda folder: [(folder / name).unlink() for name in ("tokenizer.json", "tokenizer_config.json")],
+        drop_weight,
+        shrink_vocabulary,
+    ],
+    ids=["config", "model type", "value", "cut weights", "no weights", "tokenizer", "no tokenizer", "one weight", "shape"],
+)
+def test_generate_refuses_a_broken_folder(retnet_hf, workplace, trained, damage):
+    shutil.copytree(trained, "model")
+    damage(Path("model"))
+    refused(retnet_hf("generate", "model", "And"), "model")
+
+
+def test_ctrl_c_while_generating(retnet_hf, trained, monkeypatch):
+    written = []
+
+    def emit(text):
+        written.append(text)
+        if len(written) == 5:
+            press_ctrl_c()
+
+    monkeypatch.setattr(cli, "emit", emit)
+    answer = retnet_hf("generate", trained, "And", "-n", 500)
+    refused(answer, "interrupted", code=130)
+
+
+# the text
+
+
+def test_folders_and_jsonl_are_read_in_order(workplace):
+    Path("shelf/deep").mkdir(parents=True)
+    Path("shelf/b.md").write_text("second")
+    Path("shelf/a.txt").write_bytes(b"\xef\xbb\xbffirst\r\nline")
+    Path("shelf/deep/c.jsonl").write_text('{"body": "third"}\n\n{"body": "fourth"}\n')
+    Path("shelf/picture.png").write_bytes(b"\xff\xd8")
+    assert read_documents(["shelf"], field="body") == ["first\nline", "second", "third", "fourth"]
+
+
+def test_data_sets_are_read(workplace, monkeypatch):
+    rows = datasets.Dataset.from_dict({"body": ["one", "two", None, " "]})
+    rows.save_to_disk("saved")
+    Path("tables").mkdir()
+    rows.to_parquet("tables/train.parquet")
+    assert read_documents(["saved"], field="body") == ["one", "two"]
+    assert read_documents(["tables"], field="body") == ["one", "two"]
+    datasets.DatasetDict({"train": rows.select([0]), "test": rows.select([1])}).save_to_disk("parts")
+    assert read_documents(["parts"], field="body", split="test") == ["two"]
+    with pytest.raises(InputError, match="validation"):
+        read_documents(["parts"], field="body", split="validation")
+    with pytest.raises(InputError, match='no field "text".*body'):
+        read_documents(["saved"])
+
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)) or rows)
+    assert read_documents(["user/data"], "body", "validation", "small") == ["one", "two"]
+    assert asked == [(("user/data", "small"), {"split": "validation"})]
+
+
+@pytest.mark.parametrize("count", [1, 3, 500])
+def test_held_out_text_is_never_trained_on(count):
+    words = [f"word{index}" for index in range(2000)]
+    size = len(words) // count
+    documents = [" ".join(words[index * size : (index + 1) * size]) for index in range(count)]
+    training, evaluation = hold_out(documents, 0.1, seed=0)
+    training, evaluation = " ".join(training).split(), " ".join(evaluation).split()
+    assert sorted(training + evaluation) == sorted(words[: count * size])
+    assert 0.05 < len(evaluation) / len(words) < 0.15
+
+
+def test_documents_are_separated_by_eos():
+    tokenizer = train_tokenizer(["abc abc"], 300)
+    one, two = tokenizer("abc")["input_ids"], tokenizer("c")["input_ids"]
+    eos = [tokenizer.eos_token_id]
+    assert encode(["abc", "c"], tokenizer).tolist() == eos + one + eos + two + eos
+
+
+# schedule and threads
+
+
+def test_the_schedule_ends_by_steps_or_by_the_clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(text_training.time, "monotonic", lambda: now[0])
+    schedule = Schedule(steps=1000, minutes=1.0, started=100.0)
+    assert [schedule.fraction(step) for step in (0, 250, 1000)] == [0.0, 0.25, 1.0]
+    assert schedule.lr_factor(0) == 1 / 50
+    assert schedule.lr_factor(0) < schedule.lr_factor(20) < schedule.lr_factor(49) > 0.97
+    assert schedule.lr_factor(1000) == pytest.approx(0.1)
+    now[0] = 145.0
+    assert schedule.fraction(250) == 0.75
+    assert schedule.lr_factor(250) < 0.3
+    now[0] = 170.0
+    assert schedule.fraction(250) == 1.0
+
+
+def test_fastest_threads_measures_and_restores(monkeypatch):
+    clock = iter(range(10**6))
+    before = torch.get_num_threads()
+    with cpu_threads(2):
+        cost = {2: 100}
+
+        def step():
+            for _ in range(cost[torch.get_num_threads()]):
+                next(clock)
+
+        monkeypatch.setattr("retnet_hf.cpu_threads.time.perf_counter", lambda: next(clock))
+        for cost[1], choice in ((20, 1), (90, 1), (110, 1), (160, 2)):
+            assert fastest_threads(torch.nn.Linear(2, 2), step) == choice
+        assert fastest_threads(torch.nn.Linear(20_000, 10_000, device="meta"), step) == 2
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == before
+
+
+# demo
+
+
+def test_demo(retnet_hf, workplace):
+    Path("book.txt").write_text(SAMPLE_TEXT.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
+    answer = retnet_hf("demo", "--text", "book.txt", "--minutes", 0.15, "--threads", 1)
+    assert answer.code == 0
+    assert answer.err == ""
+    before, after = re.search(r"held-out text: ([\d,.]+) before training, ([\d,.]+) after", answer.out).groups()
+    assert float(after.replace(",", "")) < float(before.replace(",", ""))
+    assert "reloaded with AutoModelForCausalLM" in answer.out
+    rows = re.findall(r"^ +([\d,]+) +([\d,]+) +([\d,]+) *$", answer.out, re.MULTILINE)
+    read, state, keys_and_values = zip(*[[int(number.replace(",", "")) for number in row] for row in rows])
+    assert read[1:] == (1024, 4096, 16384)
+    assert len(set(state)) == 1
+    assert keys_and_values[-1] == 2 * 4 * 128 * 4 * 16384
+    assert AutoModelForCausalLM.from_pretrained("retnet-demo").config.hidden_size == 128
+    assert cli.free_name("retnet-demo") == Path("retnet-demo-2")
+
+
+def test_an_interrupted_demo_leaves_nothing(retnet_hf, workplace, monkeypatch):
+    at_step(monkeypatch, 1, press_ctrl_c)
+    answer = retnet_hf("demo", "--threads", 1)
+    assert answer.code == 130
+    assert answer.err.count("\n") == 1
+    assert {path.name for path in workplace.iterdir()} == {"book.txt", "config.json"}
+
+
+def test_a_demo_that_cannot_begin_leaves_an_interrupted_run_alone(retnet_hf, workplace, trained):
+    shutil.copytree(trained, "model.partial")
+    refused(retnet_hf("demo", "--text", "missing.txt", "--output", "model", "--overwrite"), "missing.txt")
+    assert tree(Path("model.partial")) == tree(trained)
+
+
+def test_generate_needs_a_prompt(retnet_hf, trained, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    refused(retnet_hf("generate", trained), "give a prompt")
+
+
+# as a process of its own
+
+
+def test_ctrl_c_in_a_process(workplace):
+    command = [sys.executable, "-u", "-m", "retnet_hf.cli", *TRAIN, "--steps", 100_000, "--output", "model"]
+    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if "step      4" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert re.fullmatch(r"retnet-hf: interrupted at step \d+, which is saved: [^\n]*\n", err)
+    assert list(Path("model.partial").glob("checkpoint-*"))
