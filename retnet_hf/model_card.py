@@ -18,8 +18,7 @@ PIPELINE_TAGS = {
 _TEXT = """\
 # {name}
 
-A [RetNet](https://arxiv.org/abs/2307.08621) of {parameters} parameters: trained like a transformer, decoded like a recurrent
-network. Its state takes {state_bytes} bytes per sequence, however long the text is.
+A [RetNet](https://arxiv.org/abs/2307.08621) of {parameters} parameters{nature}
 
 | | |
 |---|---|
@@ -36,20 +35,38 @@ pip install retnet-hf
 
 ```python
 import retnet_hf  # registers RetNet with transformers
-from transformers import {auto_class}
+from transformers import {imports}
 
 model = {auto_class}.from_pretrained("{name}")
-```
+{example}```
+"""
+_DECODER = """\
+: trained like a transformer, decoded like a recurrent
+network. Its state takes {state_bytes} bytes per sequence, however long the text is."""
+_ENCODER = """\
+ that reads in both directions:
+a token sees those before and after it, in time linear in the length of the text."""
+_EXAMPLE = """\
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+inputs = tokenizer({prompt!r}, return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100, do_sample=True)[0]))
 """
 
 
-def model_card(model: PreTrainedModel, name: str, facts: dict[str, str] | None = None, training: str = "") -> ModelCard:
+def model_card(
+    model: PreTrainedModel,
+    name: str,
+    facts: dict[str, str] | None = None,
+    prompt: str | None = None,
+    training: str = "",
+) -> ModelCard:
     """The model card of `model`.
 
     Args:
         model: any RetNet model.
         name: what `from_pretrained` is to be given: a repository or a folder.
         facts: further rows of its table, such as {"perplexity": "12.3"}.
+        prompt: what its example of generation continues; without one, or a tokenizer, there is no example.
         training: Markdown about data and procedure, put at the end.
     """
     config, architecture = model.config, type(model).__name__
@@ -60,13 +77,16 @@ def model_card(model: PreTrainedModel, name: str, facts: dict[str, str] | None =
         tags=sorted({"retnet", "retention", *(model.model_tags or [])}),
     )
     state_numbers = config.num_hidden_layers * config.num_attention_heads * config.head_dim * config.value_head_dim
+    auto_class = f"AutoModel{'' if suffix == 'Model' else suffix}"
     text = _TEXT.format(
         name=name,
         parameters=f"{model.num_parameters():,}",
-        state_bytes=f"{4 * state_numbers:,}",
+        nature=_ENCODER if config.bidirectional else _DECODER.format(state_bytes=f"{4 * state_numbers:,}"),
         config=config,
         facts="".join(f"| {row} | {value} |\n" for row, value in (facts or {}).items()),
-        auto_class=f"AutoModel{'' if suffix == 'Model' else suffix}",
+        auto_class=auto_class,
+        imports=auto_class if prompt is None else f"{auto_class}, AutoTokenizer",
+        example="" if prompt is None else _EXAMPLE.format(name=name, prompt=prompt),
     )
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}{training}")
 

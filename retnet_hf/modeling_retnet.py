@@ -560,8 +560,8 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
         given = model_kwargs.get("past_key_values")
         if generation_mode == GenerationMode.ASSISTED_GENERATION and RetNetState.length_of(given):
             raise ValueError(
-                "past_key_values must be empty or absent for assisted decoding, in which transformers reads the whole prompt "
-                f"again; the state given has read {RetNetState.length_of(given)} tokens."
+                "past_key_values must be empty or absent for assisted decoding, in which transformers reads the whole "
+                f"prompt again; the state given has read {RetNetState.length_of(given)} tokens."
             )
         super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
         cache = model_kwargs.get("past_key_values")

@@ -33,11 +33,12 @@ from transformers import (
 from .configuration_retnet import RetNetConfig
 from .cpu_threads import cpu_threads, fastest_threads
 from .errors import InputError, Interrupted, first_line
+from .model_card import model_card
 from .modeling_retnet import RetNetForCausalLM
 from .text_corpus import encode, hold_out, load_tokenizer, train_tokenizer
 from .text_generation import Sampling, sample
 from .training_folder import RECORD, TrainingFolder
-from .training_report import CURVE, draw_loss_curve, model_card, perplexity
+from .training_report import CURVE, draw_loss_curve, perplexity
 
 
 @dataclass(frozen=True)
@@ -303,33 +304,16 @@ class TrainingRun:
         model.save_pretrained(partial)
         self.tokenizer.save_pretrained(partial)
         draw_loss_curve(self.log, partial / CURVE)
-        config = model.config
-        with torch.no_grad():
-            first_token = self.evaluation.blocks[:1, :1].long().to(model.device)
-            state = model(first_token, use_cache=True).past_key_values
-        card = model_card(
-            name=self.folder.output.name,
-            folder=self.folder.output.name,
-            parameters=model.num_parameters(),
-            layers=config.num_hidden_layers,
-            hidden_size=config.hidden_size,
-            heads=config.num_attention_heads,
-            state_bytes=state.nbytes,
-            sources=", ".join(f"`{Path(source).name if Path(source).exists() else source}`" for source in self.sources),
-            training_tokens=self.training.blocks.numel(),
-            evaluation_tokens=self.evaluation.blocks.numel(),
-            vocab_size=config.vocab_size,
-            steps=steps,
-            batch_size=recipe.batch_size,
-            block_size=recipe.block_size,
-            lr=recipe.lr,
-            weight_decay=recipe.weight_decay,
-            seed=recipe.seed,
-            before=self.perplexities[0],
-            after=self.perplexities[-1],
-            prompt=self.prompt,
-        )
-        (partial / "README.md").write_text(card, encoding="utf-8", errors="replace")
+        before, after = self.perplexities[0], self.perplexities[-1]
+        facts = {
+            "text": ", ".join(f"`{Path(source).name}`" for source in self.sources),
+            "tokens": f"{self.training.blocks.numel():,} to train on, {self.evaluation.blocks.numel():,} held out",
+            "steps": f"{steps:,} of {recipe.batch_size} × {recipe.block_size} tokens",
+            "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
+            "perplexity on the held-out text": f"**{after:.2f}** per token ({before:.2f} before training)",
+        }
+        training = f"\n## Training\n\nTrained with `retnet-hf train`.\n\n![loss]({CURVE})\n"
+        model_card(model, self.folder.output.name, facts, self.prompt, training).save(partial / "README.md")
         self.folder.publish()
 
 
