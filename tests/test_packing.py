@@ -1,0 +1,98 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Documents packed into one row, as DataCollatorWithFlattening gives them, are documents apart: logits, loss, gradients."""
+
+import pytest
+import torch
+from small_models import close, random_ids, small_model
+from torch.nn import functional as F
+from transformers import DataCollatorWithFlattening
+
+
+LENGTHS = (7, 1, 19, 12)
+
+
+def documents():
+    return [random_ids(1, length, seed)[0].tolist() for seed, length in enumerate(LENGTHS)]
+
+
+def packed(kind):
+    """The collator's batch in each of its forms; padding-free training needs no other key."""
+    collator = DataCollatorWithFlattening(
+        return_position_ids=kind == "position_ids",
+        return_flash_attn_kwargs=kind == "cu_seq_lens",
+        return_seq_idx=kind == "seq_idx",
+        return_tensors="pt",
+    )
+    return dict(collator([{"input_ids": ids} for ids in documents()]))
+
+
+@pytest.fixture(params=["position_ids", "cu_seq_lens", "seq_idx"])
+def batch(request):
+    return packed(request.param)
+
+
+@pytest.mark.parametrize("dialect", ["fla", "grouped", "torchscale"])
+@pytest.mark.parametrize("form", ["auto", "parallel", "chunkwise", "recurrent"])
+def test_packed_logits_are_those_of_each_document_alone(batch, dialect, form):
+    model = small_model(dialect)
+    batch.pop("labels")
+    with torch.no_grad():
+        together = model(**batch, retention_form=form).logits[0].split(LENGTHS)
+        for ids, logits in zip(documents(), together):
+            close(logits, model(torch.tensor([ids])).logits[0], 1e-5)
+
+
+@pytest.mark.parametrize("checkpointing", [None, False, True], ids=["plain", "checkpointed", "checkpointed-reentrant"])
+def test_packed_gradients_are_those_of_each_document_alone(batch, checkpointing):
+    model, apart = (small_model("fla").train() for _ in range(2))
+    if checkpointing is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
+    loss = model(**batch, use_cache=False).loss
+    loss.backward()
+
+    losses = [
+        F.cross_entropy(apart(torch.tensor([ids])).logits[0, :-1], torch.tensor(ids[1:]), reduction="sum")
+        for ids in documents()
+        if len(ids) > 1
+    ]
+    expected = sum(losses) / sum(length - 1 for length in LENGTHS)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for (name, parameter), reference in zip(model.named_parameters(), apart.parameters()):
+        difference = (parameter.grad - reference.grad).abs().max().item()
+        assert difference <= 1e-5 * max(1.0, reference.grad.abs().max().item()), name
+
+
+def test_a_leak_would_show():
+    """The same row without a word about documents gives other logits: the tests above can fail."""
+    model = small_model("fla")
+    ids = packed("position_ids")["input_ids"]
+    with torch.no_grad():
+        last = model(ids).logits[0, -1]
+        alone = model(torch.tensor([documents()[-1]])).logits[0, -1]
+    assert (last - alone).abs().max().item() > 1e-2
+
+
+def test_a_document_may_begin_at_a_call():
+    """With a state carried from the call before, a position that restarts leaves what was read behind."""
+    model = small_model("fla")
+    first, second = random_ids(1, 9, 1), random_ids(1, 11, 2)
+    with torch.no_grad():
+        state = model(first, position_ids=torch.arange(9)[None], use_cache=True).past_key_values
+        carried = model(second, position_ids=torch.arange(11)[None], past_key_values=state, use_cache=True)
+        fresh = model(second, use_cache=True)
+    close(carried.logits, fresh.logits, 1e-5)
+    for layer, reference in zip(carried.past_key_values.layers, fresh.past_key_values.layers):
+        close(layer.recurrent_state, reference.recurrent_state, 1e-5)
+
+
+def test_packed_documents_in_the_encoder():
+    from retnet_hf import RetNetModel
+
+    model = small_model("fla", RetNetModel, bidirectional=True)
+    batch = packed("position_ids")
+    with torch.no_grad():
+        together = model(batch["input_ids"], position_ids=batch["position_ids"]).last_hidden_state[0].split(LENGTHS)
+        for ids, states in zip(documents(), together):
+            close(states, model(torch.tensor([ids])).last_hidden_state[0], 1e-5)
