@@ -58,7 +58,7 @@ run_option, model_option, data_option, training_option, sampling_option = (
     functools.partial(typer.Option, rich_help_panel=panel) for panel in ("Run", "Model", "Text", "Training", "Sampling")
 )
 Threads = Annotated[
-    int | None, run_option(min=1, help="CPU threads. Absent: one or all, whichever a short trial shows faster.")
+    int | None, run_option(min=1, help="CPU threads. Absent: one for a small model, or all where that is faster.")
 ]
 Overwrite = Annotated[bool, run_option("--overwrite", help="Replace the model in OUTPUT once the new one is finished.")]
 
@@ -253,19 +253,17 @@ def generate(
     quiet()
     import torch
 
-    from .cpu_threads import cpu_threads, fastest_threads
-    from .text_generation import Sampling, continue_text, load_model, sample
+    from .cpu_threads import cpu_threads, decoding_threads
+    from .text_generation import Sampling, continue_text, load_model
 
     with Console(stderr=True).status("loading the model"):
         network, tokenizer = load_model(model)
-        if threads is None:
-            threads = fastest_threads(network, lambda: sample(network, tokenizer, "", Sampling(max_new_tokens=4), 0))
     if seed is not None:
         torch.manual_seed(seed)
     if echo:
         emit(text)
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
-    with cpu_threads(threads):
+    with cpu_threads(threads or decoding_threads(network)):
         written = continue_text(network, tokenizer, text, sampling, emit)
     emit("\n")
     state = getattr(written.state, "nbytes", None)

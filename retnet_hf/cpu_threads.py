@@ -4,7 +4,7 @@
 
 The threads of one operation wait for each other by spinning. Where a core is taken from one of them, by another process, a
 container's quota or a virtual machine's scheduler, all of them wait, and a model of small operations runs ten times slower
-on two threads than on one. Nothing but a measurement tells.
+on two threads than on one.
 """
 
 import time
@@ -26,12 +26,18 @@ def cpu_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def fastest_threads(model: nn.Module, step: Callable[[], object]) -> int:
-    """The number of threads for `step`, which runs `model`: one, or all that PyTorch would use where those are much faster.
+def is_small(model: nn.Module) -> bool:
+    """Whether the operations of a model, on the CPU, are so short that one thread may be the best choice."""
+    return not torch.accelerator.is_available() and sum(parameter.numel() for parameter in model.parameters()) < 1e8
 
-    Where the difference is small one thread is the better choice, as the only one that cannot become ten times slower.
-    Large models, and those on an accelerator, get all threads without a trial.
-    """
+
+def decoding_threads(model: nn.Module) -> int:
+    """Threads for writing one token at a time: more than one gain a small model nothing, and may cost it everything."""
+    return 1 if is_small(model) else torch.get_num_threads()
+
+
+def training_threads(model: nn.Module, step: Callable[[], object]) -> int:
+    """Threads for training `model`, of which `step` is a specimen: one, or all where a trial shows those clearly faster."""
 
     def seconds(threads: int) -> float:
         with cpu_threads(threads):
@@ -40,7 +46,9 @@ def fastest_threads(model: nn.Module, step: Callable[[], object]) -> int:
             return time.perf_counter() - start
 
     every = torch.get_num_threads()
-    if every == 1 or torch.accelerator.is_available() or sum(parameter.numel() for parameter in model.parameters()) > 1e8:
+    if every == 1 or not is_small(model):
         return every
     seconds(1)  # the first run of anything takes longer
-    return every if min(seconds(every), seconds(every)) < 0.75 * seconds(1) else 1
+    trials = [(seconds(1), seconds(every)) for _ in range(2)]
+    one, all_together = map(min, zip(*trials))
+    return every if all_together < 0.75 * one else 1

@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from .configuration_retnet import RetNetConfig
-from .cpu_threads import cpu_threads, fastest_threads
+from .cpu_threads import cpu_threads, decoding_threads, training_threads
 from .errors import InputError, Interrupted, first_line
 from .model_card import model_card
 from .modeling_retnet import RetNetForCausalLM
@@ -339,7 +339,7 @@ def prepare(
         steps: length of the run; absent, that of so many `epochs`; absent too, that of the run to resume, or of 3 epochs.
         minutes: at most so long, counted from `started`.
         eval_every: steps between evaluations, and between checkpoints; a tenth of the run if absent.
-        threads: of the CPU; what is fastest if absent.
+        threads: of the CPU; absent, those of the run to resume, or what is fastest.
         resume: from the last checkpoint in the folder.
 
     Raises:
@@ -392,14 +392,12 @@ def prepare(
         prompt=opening.rpartition(" ")[0] or opening,
         checkpoint=checkpoint,
         threads=threads or (torch.get_num_threads() if record is None else record["threads"]),
-        decode_threads=threads or torch.get_num_threads(),
+        decode_threads=threads or decoding_threads(model),
         eval_every=eval_every or max(1, steps // 10),
         text_digest=digest,
     )
-    if threads is None:
-        if record is None:
-            run.threads = fastest_threads(model, lambda: _trial_step(run))
-        run.decode_threads = fastest_threads(model, lambda: run.sample(4))
+    if threads is None and record is None:
+        run.threads = training_threads(model, lambda: _trial_step(run))
     return run
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, pipeline
 
 from retnet_hf import RetNetForCausalLM, cli, text_training
-from retnet_hf.cpu_threads import cpu_threads, fastest_threads
+from retnet_hf.cpu_threads import cpu_threads, decoding_threads, training_threads
 from retnet_hf.errors import InputError
 from retnet_hf.text_corpus import SAMPLE_TEXT, encode, hold_out, read_documents, train_tokenizer
 from retnet_hf.text_training import Schedule
@@ -728,20 +728,21 @@ def test_the_schedule_ends_by_steps_or_by_the_clock(monkeypatch):
     assert schedule.fraction(250) == 1.0
 
 
-def test_fastest_threads_measures_and_restores(monkeypatch):
-    clock = iter(range(10**6))
+def test_threads_are_chosen_by_a_trial_and_set_back(monkeypatch):
+    seconds, clock = {2: 100}, [0.0]
+    monkeypatch.setattr("retnet_hf.cpu_threads.time.perf_counter", lambda: clock[0])
+
+    def step():
+        clock[0] += seconds[torch.get_num_threads()]
+
+    small, large = torch.nn.Linear(2, 2), torch.nn.Linear(20_000, 10_000, device="meta")
     before = torch.get_num_threads()
     with cpu_threads(2):
-        cost = {2: 100}
-
-        def step():
-            for _ in range(cost[torch.get_num_threads()]):
-                next(clock)
-
-        monkeypatch.setattr("retnet_hf.cpu_threads.time.perf_counter", lambda: next(clock))
-        for cost[1], choice in ((20, 1), (90, 1), (110, 1), (160, 2)):
-            assert fastest_threads(torch.nn.Linear(2, 2), step) == choice
-        assert fastest_threads(torch.nn.Linear(20_000, 10_000, device="meta"), step) == 2
+        for seconds[1], choice in ((10, 1), (100, 1), (120, 1), (150, 2)):
+            assert training_threads(small, step) == choice
+        assert training_threads(large, step) == 2
+        assert decoding_threads(small) == 1
+        assert decoding_threads(large) == 2
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == before
 

@@ -242,8 +242,10 @@ def test_disk_offload(model, folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize("on_disk", ["model.embed_tokens", "model.decay", "model.norm", "model.rotary", "model", "lm_head"])
-def test_disk_offload_of_every_part(model, folder, tmp_path_factory, on_disk):
+def test_disk_offload_of_every_part(fla_model, tmp_path, tmp_path_factory, on_disk):
     """Whatever accelerate decides to put on disk, buffers included."""
+    model, folder = fla_model, tmp_path
+    model.save_pretrained(folder)
     parts = [f"model.{name}" for name, _ in model.model.named_children()] + ["lm_head"]
     device_map = {part: "disk" if part.startswith(on_disk) else "cpu" for part in parts}
     loaded = AutoModelForCausalLM.from_pretrained(
