@@ -6,6 +6,7 @@ Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V
 """
 
 import math
+from functools import wraps
 from pathlib import Path
 from typing import NamedTuple
 
@@ -353,6 +354,21 @@ class RetNetPreTrainedModel(PreTrainedModel):
         return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
+def updates_the_state_given(forward):
+    """Makes `use_cache` default to True where a state is given, whatever the configuration says.
+
+    Trainer leaves `config.use_cache` False behind: a state handed to such a model would be read, and silently not updated.
+    """
+
+    @wraps(forward)
+    def wrapper(self, *args, **kwargs):
+        if kwargs.get("past_key_values") is not None and kwargs.get("use_cache") is None:
+            kwargs["use_cache"] = True
+        return forward(self, *args, **kwargs)
+
+    return wrapper
+
+
 class RetNetModel(RetNetPreTrainedModel):
     """The stack of RetNet blocks, without a head."""
 
@@ -370,6 +386,7 @@ class RetNetModel(RetNetPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @updates_the_state_given
     @merge_with_config_defaults
     @capture_outputs
     def forward(

@@ -182,6 +182,19 @@ def test_without_use_cache_a_state_is_read_and_left_alone():
     assert int(state.get_seq_length()) == 10
 
 
+@pytest.mark.parametrize("base", [False, True])
+def test_a_state_given_is_updated_though_the_configuration_says_no_cache(base):
+    """Trainer saves models with use_cache off."""
+    model = build(use_cache=False)
+    model = model.model if base else model
+    tokens = torch.randint(0, 50, (1, 10))
+    with torch.no_grad():
+        assert model(tokens).past_key_values is None
+        state = model(tokens, use_cache=True).past_key_values
+        model(tokens, past_key_values=state)
+    assert int(state.get_seq_length()) == 20
+
+
 def test_a_cache_in_use_by_another_model_is_refused():
     from transformers import DynamicCache
 
