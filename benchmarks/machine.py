@@ -1,4 +1,4 @@
-"""The limits of this machine, measured: memory bandwidth and float32 matrix products."""
+"""The limits of this machine, measured."""
 
 import time
 from collections.abc import Callable
@@ -23,10 +23,3 @@ def read_bandwidth(megabytes: int = 512) -> float:
     matrix, vector = torch.randn(megabytes * 2**20 // 4 // 4096, 4096), torch.randn(4096)
     with torch.no_grad():
         return matrix.nbytes / seconds(lambda: matrix @ vector)
-
-
-def matmul_speed(size: int = 2048) -> float:
-    """Floating point operations per second of a square float32 product."""
-    left, right = torch.randn(size, size), torch.randn(size, size)
-    with torch.no_grad():
-        return 2 * size**3 / seconds(lambda: left @ right)

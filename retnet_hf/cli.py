@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The `retnet-hf` command: train, generate, demo.
 
-Everything that needs PyTorch is imported inside the commands, and every mistake of a user ends in one line and an exit code:
+What a command alone needs is imported inside it, and every mistake of a user ends in one line and an exit code:
 2 for input that cannot be used, 130 for Ctrl-C, 1 where the machine fails.
 """
 

@@ -319,9 +319,9 @@ class RetNetConfig(PreTrainedConfig):
     @property
     def state_fingerprint(self) -> str:
         """Hash of whatever decides what a state means, by which a state of another model is told."""
-        rotation = (self.rotary_endpoint, self.rope_parameters["rope_theta"]) if self.use_rotary else None
+        rotation = (self.rotary_endpoint, float(self.rope_parameters["rope_theta"])) if self.use_rotary else None
         sizes = [self.num_hidden_layers, self.hidden_size, self.num_key_value_heads, self.head_dim, self.value_head_dim]
-        facts = [sizes, self.decays(), rotation, self.feature_map, self.norm_position, self.rms_norm_eps]
+        facts = [sizes, self.decays(), rotation, self.feature_map, self.norm_position, float(self.rms_norm_eps)]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     def validate_architecture(self) -> None:
@@ -367,6 +367,12 @@ class RetNetConfig(PreTrainedConfig):
             require(0 <= getattr(self, field) < 1, field, "in [0, 1)")
         for field in ("rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier"):
             require(getattr(self, field) > 0, field, "positive")
+        theta = (self.rope_parameters or {}).get("rope_theta", 10000.0)
+        require(
+            isinstance(theta, (int, float)) and theta >= 1 and "partial_rotary_factor" not in (self.rope_parameters or {}),
+            "rope_parameters",
+            "a rope_theta of at least 1, and no partial_rotary_factor",
+        )
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
         require(
             rope_type == "default",

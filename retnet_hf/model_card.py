@@ -69,8 +69,9 @@ def model_card(
         prompt: what its example of generation continues; without one, or a tokenizer, there is no example.
         training: Markdown about data and procedure, put at the end.
     """
-    config, architecture = model.config, type(model).__name__
-    suffix = next(suffix for suffix in PIPELINE_TAGS if architecture.endswith(suffix))
+    config = model.config
+    classes = [parent.__name__ for parent in type(model).__mro__]  # a class derived from ours is for what ours is for
+    suffix = next(suffix for name in classes for suffix in PIPELINE_TAGS if name.endswith(suffix))
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag=PIPELINE_TAGS[suffix],

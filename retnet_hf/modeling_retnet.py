@@ -406,7 +406,8 @@ class RetNetModel(RetNetPreTrainedModel):
             attention_mask: (B, S), 0 where a token is padding, anywhere in the row; S = T, or T and all columns before.
                 What is padding changes nothing for the other tokens, nor for the state.
             position_ids: (B, T). Needed only for packed documents: a position that is not beyond the one before it starts a
-                new document. `cu_seq_lens_q` and `seq_idx`, as transformers' collators give them, say the same.
+                new document. `cu_seq_lens_q` and `seq_idx`, as transformers' collators give them, say the same, and are
+                needed where a document begins with padding.
             past_key_values: a `RetNetState`, or an empty cache of transformers'. With use_cache=True it takes in these
                 tokens, in place; with use_cache=False it is read and left as it is.
             retention_form: "auto", "parallel", "recurrent" or "chunkwise"; `config.retention_form` if absent.
@@ -455,6 +456,15 @@ class RetNetModel(RetNetPreTrainedModel):
         config = self.config
         length, device, dtype = inputs_embeds.shape[1], inputs_embeds.device, inputs_embeds.dtype
         first = None if past_key_values is None else past_key_values.layers[0]
+        if first is not None and first.is_initialized and first.batch_size != inputs_embeds.shape[0]:
+            raise ValueError(
+                f"past_key_values holds {first.batch_size} sequences, but the batch has {inputs_embeds.shape[0]}: select or "
+                "repeat its rows to fit."
+            )
+        if first is not None and first.is_initialized and self.training and self.gradient_checkpointing:
+            raise ValueError(
+                "past_key_values must be empty when training with gradient checkpointing, which drops the state."
+            )
         layout = sequence_layout(
             inputs_embeds.shape[:2],
             device,
@@ -653,6 +663,7 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
             retention_form=retention_form,
+            return_dict=True,
             **kwargs,
         )
         logits = self.lm_head(outputs.last_hidden_state)
@@ -669,7 +680,8 @@ class RetNetWithHead(RetNetPreTrainedModel):
     """
 
     def __init__(self, config: RetNetConfig) -> None:
-        AutoModel.register(type(config), RetNetModel, exist_ok=True)
+        if type(config).__name__ == RetNetConfig.__name__:  # a configuration derived from it has a model of its own
+            AutoModel.register(type(config), RetNetModel, exist_ok=True)
         super().__init__(config)
 
 

@@ -177,17 +177,19 @@ def recurrent_retention(
 def recurrent_step_(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, state: Tensor) -> Tensor:
     """One token, T = 1, updating `state` (B, H, K, V) in place. Returns the output (B, H, 1, V)."""
     dtype = state.dtype
-    key = key.to(dtype) * tables.key[:, :, 0]  # (B, H, 1, K); 0 for an absent token
-    state.mul_(tables.state[:, :, 0]).addcmul_(key.transpose(-1, -2), value.to(dtype))
-    return query.to(dtype) @ state
+    with torch.autocast(query.device.type, enabled=False):
+        key = key.to(dtype) * tables.key[:, :, 0]  # (B, H, 1, K); 0 for an absent token
+        state.mul_(tables.state[:, :, 0]).addcmul_(key.transpose(-1, -2), value.to(dtype))
+        return query.to(dtype) @ state
 
 
 def recurrent_step(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, state: Tensor) -> tuple[Tensor, Tensor]:
     """One token, T = 1, leaving `state` (B, H, K, V) as it is. Returns the output (B, H, 1, V) and the new state."""
     dtype = state.dtype
-    key = key.to(dtype) * tables.key[:, :, 0]
-    state = torch.addcmul(tables.state[:, :, 0] * state, key.transpose(-1, -2), value.to(dtype))
-    return query.to(dtype) @ state, state
+    with torch.autocast(query.device.type, enabled=False):
+        key = key.to(dtype) * tables.key[:, :, 0]
+        state = torch.addcmul(tables.state[:, :, 0] * state, key.transpose(-1, -2), value.to(dtype))
+        return query.to(dtype) @ state, state
 
 
 def retention_map(query: Tensor, key: Tensor, tables: DecayTables, backward_tables: DecayTables | None = None) -> Tensor:

@@ -39,7 +39,7 @@ class TakenIn(NamedTuple):
     value: Tensor  # (B, G, T, V)
     log_decay: Tensor  # (H,)
     mask: Tensor | None  # (B, T) False where a token is absent
-    reset: Tensor | None  # (B, T) True where a document starts
+    reset: Tensor | None  # (B|1, T) True where a document starts
     next_position: Tensor  # (B|1, T) position that follows each token
 
 
@@ -93,18 +93,24 @@ class RetNetStateLayer(CacheLayerMixin):
         if self.record_past:
             self._recorded.append(taken_in)
 
-        if self.recurrent_state is not None and self.recurrent_state.shape == state.shape and self.can_be_overwritten:
-            if state is not self.recurrent_state:
-                self.recurrent_state.copy_(state)
+        self._put(state, next_position, key_states.shape[2])
+        return key_states, value_states
+
+    def _put(self, state: Tensor, next_position: Tensor, tokens: int) -> None:
+        """Takes over a state that is `tokens` further on (or, below 0, back), in place where that is allowed."""
+        old = self.recurrent_state
+        alike = old is not None and (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
+        if alike and self.can_be_overwritten:
+            if state is not old:
+                old.copy_(state)
             self.next_position.copy_(next_position)
-            self.cumulative_length.add_(key_states.shape[2])
+            self.cumulative_length.add_(tokens)
         else:
             self.recurrent_state, self.next_position = state, next_position.clone()
-            self.cumulative_length = self.cumulative_length + key_states.shape[2]
+            self.cumulative_length = self.cumulative_length + tokens
             if not torch.compiler.is_compiling():
                 for tensor in (self.recurrent_state, self.next_position, self.cumulative_length):
                     torch._dynamo.mark_static_address(tensor)
-        return key_states, value_states
 
     def get_seq_length(self) -> Tensor | int:
         """Columns taken in so far, padding included; a 0-dim tensor, not touched by later calls, once there are any."""
@@ -201,8 +207,8 @@ class RetNetStateLayer(CacheLayerMixin):
             )
 
         if tokens_to_remove < 0:
-            self._replay(recorded + tokens_to_remove)
-            self.cumulative_length.add_(tokens_to_remove)
+            state, position = self._replay(recorded + tokens_to_remove)
+            self._put(state, position, tokens_to_remove)
         self._start_record()
 
     def _start_record(self) -> None:
@@ -210,8 +216,8 @@ class RetNetStateLayer(CacheLayerMixin):
         if self.record_past:
             self._recorded_from = tuple(None if tensor is None else tensor.clone() for tensor in self.past)
 
-    def _replay(self, tokens: int) -> None:
-        """Sets the state to what it was after the first `tokens` recorded tokens."""
+    def _replay(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """State and position as they were after the first `tokens` recorded tokens."""
         state, position = self._recorded_from
         for call in self._recorded:
             if tokens <= 0:
@@ -225,11 +231,8 @@ class RetNetStateLayer(CacheLayerMixin):
             _, state = retention(query, key, value, call.log_decay, state, mask, reset)
             position = call.next_position[:, kept - 1].expand(key.shape[0])
         if state is None:  # nothing had been read when recording began
-            self.recurrent_state.zero_()
-            self.next_position.zero_()
-        else:
-            self.recurrent_state.copy_(state)
-            self.next_position.copy_(position)
+            return torch.zeros_like(self.recurrent_state), torch.zeros_like(self.next_position)
+        return state, position
 
     def fill_(self, recurrent_state: Tensor, next_position: Tensor, cumulative_length: Tensor) -> None:
         """Takes over a state that was computed elsewhere."""
@@ -283,6 +286,7 @@ class RetNetStateLayer(CacheLayerMixin):
 
         def record(call: TakenIn) -> TakenIn:
             position = rows(call.next_position.expand(batch, -1))
+            call = call._replace(reset=None if call.reset is None else call.reset.expand(batch, -1))
             return TakenIn(rows(call.key), rows(call.value), call.log_decay, rows(call.mask), rows(call.reset), position)
 
         self._recorded = [record(call) for call in self._recorded]
@@ -316,8 +320,10 @@ def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
     layers = config.num_hidden_layers
     if len(cache.layers) == layers and all(isinstance(layer, RetNetStateLayer) for layer in cache.layers):
         origin = getattr(cache, "config", config)
-        if origin is not config and origin.state_fingerprint != config.state_fingerprint:
-            raise ValueError("past_key_values is the state of a model of another configuration than this one.")
+        if origin is not config and not torch.compiler.is_compiling():
+            if origin.state_fingerprint != config.state_fingerprint:
+                raise ValueError("past_key_values is the state of a model of another configuration than this one.")
+            cache.config = config  # known to fit from here on
         return cache
     if any(getattr(layer, "is_initialized", False) for layer in cache.layers):
         raise ValueError(
@@ -327,6 +333,7 @@ def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
     record_past = any(getattr(layer, "record_past", False) for layer in cache.layers)
     cache.layers = [RetNetStateLayer() for _ in range(layers)]
     cache.layer_class_to_replicate = None
+    cache.config = config
     if record_past:
         cache.activate_past_recording()
     return cache
@@ -386,9 +393,8 @@ class RetNetState(Cache):
         """
         if isinstance(target, torch.dtype) and target not in STATE_DTYPES:
             raise ValueError(f"a state is kept in torch.float32 or torch.float64, not in {target}.")
-        first = self.layers[0].recurrent_state
-        if first is not None and first.to(target) is not first:
-            for layer in self.layers:
+        for layer in self.layers:
+            if layer.recurrent_state is not None and layer.recurrent_state.to(target) is not layer.recurrent_state:
                 layer.to_(target)
         return self
 

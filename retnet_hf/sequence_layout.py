@@ -36,9 +36,10 @@ def sequence_layout(
         attention_mask: (B, S), 0 where a token is absent. S = T, or the past's columns and these; columns of tokens that are
             still to come are ignored.
         position_ids: (B|1, T). Absent tokens have none. A token whose position is not beyond that of the one before it
-            starts a document. Without them, tokens that are there are counted, on from the past.
+            starts a document. Without them, tokens that are there are counted, on from the past. Where a document begins
+            with absent tokens only `cu_seq_lens_q` or `seq_idx` can tell: absent tokens have no position.
         cu_seq_lens_q: (documents + 1,) offsets of packed documents in a batch of one.
-        seq_idx: (B, T) number of the document of each token.
+        seq_idx: (B, T) number of the document of each token; the first goes on with what was read before.
         past_length: columns read before. past_position: (B,) position that follows them.
 
     Raises:
@@ -100,9 +101,12 @@ def _mask(shape: tuple[int, int], attention_mask: Tensor | None, past_length: Te
             f"attention_mask must be (batch, tokens), with one column for each of the {length} tokens and, optionally, "
             f"those before them, got {tuple(attention_mask.shape)} for a batch of {batch}."
         )
-    first = width - length
-    if first and not torch.compiler.is_compiling():
-        first = min(first, int(past_length))
+    if width == length:
+        return attention_mask != 0
+    if torch.compiler.is_compiling() and isinstance(past_length, Tensor):  # its value is not to be looked at
+        columns = past_length.clamp(max=width - length) + torch.arange(length, device=attention_mask.device)
+        return attention_mask.index_select(1, columns) != 0
+    first = min(width - length, int(past_length))
     return attention_mask[:, first : first + length] != 0
 
 

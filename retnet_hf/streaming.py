@@ -7,16 +7,20 @@ is that of reading it at once.
 """
 
 import math
+import numbers
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 from transformers import TrainerCallback
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import PreTrainedModel
+
+from .retention_state import RetNetState
 
 
 @dataclass
@@ -35,6 +39,7 @@ class StreamScore:
 
     @property
     def perplexity(self) -> float:
+        """exp of the negative log-likelihood per token."""
         return math.exp(-self.log_likelihood / self.tokens) if self.tokens else float("nan")
 
 
@@ -45,12 +50,14 @@ def segments(tokens: Tensor | Iterable, segment_length: int) -> Iterator[Tensor]
         tokens: a tensor of ids, or anything that yields ids, or lists or tensors of ids; read no further than needed.
     """
     if isinstance(tokens, Tensor):
+        if tokens.dim() != 1 and tuple(tokens.shape[:-1]) != (1,):
+            raise ValueError(f"tokens must be one text, (tokens,) or (1, tokens), got {tuple(tokens.shape)}.")
         yield from (segment[None].long() for segment in tokens.flatten().split(segment_length) if len(segment))
         return
     held: list[int] = []
     for piece in tokens:
         piece = piece.flatten().tolist() if isinstance(piece, Tensor) else piece
-        held.extend([piece] if isinstance(piece, int) else piece)
+        held.extend([int(piece)] if isinstance(piece, numbers.Integral) else piece)
         while len(held) >= segment_length:
             yield torch.tensor([held[:segment_length]])
             held = held[segment_length:]
@@ -68,7 +75,7 @@ def score_stream(
     """The exact log-likelihood of a stream of any length, in memory that does not depend on it.
 
     Args:
-        model: a causal language model with a constant-size state, in eval mode.
+        model: a causal language model with a constant-size state. It reads in eval mode, whatever mode it is in.
         tokens: ids: a tensor, or any iterable of ids or of sequences of ids, a generator included.
         segment_length: tokens read at a time; the score does not depend on it.
         state: what was read before; updated in place. The first token is then not scored, since the logits that predict it
@@ -80,16 +87,22 @@ def score_stream(
     if segment_length < 1:
         raise ValueError(f"segment_length must be a positive integer, got {segment_length}.")
     log_likelihood, predicted, last_logits = 0.0, 0, None
-    for segment in segments(tokens, segment_length):
-        segment = segment.to(model.device)
-        outputs = model(segment, past_key_values=state, use_cache=True)
-        state, logits = outputs.past_key_values, outputs.logits[0].float()  # (S, vocabulary)
-        targets = segment[0]
-        scores = logits[:-1] if last_logits is None else torch.cat([last_logits, logits[:-1]])
-        targets = targets[1:] if last_logits is None else targets
-        log_likelihood -= F.cross_entropy(scores, targets, reduction="sum").double().item()
-        predicted += len(targets)
-        last_logits = logits[-1:]
+    training = model.training
+    model.eval()
+    try:
+        for segment in segments(tokens, segment_length):
+            segment = segment.to(model.device)
+            outputs = model(segment, past_key_values=state, use_cache=True)
+            state, logits = outputs.past_key_values, outputs.logits[0]  # (S, vocabulary)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            targets = segment[0]
+            scores = logits[:-1] if last_logits is None else torch.cat([last_logits, logits[:-1]])
+            targets = targets[1:] if last_logits is None else targets
+            log_likelihood -= F.cross_entropy(scores, targets, reduction="sum").double().item()
+            predicted += len(targets)
+            last_logits = logits[-1:]
+    finally:
+        model.train(training)
     if last_logits is None:
         raise ValueError("tokens must not be empty.")
     return StreamScore(log_likelihood, predicted, state)
@@ -99,7 +112,7 @@ class TokenStreams(IterableDataset):
     """One long text as training examples, such that row b of every batch continues row b of the batch before.
 
     The text is cut into `batch_size` streams of equal length, and these into segments, which come out in the order in which
-    a data loader of that batch size needs them. Use it with `CarryState`, and with one process per device.
+    a data loader of that batch size needs them, also if it has several workers. Use it with `CarryState`, in one process.
 
     Args:
         tokens: (all tokens,) int64.
@@ -123,54 +136,88 @@ class TokenStreams(IterableDataset):
         return self.streams.shape[0] * self.streams.shape[1]
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for segment in self.streams.transpose(0, 1).flatten(0, 1):
-            yield {"input_ids": segment, "labels": segment}
+        worker = get_worker_info()  # a loader takes one batch from each of its workers in turn
+        batches = self.streams.transpose(0, 1)  # (segments, B, T)
+        for batch in batches if worker is None else batches[worker.id :: worker.num_workers]:
+            for segment in batch:
+                yield {"input_ids": segment, "labels": segment}
 
 
 class CarryState(TrainerCallback):
     """Truncated back-propagation through time: each training step starts from the state that the last one ended with.
 
-    The state is detached between steps, begins anew with every epoch, and is left alone by evaluation. Hand it to a
-    `Trainer` along with `TokenStreams`:
+    The state is detached between steps, begins anew with every epoch, is left alone by evaluation, and is kept in every
+    checkpoint, so that a resumed run goes on with it. Hand it to a `Trainer` along with `TokenStreams`:
 
         Trainer(model, args, train_dataset=TokenStreams(tokens, batch_size, 512), callbacks=[CarryState()])
 
     Raises:
-        ValueError: when training begins with gradient checkpointing, which drops every state, or when a batch has another
-            number of rows than the one before.
+        ValueError: when training begins with gradient checkpointing, which drops every state; with another dataset, another
+            batch size, or several processes, so that rows would not continue each other; or from a checkpoint without a
+            state.
     """
 
-    def __init__(self) -> None:
-        self.state: Cache | None = None
-        self._hooks: list = []
+    FILE = "carried_state.safetensors"
 
-    def on_train_begin(self, args, state, control, model: nn.Module | None = None, **kwargs) -> None:
+    def __init__(self) -> None:
+        self.state: RetNetState | None = None
+        self._hooks: list = []
+        self._resuming = False
+
+    def on_train_begin(self, args, state, control, model: nn.Module = None, train_dataloader=None, **kwargs) -> None:
         if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
             raise ValueError("gradient checkpointing must be off with CarryState: it drops the state of every layer.")
+        dataset = getattr(train_dataloader, "dataset", None)
+        if not isinstance(dataset, TokenStreams):
+            raise ValueError(f"CarryState needs a train_dataset of type TokenStreams, got {type(dataset).__name__}.")
+        if dataset.streams.shape[0] != args.train_batch_size or args.world_size > 1:
+            raise ValueError(
+                f"TokenStreams was made for one process and batch_size {dataset.streams.shape[0]}, but the Trainer runs "
+                f"{args.world_size} with a batch size of {args.train_batch_size}: its rows would not continue each other."
+            )
+        self._remove_hooks()
+        self.state = None
+        steps_per_epoch = len(dataset) // args.train_batch_size // args.gradient_accumulation_steps
+        self._resuming = state.global_step % max(steps_per_epoch, 1) > 0
+        if self._resuming:
+            file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / self.FILE
+            if not file.is_file():
+                raise ValueError(f"{file.parent} has no {self.FILE}: it was not written by a run with CarryState.")
+            self.state = RetNetState.load(file, model.config, model.device)
+
+    def on_epoch_begin(self, args, state, control, **kwargs) -> None:
+        if not self._resuming:
+            self.state = None
+        self._resuming = False
+
+    def on_step_begin(self, args, state, control, model: nn.Module = None, **kwargs) -> None:
+        self._remove_hooks()
         self._hooks = [
             model.register_forward_pre_hook(self._give, with_kwargs=True),
             model.register_forward_hook(self._take),
         ]
 
-    def on_epoch_begin(self, args, state, control, **kwargs) -> None:
-        self.state = None
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        self._remove_hooks()
+
+    def on_save(self, args, state, control, **kwargs) -> None:
+        if self.state is not None:
+            self.state.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / self.FILE)
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
+        self._remove_hooks()
+        self.state = None
+
+    def _remove_hooks(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self.state = [], None
+        self._hooks = []
 
-    def _give(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-        if not model.training:
-            return None
-        rows = len(kwargs["input_ids"])
-        if self.state is not None and self.state.batch_size != rows:
-            raise ValueError(f"every batch must have {self.state.batch_size} rows for CarryState, got {rows}.")
+    def _give(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         return args, kwargs | {"past_key_values": self.state, "use_cache": True}
 
     def _take(self, model: nn.Module, args: tuple, outputs) -> None:
-        if model.training:
-            self.state = outputs.past_key_values.clone()
+        self.state = outputs.past_key_values.clone()
 
 
 __all__ = ["CarryState", "StreamScore", "TokenStreams", "score_stream", "segments"]

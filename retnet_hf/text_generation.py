@@ -48,8 +48,7 @@ class Generation(NamedTuple):
 
     tokens: Tensor  # (1, T) of prompt and continuation
     new_tokens: int
-    prompt_seconds: float  # until the first new token was there
-    seconds: float  # from there to the last
+    seconds: float  # from the first new token to the last
     state: Cache
 
     @property
@@ -112,30 +111,23 @@ def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> Tensor:
 def continue_text(
     model: PreTrainedModel,
     tokenizer: "PreTrainedTokenizerBase",
-    prompt: str | Tensor,
+    prompt: str,
     sampling: Sampling,
     write: Callable[[str], object],
-    state: Cache | None = None,
 ) -> Generation:
-    """Continues a prompt, and hands every piece of text to `write` as soon as it is certain.
-
-    The prompt may also be (1, T) ids, of which a `state` has read all but the last ones.
-    """
-    ids = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
-    ids = ids.to(model.device)
+    """Continues a prompt, and hands every piece of text to `write` as soon as it is certain."""
+    ids = encode_prompt(tokenizer, prompt).to(model.device)
     writer = _Writer(tokenizer, write)
-    start = time.perf_counter()
     output = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
-        past_key_values=state,
         streamer=writer,
         use_cache=True,
         return_dict_in_generate=True,
         **sampling.arguments(),
     )
-    first, last = writer.times[1], writer.times[-1]
-    return Generation(output.sequences, len(writer.times) - 1, first - start, last - first, output.past_key_values)
+    _, first, *_ = times = writer.times  # the prompt, then every new token
+    return Generation(output.sequences, len(times) - 1, times[-1] - first, output.past_key_values)
 
 
 def sample(model: PreTrainedModel, tokenizer: "PreTrainedTokenizerBase", prompt: str, sampling: Sampling, seed: int) -> str:

@@ -148,7 +148,7 @@ class Supervisor(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Takes the first Ctrl-C, or request to terminate, as a wish to stop after this step, the second as ever."""
+        """Takes the first Ctrl-C, or request to terminate, as a wish to stop after this step; the second acts as always."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def restore() -> None:

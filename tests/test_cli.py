@@ -90,6 +90,14 @@ def heard_again():
     datasets.enable_progress_bars()
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Ctrl-C is heard, also where a shell has started the tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, heard_again) -> Path:
     """The folder of an uninterrupted run of TRAIN, which tests copy before they change it."""

@@ -237,3 +237,42 @@ def test_heads_in_bfloat16_keep_a_float32_state():
         state = model(torch.randint(0, 50, (1, 12)), use_cache=True).past_key_values
     assert {layer.recurrent_state.dtype for layer in state.layers} == {torch.float32}
     assert {type(module) for module in model.modules() if isinstance(module, RetNetRetention)} == {RetNetRetention}
+
+
+def test_a_state_of_another_batch_size_gets_a_sentence():
+    model = build()
+    with torch.no_grad():
+        state = model(torch.randint(0, 50, (2, 4)), use_cache=True).past_key_values
+        for batch, length in ((1, 1), (3, 1), (3, 5)):
+            with pytest.raises(ValueError, match=f"past_key_values holds 2 sequences, but the batch has {batch}"):
+                model(torch.randint(0, 50, (batch, length)), past_key_values=state)
+
+
+def test_gradient_checkpointing_in_training_refuses_a_state_that_it_would_drop():
+    model = build().train()
+    tokens = torch.randint(0, 50, (1, 4))
+    state = model(tokens, use_cache=True).past_key_values
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="past_key_values must be empty when training with gradient checkpointing"):
+        model(tokens, past_key_values=state, use_cache=True)
+
+
+def test_a_compiled_forward_reads_the_same_mask_columns():
+    """A mask of static width, with columns for tokens that are still to come."""
+    model = build()
+    tokens = torch.randint(0, 50, (2, 12))
+    mask = torch.ones(2, 16, dtype=torch.long)
+    mask[0, :4] = 0
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad():
+        expected = model(tokens, attention_mask=mask, use_cache=True)
+        actual = compiled(tokens, attention_mask=mask, use_cache=True)
+        assert torch.allclose(actual.logits[1], expected.logits[1], atol=1e-5)
+        assert torch.allclose(actual.logits[0, 4:], expected.logits[0, 4:], atol=1e-5)
+        step, following = torch.randint(0, 50, (2, 1)), torch.ones(2, 16, dtype=torch.long)
+        following[1, 12] = 0  # the token after the twelve read is absent in the second row
+        expected = model(step, attention_mask=following, past_key_values=expected.past_key_values, use_cache=True)
+        actual = compiled(step, attention_mask=following, past_key_values=actual.past_key_values, use_cache=True)
+        assert torch.allclose(actual.logits[0], expected.logits[0], atol=1e-5)
+    assert actual.past_key_values.layers[0].next_position.tolist() == [9, 12]
+    assert expected.past_key_values.layers[0].next_position.tolist() == [9, 12]

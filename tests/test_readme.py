@@ -14,6 +14,8 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     assert len(blocks) >= 7
+    for name in ("RetNetConfig", "RetNetForCausalLM"):  # they register themselves to be saved with their code
+        monkeypatch.setattr(f"retnet_hf.{name}._auto_class", None, raising=False)
     namespace = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)

@@ -277,6 +277,19 @@ def test_autocast_does_not_narrow_the_state():
     assert torch.equal(state, expected_state)
 
 
+def test_autocast_does_not_narrow_a_single_step():
+    case = Case(13, torch.float32, 1)
+    tables = decay_tables(case.log_decay, 1)
+    with torch.no_grad():
+        expected, expected_state = recurrent_step(case.query, case.key, case.value, tables, case.state)
+        state = case.state.detach().clone()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = recurrent_step_(case.query, case.key, case.value, tables, state)
+    assert output.dtype == state.dtype == torch.float32
+    assert torch.equal(output, expected)
+    assert torch.equal(state, expected_state)
+
+
 def test_memory_kept_for_backward_is_linear_in_length():
     """Promise 6: what the chunkwise form saves doubles with T, and is O(T (K + V)), never T x T."""
     key_dim, value_dim = 32, 64

@@ -250,3 +250,33 @@ def test_torch_export_of_the_decode_step_takes_and_returns_the_state():
         assert torch.allclose(outputs.logits, expected.logits, atol=1e-6)
         assert_same_states(ours, state, 1e-6)
     assert int(ours.get_seq_length()) == 13
+
+
+def test_the_record_follows_its_rows_where_all_are_alike():
+    """position_ids of one row for the batch, packed documents and all, while recording."""
+    model = MODELS[torch.float64]
+    tokens = random_ids(2, 8)
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
+    state = RetNetState(model.config)
+    state.activate_past_recording()
+    with torch.no_grad():
+        model(tokens, position_ids=positions, past_key_values=state)
+        state.reorder_cache(torch.tensor([1, 0]))
+        state.batch_repeat_interleave(2)
+        state.crop(-2)
+        rows = tokens[[1, 1, 0, 0]]
+        expected = model(rows[:, :6], position_ids=positions[:, :6], use_cache=True).past_key_values
+    assert_same_states(state, expected, 1e-12)
+
+
+def test_a_state_of_inference_mode_can_be_rewound_outside_it():
+    model = MODELS[torch.float64]
+    tokens = random_ids(1, 8)
+    with torch.inference_mode():
+        state = RetNetState(model.config)
+        state.activate_past_recording()
+        model(tokens, past_key_values=state)
+    with torch.no_grad():
+        state.crop(-3)
+    assert int(state.get_seq_length()) == 5
+    assert_same_states(state, read(model, tokens[:, :5]).past_key_values, 1e-12)

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import Trainer, TrainingArguments
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf.streaming import CarryState, TokenStreams, score_stream, segments
@@ -120,3 +121,71 @@ def test_gradient_checkpointing_is_refused(tmp_path):
     run = trainer(build(), tmp_path, [CarryState()], torch.randint(0, 40, (64,)), gradient_checkpointing=True)
     with pytest.raises(ValueError, match="gradient checkpointing must be off with CarryState"):
         run.train()
+
+
+def test_workers_share_the_batches(tmp_path):
+    dataset = TokenStreams(torch.arange(60), batch_size=2, segment_length=5)
+    alone = [batch["input_ids"].tolist() for batch in DataLoader(dataset, batch_size=2)]
+    shared = [batch["input_ids"].tolist() for batch in DataLoader(dataset, batch_size=2, num_workers=2)]
+    assert shared == alone
+    assert len(alone) == 6
+
+
+def test_rows_that_would_not_continue_each_other_are_refused(tmp_path):
+    arguments = TrainingArguments(tmp_path, per_device_train_batch_size=4, report_to=[], max_steps=1)
+    run = Trainer(build(), arguments, train_dataset=TokenStreams(torch.arange(40), 2, 10), callbacks=[CarryState()])
+    with pytest.raises(
+        ValueError, match="made for one process and batch_size 2, but the Trainer runs 1 with a batch size of 4"
+    ):
+        run.train()
+    blocks = [{"input_ids": torch.arange(9), "labels": torch.arange(9)}]
+    run = Trainer(build(), arguments, train_dataset=blocks, callbacks=[CarryState()])
+    with pytest.raises(ValueError, match="CarryState needs a train_dataset of type TokenStreams, got list"):
+        run.train()
+
+
+def test_a_resumed_run_carries_on_with_the_state(tmp_path):
+    """Interrupted in the middle of an epoch and resumed, training ends with the weights of an uninterrupted run."""
+    tokens = torch.randint(0, 40, (2 * 16 * 6,))
+    options = {"save_strategy": "steps", "save_steps": 3, "learning_rate": 1e-3, "seed": 3, "lr_scheduler_type": "constant"}
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 3
+
+    whole = trainer(build(), tmp_path / "whole", [CarryState()], tokens, **options)
+    whole.train()
+    trainer(build(), tmp_path / "cut", [CarryState(), Stop()], tokens, **options).train()
+    resumed = trainer(build(), tmp_path / "cut", [CarryState()], tokens, **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == whole.state.global_step == 6
+    for (name, parameter), reference in zip(resumed.model.named_parameters(), whole.model.parameters()):
+        assert torch.equal(parameter, reference), name
+
+    (tmp_path / "cut" / "checkpoint-3" / CarryState.FILE).unlink()
+    again = trainer(build(), tmp_path / "cut", [CarryState()], tokens, **options)
+    with pytest.raises(ValueError, match="has no carried_state.safetensors"):
+        again.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
+
+
+def test_a_run_that_fails_leaves_no_hooks_for_the_next(tmp_path):
+    class Fail(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise RuntimeError("power cut")
+
+    model, tokens = build(), torch.randint(0, 40, (64,))
+    with pytest.raises(RuntimeError, match="power cut"):
+        trainer(model, tmp_path, [CarryState(), Fail()], tokens).train()
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+
+
+def test_scoring_is_in_eval_mode_and_leaves_the_mode_alone():
+    model, tokens = build(hidden_dropout=0.5), torch.randint(0, 40, (50,))
+    expected = score_stream(model, tokens).log_likelihood
+    model.train()
+    assert score_stream(model, tokens, 7).log_likelihood == pytest.approx(expected, rel=1e-5)
+    assert model.training
+    assert score_stream(model, tokens.numpy(), 7).log_likelihood == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="tokens must be one text"):
+        score_stream(model, tokens.view(2, 25))
