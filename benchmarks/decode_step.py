@@ -23,7 +23,7 @@ def race(model: RetNetForCausalLM, tokens: int, batch: int) -> tuple[list[float]
     for layer in compiled_state.layers:
         torch._dynamo.mark_static_address(layer.recurrent_state)
     step = torch.compile(model, fullgraph=True, dynamic=False)
-    token = prompt[:, :1].clone()
+    token = prompt[:, :1].clone(memory_format=torch.contiguous_format)  # as the tokens that are to come
     for _ in range(3):  # compiles, and compiles for the state that generation goes on with
         step(token, past_key_values=compiled_state, use_cache=True)
     counters.clear()
