@@ -4,7 +4,7 @@
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 
@@ -62,6 +62,26 @@ def shake(model: nn.Module, seed: int = 0) -> nn.Module:
 
 def small_model(dialect: str = "fla", model_class: type = RetNetForCausalLM, seed: int = 0, **overrides):
     return shake(model_class(small_config(dialect, **overrides)), seed).eval()
+
+
+def small_llama() -> LlamaForCausalLM:
+    """A model of another architecture with the same vocabulary."""
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        pad_token_id=PAD,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in llama.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.4)
+    return llama
 
 
 def random_ids(batch: int, length: int, seed: int = 0) -> Tensor:
@@ -135,3 +155,16 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", unk_token="<unk>", padding_side="left"
     )
+
+
+# The beginning of a program for another process, in which `retnet_hf` cannot be imported.
+PACKAGE_ABSENT = """
+import importlib.abc, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "retnet_hf":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""

@@ -7,25 +7,10 @@ from collections import Counter
 
 import pytest
 import torch
-from small_models import VOCAB_SIZE, greedy, random_ids, shake, small_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from small_models import greedy, random_ids, small_llama, small_model
 
 
 PROMPTS = [random_ids(1, 3 + seed % 17, seed) for seed in range(50)]
-
-
-def llama():
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=None,
-    )
-    return shake(LlamaForCausalLM(config), seed=3).eval()
 
 
 def near(model):
@@ -43,10 +28,10 @@ def near(model):
 )
 def test_fifty_prompts_keep_their_greedy_tokens(pair):
     retnet = small_model("grouped")
-    model = llama() if pair == "RetNet drafts for Llama" else retnet
+    model = small_llama() if pair == "RetNet drafts for Llama" else retnet
     options = {
         "RetNet drafts for RetNet": lambda: {"assistant_model": near(retnet)},
-        "Llama drafts for RetNet": lambda: {"assistant_model": llama()},
+        "Llama drafts for RetNet": lambda: {"assistant_model": small_llama()},
         "RetNet drafts for Llama": lambda: {"assistant_model": retnet},
         "lookup": lambda: {"prompt_lookup_num_tokens": 3},
     }[pair]()

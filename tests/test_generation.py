@@ -15,10 +15,11 @@ from small_models import (
     left_padded,
     memory,
     random_ids,
+    small_llama,
     small_model,
 )
 from torch import nn
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache
 from transformers.generation import TextIteratorStreamer
 from transformers.generation.streamers import BaseStreamer
 
@@ -304,25 +305,6 @@ def test_prompt_lookup_decoding(model, forwards):
     calls = forwards(model)
     assert greedy(model, ids, 40, prompt_lookup_num_tokens=3).equal(expected)
     assert any(1 < fed < 30 for fed, _ in calls)  # drafts were checked several tokens at a time
-
-
-def small_llama() -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        pad_token_id=PAD,
-        eos_token_id=None,
-    )
-    torch.manual_seed(0)
-    llama = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in llama.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.4)
-    return llama
 
 
 def test_assistant_of_another_architecture(model):

@@ -13,7 +13,7 @@ import torch
 from hub_stand_in import HubStandIn, serving
 from huggingface_hub import ModelCard
 from safetensors.torch import load
-from small_models import greedy, small_model
+from small_models import PACKAGE_ABSENT, greedy, small_model
 
 from retnet_hf import RetNetModel
 
@@ -36,21 +36,17 @@ small_config().push_to_hub("someone/configuration")
 small_model().push_to_hub("someone/own-card")
 """
 
-LOAD = """
-import importlib.abc, json, sys
-
-class Absent(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "retnet_hf":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Absent())
+LOAD = (
+    PACKAGE_ABSENT
+    + """
+import json
 from transformers import pipeline
 
 generator = pipeline(model="someone/with-code", trust_remote_code=True)  # the task is in the model card
 [tokens] = generator("w5 w6 w7", max_new_tokens=8, do_sample=False, return_tensors=True)
 print(json.dumps([type(generator).__name__, type(generator.model).__module__, tokens["generated_token_ids"]]))
 """
+)
 
 
 def run(script: str, hub: HubStandIn, folder: Path) -> str:

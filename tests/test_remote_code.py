@@ -11,21 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_models import close, detailed, greedy, left_padded, random_ids, small_model
+from small_models import PACKAGE_ABSENT, close, detailed, greedy, left_padded, random_ids, small_model
 
 import retnet_hf
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetForSequenceClassification, RetNetModel
 
 
-WITHOUT_THE_PACKAGE = """
-import importlib.abc, sys
-
-class Absent(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "retnet_hf":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Absent())
+WITHOUT_THE_PACKAGE = (
+    PACKAGE_ABSENT
+    + """
 folder, out = sys.argv[1:]
 
 import torch
@@ -40,6 +34,7 @@ def load(auto_class, name, **kwargs):
 ids = torch.load(f"{folder}/ids.pt")
 answers = {}
 """
+)
 
 
 def run(script: str, folder: Path, out: Path) -> dict[str, torch.Tensor]:
