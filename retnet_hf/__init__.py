@@ -13,6 +13,9 @@ from transformers import (
 )
 
 from .configuration_retnet import RetNetConfig
+from .image_processing_metaformer import MetaFormerImageProcessor, MetaFormerImageProcessorPil
+from .image_processing_rmt import RMTImageProcessor, RMTImageProcessorPil
+from .image_processing_vir import ViRImageProcessor, ViRImageProcessorPil
 from .modeling_retnet import (
     RetNetForCausalLM,
     RetNetForMaskedLM,
@@ -44,6 +47,10 @@ AutoModelForTokenClassification.register(RetNetConfig, RetNetForTokenClassificat
 
 __all__ = [
     "CarryState",
+    "MetaFormerImageProcessor",
+    "MetaFormerImageProcessorPil",
+    "RMTImageProcessor",
+    "RMTImageProcessorPil",
     "RetNetConfig",
     "RetNetForCausalLM",
     "RetNetForMaskedLM",
@@ -55,6 +62,8 @@ __all__ = [
     "RetNetState",
     "StreamScore",
     "TokenStreams",
+    "ViRImageProcessor",
+    "ViRImageProcessorPil",
     "__version__",
     "bidirectional_retention",
     "chunkwise_retention",

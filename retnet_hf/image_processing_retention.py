@@ -1,0 +1,189 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""From pictures to `pixel_values`: what the image processors of ViR, RMT and MetaFormer share.
+
+Every processor comes twice, as in transformers: the class with the plain name computes with torchvision where that is
+installed and with Pillow and NumPy elsewhere, the class ending in "Pil" with Pillow and NumPy everywhere.
+"""
+
+import numpy as np
+import PIL.Image
+import torch
+from torch import Tensor
+from transformers.image_processing_backends import PilBackend, TorchvisionBackend
+from transformers.image_processing_utils import BatchFeature
+from transformers.image_utils import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DEFAULT_STD,
+    ChannelDimension,
+    ImageInput,
+    PILImageResampling,
+    SizeDict,
+    infer_channel_dimension_format,
+)
+from transformers.processing_utils import ImagesKwargs
+from transformers.utils import is_torchvision_available
+
+
+def rgb_of_picture(picture: PIL.Image.Image) -> np.ndarray:
+    """A picture of any mode -> (3, height, width) uint8. What is transparent shows white; 16 bits become 8."""
+    if picture.mode.startswith("I"):  # "I;16" in its byte orders, and "I", to which Pillow widens 16 bits
+        grey = np.asarray(picture).clip(0, 65535) / 257
+        picture = PIL.Image.fromarray(grey.round().astype(np.uint8))
+    if picture.getbands()[-1] in "Aa" or "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+        picture = PIL.Image.alpha_composite(PIL.Image.new("RGBA", picture.size, "white"), picture)
+    return np.moveaxis(np.array(picture.convert("RGB")), -1, 0)
+
+
+def rgb_of_array(image: np.ndarray | Tensor, input_data_format: ChannelDimension | str | None = None) -> Tensor:
+    """An array with 1, 3 or 4 channels, first or last -> (3, height, width), float32 for floats and uint8 for all else.
+
+    Booleans and uint16 are scaled to 256 levels. What is transparent shows white, which is 1.0 where numbers are floats.
+
+    Raises:
+        ValueError: if the channels are others, or the fourth is that of floats outside of [0, 1].
+    """
+    if isinstance(image, np.ndarray):  # torch takes neither foreign byte orders nor backward strides
+        image = torch.from_numpy(np.array(image, dtype=image.dtype.newbyteorder("="), order="C"))
+    image = image.detach()
+    if input_data_format is None:
+        input_data_format = infer_channel_dimension_format(image, num_channels=(1, 3, 4))
+    if input_data_format == ChannelDimension.LAST:
+        image = image.movedim(-1, 0)
+    channels = image.shape[0]
+    if channels not in (1, 3, 4):
+        raise ValueError(f"An image must have 1, 3 or 4 channels, got one of shape {tuple(image.shape)} with {channels}.")
+
+    is_float, white = image.is_floating_point(), 255
+    if is_float:
+        image, white = image.float(), 1.0
+    elif image.dtype == torch.bool:
+        image = image * 255
+    elif image.dtype == torch.uint16:
+        image = (image.float() / 257).round()
+    elif image.dtype != torch.uint8:
+        image = image.clamp(0, 255)
+    if channels == 4:
+        if is_float and (image.amin() < 0 or image.amax() > 1):
+            low, high = image.amin().item(), image.amax().item()
+            raise ValueError(f"An image of floats with transparency must be in [0, 1], got values from {low} to {high}.")
+        opacity = image[3:] / white
+        image = image[:3] * opacity + white * (1 - opacity)
+        image = image if is_float else image.round()
+    image = image.expand(3, -1, -1)
+    return image if is_float else image.to(torch.uint8)
+
+
+class RetentionImageProcessorKwargs(ImagesKwargs, total=False):
+    """
+    crop_pct (`float`, *optional*):
+        Share of the resized image, along its shorter side, that the centre crop keeps. None: no crop.
+    """
+
+    crop_pct: float | int | None
+
+
+class RetentionImageProcessing:
+    """What both backends do in the same way, before the backend among the base classes of an image processor.
+
+    Images are converted to RGB, resized to `size`, rescaled by 1/255 and normalised by the mean and standard deviation of
+    ImageNet. `size` is always the size of what comes out, {"height": …, "width": …} or one number for both.
+
+    With `crop_pct`, an image keeps its proportions, as in the evaluation of timm: it is resized until it covers
+    `size` / `crop_pct`, and the centre of size `size` is cut out of it. Without, it is stretched to `size`.
+
+    Images may be of PIL, in any mode; NumPy arrays or torch tensors, (height, width) or with 1, 3 or 4 channels, first or
+    last; or a list, or a four-dimensional array, of them. Floats are rescaled like any other numbers: pass
+    `do_rescale=False` for those in [0, 1].
+    """
+
+    valid_kwargs = RetentionImageProcessorKwargs
+
+    do_convert_rgb = True
+    do_resize = True
+    size = {"height": 224, "width": 224}
+    crop_pct = None
+    resample = PILImageResampling.BICUBIC
+    do_rescale = True
+    do_normalize = True
+    image_mean = IMAGENET_DEFAULT_MEAN
+    image_std = IMAGENET_DEFAULT_STD
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__(**kwargs)
+        if "crop_pct" in kwargs:  # transformers takes a None for the default
+            self.crop_pct = kwargs["crop_pct"]
+
+    def _standardize_kwargs(self, size=None, crop_pct: float | None = None, **kwargs) -> dict:
+        kwargs = super()._standardize_kwargs(size=size, **kwargs)
+        height, width = (kwargs["size"].height, kwargs["size"].width) if size is not None else (None, None)
+        if size is not None and not (height and width and height > 0 and width > 0):
+            raise ValueError(
+                'size must be {"height": …, "width": …}, the size of the output, or one positive number for both, '
+                f"got {size!r}."
+            )
+        if crop_pct is not None and not 0 < crop_pct <= 1:
+            raise ValueError(f"crop_pct must be in (0, 1], or None for no crop, got {crop_pct!r}.")
+        return kwargs | {"crop_pct": crop_pct}
+
+    def _prepare_images_structure(self, images: ImageInput, expected_ndims: int = 3) -> list:
+        def with_channel(image):  # (height, width) -> (1, height, width)
+            return image[None] if getattr(image, "ndim", None) == 2 else image
+
+        images = self.fetch_images(images)
+        images = list(map(with_channel, images)) if isinstance(images, list | tuple) else with_channel(images)
+        return super()._prepare_images_structure(images, expected_ndims=expected_ndims)
+
+    def process_image(
+        self,
+        image: ImageInput,
+        do_convert_rgb: bool | None = None,
+        input_data_format: ChannelDimension | str | None = None,
+        **kwargs,
+    ) -> np.ndarray | Tensor:
+        """One image -> (channels, height, width), in the way the backend keeps it."""
+        if do_convert_rgb:
+            is_picture = isinstance(image, PIL.Image.Image)
+            image = rgb_of_picture(image) if is_picture else rgb_of_array(image, input_data_format)
+            input_data_format = ChannelDimension.FIRST
+        if self.backend == "pil" and isinstance(image, Tensor):
+            image = image.cpu()
+        return super().process_image(image, do_convert_rgb=False, input_data_format=input_data_format, **kwargs)
+
+    def _preprocess(self, images, do_resize, size: SizeDict, resample, crop_pct=None, **kwargs) -> BatchFeature:
+        if do_resize and crop_pct is not None:
+            images = [self.resize(image, covering(image.shape[-2:], size, crop_pct), resample) for image in images]
+            do_resize, kwargs = False, kwargs | {"do_center_crop": True, "crop_size": size}
+        return super()._preprocess(images, do_resize=do_resize, size=size, resample=resample, **kwargs)
+
+
+def covering(image_size: tuple[int, int], size: SizeDict, crop_pct: float) -> SizeDict:
+    """The size, in the proportions of an image of `image_size` (height, width), that just covers `size` / `crop_pct`."""
+    height, width = image_size
+    target_height, target_width = int(size.height / crop_pct), int(size.width / crop_pct)
+    if height * target_width <= width * target_height:
+        return SizeDict(height=target_height, width=target_height * width // height)
+    return SizeDict(height=target_width * height // width, width=target_width)
+
+
+class RetentionImageProcessorPil(RetentionImageProcessing, PilBackend):
+    """With Pillow and NumPy."""
+
+    def resize(self, image: np.ndarray, size: SizeDict, resample: int | None = None, **kwargs) -> np.ndarray:
+        """Resizes (channels, height, width) to `size`: in 256 levels what is uint8, and anything else as float32."""
+        if image.dtype == np.uint8:
+            return super().resize(image, size, resample, **kwargs)
+        channels = [PIL.Image.fromarray(channel.astype(np.float32)) for channel in image]
+        return np.stack([np.asarray(channel.resize((size.width, size.height), resample)) for channel in channels])
+
+
+if is_torchvision_available():
+
+    class RetentionImageProcessor(RetentionImageProcessing, TorchvisionBackend):
+        """With torchvision."""
+
+else:
+
+    class RetentionImageProcessor(RetentionImageProcessorPil):
+        """With Pillow and NumPy, for want of torchvision."""

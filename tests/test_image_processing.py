@@ -1,0 +1,364 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The image processors, against a plain computation with PIL and NumPy, in every backend that is installed.
+
+Tests take the classes of the three families in turn, each in its Pillow version and in the one that uses torchvision where
+that is installed.
+"""
+
+import copy
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from transformers.image_utils import SizeDict
+from transformers.utils import is_torchvision_available
+
+from retnet_hf.image_processing_metaformer import MetaFormerImageProcessor, MetaFormerImageProcessorPil
+from retnet_hf.image_processing_retention import covering, rgb_of_array, rgb_of_picture
+from retnet_hf.image_processing_rmt import RMTImageProcessor, RMTImageProcessorPil
+from retnet_hf.image_processing_vir import ViRImageProcessor, ViRImageProcessorPil
+
+
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+FAMILIES = {
+    "vir": (ViRImageProcessor, ViRImageProcessorPil, 0.9),
+    "rmt": (RMTImageProcessor, RMTImageProcessorPil, 0.875),
+    "metaformer": (MetaFormerImageProcessor, MetaFormerImageProcessorPil, 0.9),
+}
+# one level of 256, or two where both backends round, in units of the smallest standard deviation
+LEVEL = 1 / 255 / 0.224
+ROUNDING = {"pil": 1e-5, "torchvision": 2.1 * LEVEL}
+
+
+@pytest.fixture(params=["plain", "Pil"])
+def processor_class(request):
+    """Both classes of one family; the families differ in a number, which has a test of its own."""
+    plain, pil, _ = FAMILIES["vir"]
+    return plain if request.param == "plain" else pil
+
+
+def picture(height: int = 40, width: int = 56, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    """Smooth colours, whose resized versions depend little on how a filter rounds."""
+    rows, columns = np.mgrid[:height, :width]
+    phase = np.random.default_rng(seed).uniform(0, 6, 3)
+    waves = [np.sin(rows / 7 + phase[i]) + np.cos(columns / (5 + i) - phase[i]) for i in range(3)]
+    levels = (127.5 + 60 * np.stack(waves, axis=-1)).clip(0, 255).astype(np.uint8)
+    return Image.fromarray(levels).convert(mode)
+
+
+def expected(image: Image.Image, size: tuple[int, int] = (32, 32), crop_pct: float | None = None) -> torch.Tensor:
+    """What should come out, by PIL and NumPy alone: (3, height, width)."""
+    height, width = size
+    image = image.convert("RGB")
+    if crop_pct is None:
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    else:
+        scale = max(int(height / crop_pct) / image.height, int(width / crop_pct) / image.width)
+        larger = (int(image.width * scale + 1e-9), int(image.height * scale + 1e-9))
+        left, top = (larger[0] - width) // 2, (larger[1] - height) // 2
+        image = image.resize(larger, Image.Resampling.BICUBIC).crop((left, top, left + width, top + height))
+    return torch.tensor((np.asarray(image) / 255 - MEAN) / STD).float().movedim(-1, 0)
+
+
+def pixels(processor, images, **kwargs) -> torch.Tensor:
+    batch = processor(images, return_tensors="pt", **kwargs)
+    assert set(batch) == {"pixel_values"}
+    assert batch["pixel_values"].dtype == torch.float32
+    return batch["pixel_values"]
+
+
+def assert_pixels(processor, images, wanted: list[torch.Tensor], tolerance: float | None = None, **kwargs) -> None:
+    actual = pixels(processor, images, **kwargs)
+    assert actual.shape == (len(wanted), *wanted[0].shape)
+    tolerance = ROUNDING[processor.backend] if tolerance is None else tolerance
+    torch.testing.assert_close(actual, torch.stack(wanted), rtol=0, atol=tolerance)
+
+
+# Values
+
+
+@pytest.mark.parametrize("crop_pct", [None, 0.875, 1, 0.5])
+@pytest.mark.parametrize("size", [(32, 32), (24, 40)])
+def test_an_image_becomes_what_pil_and_numpy_make_of_it(processor_class, size, crop_pct):
+    processor = processor_class(size={"height": size[0], "width": size[1]}, crop_pct=crop_pct)
+    for image in (picture(), picture(56, 40), picture(20, 21), picture(97, 30)):
+        assert_pixels(processor, image, [expected(image, size, crop_pct)])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_defaults_of_each_family(family):
+    plain, pil, crop_pct = FAMILIES[family]
+    image = picture(250, 300)
+    for processor in (plain(), pil()):
+        assert processor.crop_pct == crop_pct
+        assert dict(processor.size) == {"height": 224, "width": 224}
+        assert_pixels(processor, image, [expected(image, (224, 224), crop_pct)])
+
+
+def test_size_is_the_size_of_the_output(processor_class):
+    assert pixels(processor_class(size=32), picture()).shape == (1, 3, 32, 32)
+    assert pixels(processor_class(size=[24, 40]), picture()).shape == (1, 3, 24, 40)
+    processor = processor_class(size={"height": 16, "width": 20})
+    assert pixels(processor, picture()).shape == (1, 3, 16, 20)
+    assert pixels(processor, picture(), size={"height": 8, "width": 12}).shape == (1, 3, 8, 12)
+    assert pixels(processor, picture(), size=9, crop_pct=None).shape == (1, 3, 9, 9)
+
+
+def test_options_of_a_call_take_the_place_of_those_of_the_processor(processor_class):
+    processor, image = processor_class(size=32, crop_pct=0.8), picture()
+    assert_pixels(processor, image, [expected(image)], crop_pct=None)
+    assert_pixels(processor, image, [expected(image, crop_pct=0.5)], crop_pct=0.5)
+    raw = pixels(processor, image, crop_pct=None, do_normalize=False)
+    wanted = expected(image) * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
+    torch.testing.assert_close(raw[0], wanted.float(), rtol=0, atol=ROUNDING[processor.backend])
+    assert_pixels(processor, image, [expected(image, crop_pct=0.8)])
+
+
+def test_images_of_the_output_size_are_taken_pixel_by_pixel(processor_class):
+    image = picture(32, 32)
+    assert_pixels(processor_class(size=32, crop_pct=None), image, [expected(image)], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["nearest", "bilinear", "lanczos"])
+def test_other_filters(name):
+    image, filter_ = picture(), Image.Resampling[name.upper()]
+    actual = ViRImageProcessorPil(size=32, crop_pct=None, resample=filter_, do_normalize=False)(image).pixel_values[0]
+    wanted = np.asarray(image.resize((32, 32), filter_)).transpose(2, 0, 1) / 255
+    np.testing.assert_allclose(actual, wanted, atol=1e-6)
+
+
+@given(st.integers(1, 2000), st.integers(1, 2000), st.integers(1, 400), st.integers(1, 400), st.floats(0.05, 1))
+@settings(max_examples=300, deadline=None)
+def test_the_image_to_crop_from_covers_the_crop_and_keeps_its_proportions(height, width, out_height, out_width, crop_pct):
+    size = covering((height, width), SizeDict(height=out_height, width=out_width), crop_pct)
+    target = int(out_height / crop_pct), int(out_width / crop_pct)
+    assert size.height >= target[0] >= out_height
+    assert size.width >= target[1] >= out_width
+    assert size.height == target[0] or size.width == target[1]
+    assert abs(size.height * width - size.width * height) <= max(height, width)  # less than a pixel
+
+
+# What images may be
+
+
+def inputs_of(image: Image.Image) -> dict:
+    last = np.asarray(image)
+    first = last.transpose(2, 0, 1)
+    return {
+        "PIL": image,
+        "NumPy, channels last": last,
+        "NumPy, channels first": first,
+        "NumPy, not contiguous": np.flip(np.flip(last, 1).copy(), 1),
+        "NumPy, int64": last.astype(np.int64),
+        "NumPy, float64": last.astype(np.float64),
+        "torch, channels last": torch.tensor(last),
+        "torch, channels first": torch.tensor(first),
+        "torch, int32": torch.tensor(first).int(),
+        "torch, float32": torch.tensor(first).float(),
+        "torch, bfloat16 with a gradient": torch.tensor(first).to(torch.bfloat16).requires_grad_(),
+        "torch, a batch of one": torch.tensor(first)[None],
+        "list of PIL": [image],
+        "tuple of NumPy": (last,),
+        "list of lists": [[image]],
+    }
+
+
+@pytest.mark.parametrize("kind", inputs_of(picture()))
+def test_every_kind_of_image(processor_class, kind):
+    image = picture()
+    tolerance = 2.1 * LEVEL  # floats are not rounded to 256 levels when they are resized
+    for crop_pct in (None, 0.875):
+        processor = processor_class(size=32, crop_pct=crop_pct)
+        assert_pixels(processor, inputs_of(image)[kind], [expected(image, crop_pct=crop_pct)], tolerance)
+
+
+@pytest.mark.parametrize("kind", ["PIL", "NumPy", "torch", "mixed"])
+def test_images_of_different_sizes(processor_class, kind):
+    images = [picture(40, 56, seed=1), picture(33, 20, seed=2), picture(40, 56, seed=3), picture(8, 9, seed=4)]
+    convert = {"PIL": lambda i: i, "NumPy": np.asarray, "torch": lambda i: torch.tensor(np.asarray(i)).movedim(-1, 0)}
+    given_images = [convert[name](i) for name, i in zip(["PIL", "NumPy", "torch", "PIL"], images)]
+    if kind != "mixed":
+        given_images = [convert[kind](i) for i in images]
+    processor = processor_class(size=32, crop_pct=0.9)
+    assert_pixels(processor, given_images, [expected(i, crop_pct=0.9) for i in images])
+    alone = torch.cat([pixels(processor, i) for i in given_images])
+    assert pixels(processor, given_images).equal(alone)
+
+
+@pytest.mark.parametrize("layout", [(32, 32), (1, 32, 32), (32, 32, 1)])
+@pytest.mark.parametrize("library", ["NumPy", "torch"])
+def test_grey_arrays(processor_class, layout, library):
+    image = picture(32, 32, "L")
+    array = np.asarray(image).reshape(layout)
+    array = array if library == "NumPy" else torch.tensor(array)
+    processor = processor_class(size=32, crop_pct=None)
+    for images in (array, [array, array]):
+        count = 2 if isinstance(images, list) else 1
+        assert_pixels(processor, images, [expected(image)] * count, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGBA", "RGBa", "CMYK", "YCbCr", "HSV", "I", "F"])
+def test_every_mode_of_pil(processor_class, mode):
+    """A file without transparency shows what PIL shows of it."""
+    image = picture(32, 32).convert({"RGBa": "RGBA", "PA": "P"}.get(mode, "L" if mode in "LAIF" else "RGB")).convert(mode)
+    wanted = image.convert("RGBA").convert("RGB") if mode in ("PA", "RGBa") else image.convert("RGB")
+    if mode == "I":  # 16 bits, of which these are the darkest 256 levels
+        wanted = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    assert_pixels(processor_class(size=32, crop_pct=None), image, [expected(wanted)], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I;16B", "I"])
+def test_16_bits_become_8(processor_class, mode, tmp_path):
+    levels = np.arange(32 * 32).reshape(32, 32) * 64
+    image = Image.frombytes(mode, (32, 32), levels.astype({"I;16": "<u2", "I;16B": ">u2", "I": "<i4"}[mode]).tobytes())
+    wanted = expected(Image.fromarray((levels / 257).round().astype(np.uint8)))
+    processor = processor_class(size=32, crop_pct=None)
+    assert_pixels(processor, image, [wanted], tolerance=1e-5)
+    assert_pixels(processor, levels.astype(np.uint16), [wanted], tolerance=1e-5)
+    assert_pixels(processor, levels.astype(">u2"), [wanted], tolerance=1e-5)
+    if mode != "I":  # which PNG files have not
+        image.save(tmp_path / "picture.png")
+        assert_pixels(processor, Image.open(tmp_path / "picture.png"), [wanted], tolerance=1e-5)
+
+
+def test_what_is_transparent_shows_white(processor_class):
+    colours = np.asarray(picture(32, 32)).astype(np.float64)
+    opacity = np.linspace(0, 255, 32 * 32).round().reshape(32, 32, 1)
+    composite = colours * opacity / 255 + 255 - opacity
+    wanted = expected(Image.fromarray(composite.round().astype(np.uint8)))
+    levels = np.concatenate([colours, opacity], axis=-1).astype(np.uint8)
+    processor = processor_class(size=32, crop_pct=None)
+    assert_pixels(processor, Image.fromarray(levels), [wanted], tolerance=1.1 * LEVEL)
+    assert_pixels(processor, levels, [wanted], tolerance=1e-5)
+    assert_pixels(processor, torch.tensor(levels).movedim(-1, 0), [wanted], tolerance=1e-5)
+    assert_pixels(processor, levels / 255, [wanted], tolerance=0.51 * LEVEL, do_rescale=False)
+
+    palette = Image.new("P", (32, 32), 1)
+    palette.putpalette([255, 0, 0, 0, 0, 255])
+    palette.info["transparency"] = 1
+    white = expected(Image.new("RGB", (32, 32), "white"))
+    assert_pixels(processor, palette, [white], tolerance=1e-5)
+
+
+def test_booleans_are_black_and_white(processor_class):
+    array = np.random.default_rng(0).random((32, 32)) < 0.5
+    wanted = expected(Image.fromarray(array.astype(np.uint8) * 255))
+    assert_pixels(processor_class(size=32, crop_pct=None), array, [wanted], tolerance=1e-5)
+
+
+def test_floats_are_resized_as_floats(processor_class):
+    """Also those outside of [0, 1] or [0, 255], and to the same values by both backends."""
+    channels = [np.asarray(channel, dtype=np.float32) / 50 - 3 for channel in picture().split()]
+    wanted = [np.asarray(Image.fromarray(c).resize((32, 32), Image.Resampling.BICUBIC)) for c in channels]
+    processor = processor_class(size=32, crop_pct=None, do_rescale=False, do_normalize=False)
+    actual = pixels(processor, np.stack(channels))
+    torch.testing.assert_close(actual[0], torch.tensor(np.stack(wanted)), rtol=0, atol=1e-4)
+
+
+def test_ambiguous_channels_are_decided_by_input_data_format(processor_class):
+    array = np.random.default_rng(0).integers(0, 256, (3, 40, 3), dtype=np.uint8)
+    last, first = expected(Image.fromarray(array), (3, 40)), expected(Image.fromarray(array.transpose(1, 2, 0)), (40, 3))
+    processor = processor_class(crop_pct=None)
+    assert_pixels(processor, array, [last], tolerance=1e-5, size=[3, 40], input_data_format="channels_last")
+    assert_pixels(processor, array, [first], tolerance=1e-5, size=[40, 3], input_data_format="channels_first")
+
+
+def test_without_conversion_a_grey_image_stays_grey(processor_class):
+    processor = processor_class(size=32, crop_pct=None, do_convert_rgb=False, image_mean=[0.5], image_std=[0.25])
+    wanted = torch.tensor(np.asarray(picture(32, 32, "L")) / 255 - 0.5).float()[None, None] / 0.25
+    for image in (picture(32, 32, "L"), np.asarray(picture(32, 32, "L"))):
+        torch.testing.assert_close(pixels(processor, image), wanted, rtol=0, atol=1e-5)
+
+
+def test_without_return_tensors_a_list_of_images(processor_class):
+    [image] = processor_class(size=32)(picture()).pixel_values
+    assert image.shape == (3, 32, 32)
+
+
+@given(st.sampled_from([1, 3, 4]), st.integers(5, 9), st.integers(5, 9), st.booleans(), st.integers(0, 100))
+@settings(max_examples=50, deadline=None)
+def test_arrays_and_pictures_are_converted_alike(channels, height, width, channels_last, seed):
+    levels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
+    image = Image.fromarray(levels[..., 0] if channels == 1 else levels)
+    array = levels if channels_last else levels.transpose(2, 0, 1)
+    ours = rgb_of_array(array)
+    assert ours.shape == (3, height, width)
+    assert ours.dtype == torch.uint8
+    assert np.abs(ours.numpy().astype(int) - rgb_of_picture(image).astype(int)).max() <= (channels == 4)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"size": {"shortest_edge": 32}}, "size must be .*shortest_edge"),
+        ({"size": 0}, "size must be"),
+        ({"size": {"height": -1, "width": 5}}, "size must be"),
+        ({"crop_pct": 0}, r"crop_pct must be in \(0, 1\], or None for no crop, got 0"),
+        ({"crop_pct": 1.5}, "crop_pct must be .* got 1.5"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(processor_class, options, words):
+    with pytest.raises(ValueError, match=words):
+        processor_class(**options)
+    with pytest.raises(ValueError, match=words):
+        processor_class()(picture(), **options)
+
+
+def test_images_that_cannot_be_are_refused(processor_class):
+    processor = processor_class(size=32)
+    with pytest.raises(ValueError, match="channel"):
+        processor(np.zeros((40, 30, 5)))
+    with pytest.raises(ValueError, match=r"1, 3 or 4 channels, got one of shape \(5, 40, 30\) with 5"):
+        processor(np.zeros((40, 30, 5)), input_data_format="channels_last")
+    with pytest.raises(ValueError, match="got values from -1.0 to 2.0"):
+        processor(np.stack([np.full((5, 5), value) for value in (-1.0, 0.0, 2.0, 1.0)]))
+    with pytest.raises((TypeError, ValueError)):
+        processor(3)
+
+
+# Saving and loading
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_and_loaded_it_does_the_same(family, tmp_path):
+    for processor_class in FAMILIES[family][:2]:
+        options = {"size": {"height": 24, "width": 20}, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7]}
+        processor = processor_class(**options, crop_pct=0.7, resample=Image.Resampling.BILINEAR, rescale_factor=1 / 100)
+        processor.save_pretrained(tmp_path)
+        loaded = processor_class.from_pretrained(tmp_path)
+        assert type(loaded) is processor_class
+        assert loaded.to_dict() == processor.to_dict()
+        assert pixels(loaded, picture()).equal(pixels(processor, picture()))
+        assert not pixels(loaded, picture()).allclose(pixels(processor_class(size=[24, 20]), picture()))
+        saved = json.loads((tmp_path / "preprocessor_config.json").read_text())
+        assert saved["image_processor_type"] == FAMILIES[family][0].__name__
+        assert saved["size"] == options["size"]
+
+
+def test_no_crop_is_saved_as_such(processor_class, tmp_path):
+    processor_class(crop_pct=None).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "preprocessor_config.json").read_text())["crop_pct"] is None
+    assert processor_class.from_pretrained(tmp_path).crop_pct is None
+    assert processor_class.from_pretrained(tmp_path, crop_pct=0.6, size=48).crop_pct == 0.6
+
+
+def test_copied_and_pickled(processor_class):
+    processor = processor_class(size=20)
+    for twin in (copy.deepcopy(processor), pickle.loads(pickle.dumps(processor))):
+        assert type(twin) is processor_class
+        assert pixels(twin, picture()).equal(pixels(processor, picture()))
+
+
+def test_the_plain_class_uses_torchvision_where_it_is_installed():
+    for plain, pil, _ in FAMILIES.values():
+        assert plain().backend == ("torchvision" if is_torchvision_available() else "pil")
+        assert pil().backend == "pil"
