@@ -3,9 +3,11 @@
 """Retentive networks as ordinary Hugging Face models. Importing the package registers them with the Auto classes."""
 
 from transformers import (
+    AutoBackbone,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForImageClassification,
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -13,6 +15,7 @@ from transformers import (
 )
 
 from .configuration_retnet import RetNetConfig
+from .configuration_rmt import RMTConfig
 from .image_processing_metaformer import MetaFormerImageProcessor, MetaFormerImageProcessorPil
 from .image_processing_rmt import RMTImageProcessor, RMTImageProcessorPil
 from .image_processing_vir import ViRImageProcessor, ViRImageProcessorPil
@@ -25,6 +28,7 @@ from .modeling_retnet import (
     RetNetModel,
     RetNetPreTrainedModel,
 )
+from .modeling_rmt import RMTBackbone, RMTForImageClassification, RMTModel, RMTPreTrainedModel
 from .retention import (
     bidirectional_retention,
     chunkwise_retention,
@@ -45,12 +49,22 @@ AutoModelForQuestionAnswering.register(RetNetConfig, RetNetForQuestionAnswering)
 AutoModelForSequenceClassification.register(RetNetConfig, RetNetForSequenceClassification)
 AutoModelForTokenClassification.register(RetNetConfig, RetNetForTokenClassification)
 
+AutoConfig.register("rmt", RMTConfig)
+AutoModel.register(RMTConfig, RMTModel)
+AutoModelForImageClassification.register(RMTConfig, RMTForImageClassification)
+AutoBackbone.register(RMTConfig, RMTBackbone)
+
 __all__ = [
     "CarryState",
     "MetaFormerImageProcessor",
     "MetaFormerImageProcessorPil",
+    "RMTBackbone",
+    "RMTConfig",
+    "RMTForImageClassification",
     "RMTImageProcessor",
     "RMTImageProcessorPil",
+    "RMTModel",
+    "RMTPreTrainedModel",
     "RetNetConfig",
     "RetNetForCausalLM",
     "RetNetForMaskedLM",

@@ -1,0 +1,226 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RMT configuration: four stages described by lists of numbers, and the published sizes by name."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
+from transformers.backbone_utils import BackboneConfigMixin
+from transformers.configuration_utils import PreTrainedConfig
+
+
+ATTENTION_TYPES = ("decomposed", "whole")
+TOKEN_CLASSIFIER_INPUTS = ("hidden_states", "projection")
+
+# Fields with one value per stage.
+_PER_STAGE = (
+    "hidden_sizes",
+    "depths",
+    "num_attention_heads",
+    "mlp_ratios",
+    "attention_types",
+    "decay_exponents",
+    "decay_exponent_ranges",
+    "layer_scale_init_values",
+)
+
+# name: (hidden_sizes, depths, num_attention_heads, mlp_ratios, decomposed stages, decay_exponent_ranges,
+#        stages with layer scale, drop_path_rate), arXiv 2309.11523 table 12 and the authors' code
+_SHAPES = {
+    "tiny": ([64, 128, 256, 512], [2, 2, 8, 2], [4, 4, 8, 16], [3, 3, 3, 3], 2, [4, 4, 6, 6], 0, 0.1),
+    "small": ([64, 128, 256, 512], [3, 4, 18, 4], [4, 4, 8, 16], [4, 4, 3, 3], 3, [4, 4, 6, 6], 0, 0.15),
+    "base": ([80, 160, 320, 512], [4, 8, 25, 8], [5, 5, 10, 16], [4, 4, 3, 3], 3, [5, 5, 6, 6], 2, 0.4),
+    "large": ([112, 224, 448, 640], [4, 8, 25, 8], [7, 7, 14, 20], [4, 4, 3, 3], 3, [6, 6, 6, 6], 2, 0.5),
+}
+_TOKEN_LABEL = "-token-label"
+# The paper's names; a star marks training with token labels.
+_PAPER_NAMES = {
+    "T": "tiny",
+    "S": "small",
+    "B": "base",
+    "L": "large",
+    "S*": "small" + _TOKEN_LABEL,
+    "B*": "base" + _TOKEN_LABEL,
+    "L*": "large" + _TOKEN_LABEL,
+}
+_PRESETS = (*_SHAPES, *(name for name in _PAPER_NAMES.values() if name.endswith(_TOKEN_LABEL)), *_PAPER_NAMES)
+
+
+@strict
+class RMTConfig(BackboneConfigMixin, PreTrainedConfig):
+    r"""Configuration of an RMT (arXiv 2309.11523). The defaults are those of RMT-T.
+
+    Every list has one value per stage.
+
+    Args:
+        num_channels (`int`): colour channels of the images.
+        image_size (`int` or a pair): size trained on, for tools that ask. Nothing is limited by it: any size is taken.
+        hidden_sizes (`list[int]`): width of each stage; the first is even, as the stem begins with half of it.
+        depths (`list[int]`): blocks of each stage.
+        num_attention_heads (`list[int]`): heads of each stage, each with its own decay.
+        mlp_ratios (`list[float]`): width of the feed-forward over the stage's width, rounded down.
+        attention_types (`list[str]`): "whole", all tokens attend to all with decay γ^(|Δrow| + |Δcolumn|), or
+            "decomposed", along the rows with γ^|Δcolumn| and along the columns of what comes of it with γ^|Δrow|.
+        decay_exponents (`list[float]`), decay_exponent_ranges (`list[float]`): γ of head i of N is
+            1 - 2^(-exponent - range · i / N).
+        rope_theta (`float`): the tokens, counted row by row, are rotated by frequencies rope_theta^(-linspace(0, 1, K/2)).
+        layer_scale_init_values (`list[float]`): what the factors on the branches of a block start from; 0 is no factors.
+        projection_size (`int`): width of the classifier's hidden layer.
+        token_classifier_input (`str`, *optional*): adds the classifier of single tokens of the token-label releases (the
+            starred ones), on the last stage's "hidden_states" or on their "projection".
+        hidden_act (`str`): activation of stem and feed-forward, a name of `transformers.activations.ACT2FN`.
+        projection_act (`str`): activation of the classifier's hidden layer.
+        layer_norm_eps (`float`), batch_norm_eps (`float`): epsilons of the norms.
+        drop_path_rate (`float`): stochastic depth of the last block; it rises linearly from 0 at the first.
+        initializer_range (`float`): standard deviation of the weights of linear layers.
+        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among
+            "stem", "stage1", … ; the last stage if both are absent.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or one that is not allowed, in a sentence
+            that names the field, the value and what is allowed.
+        ValueError: for out_features and out_indices that do not fit the stages.
+
+    Example:
+
+    ```python
+    >>> from retnet_hf import RMTConfig, RMTForImageClassification
+
+    >>> model = RMTForImageClassification(RMTConfig.from_preset("tiny", num_labels=1000))
+    ```
+    """
+
+    model_type = "rmt"
+
+    num_channels: int = 3
+    image_size: int | list[int] | tuple[int, int] = 224
+    hidden_sizes: list[int] | tuple[int, ...] = (64, 128, 256, 512)
+    depths: list[int] | tuple[int, ...] = (2, 2, 8, 2)
+    num_attention_heads: list[int] | tuple[int, ...] = (4, 4, 8, 16)
+    mlp_ratios: list[float | int] | tuple[float | int, ...] = (3, 3, 3, 3)
+    attention_types: list[str] | tuple[str, ...] = ("decomposed", "decomposed", "whole", "whole")
+    decay_exponents: list[float | int] | tuple[float | int, ...] = (2, 2, 2, 2)
+    decay_exponent_ranges: list[float | int] | tuple[float | int, ...] = (4, 4, 6, 6)
+    rope_theta: float | int = 10000.0
+    layer_scale_init_values: list[float | int] | tuple[float | int, ...] = (0, 0, 0, 0)
+    projection_size: int = 1024
+    token_classifier_input: str | None = None
+    hidden_act: str = "gelu"
+    projection_act: str = "silu"
+    layer_norm_eps: float = 1e-6
+    batch_norm_eps: float = 1e-5
+    drop_path_rate: float | int = 0.1
+    initializer_range: float = 0.02
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """Names that `from_preset` knows."""
+        return _PRESETS
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "RMTConfig":
+        """Configuration of a published size; any field may be overridden.
+
+        Raises:
+            ValueError: for an unknown name.
+        """
+        if name not in _PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(_PRESETS)}, got {name!r}.")
+        name = _PAPER_NAMES.get(name, name)
+        size = name.removesuffix(_TOKEN_LABEL)
+        hidden_sizes, depths, heads, mlp_ratios, decomposed, ranges, scaled, drop_path_rate = _SHAPES[size]
+        fields = {
+            "hidden_sizes": hidden_sizes,
+            "depths": depths,
+            "num_attention_heads": heads,
+            "mlp_ratios": mlp_ratios,
+            "attention_types": ["decomposed"] * decomposed + ["whole"] * (4 - decomposed),
+            "decay_exponent_ranges": ranges,
+            "layer_scale_init_values": [0] * (4 - scaled) + [1e-6] * scaled,
+            "drop_path_rate": drop_path_rate,
+            "token_classifier_input": None if size == name else "hidden_states",
+        }
+        return cls(**(fields | overrides))
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for field in _PER_STAGE:
+            setattr(self, field, list(getattr(self, field)))
+        self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, len(self.depths) + 1)]
+        self.set_output_features_output_indices(
+            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
+        )
+        super().__post_init__(**kwargs)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Hidden states that the model returns beside the stem's: one per stage."""
+        return len(self.depths)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the last stage."""
+        return self.hidden_sizes[-1]
+
+    def decays(self, stage: int) -> list[float]:
+        """γ of each head of a stage, in double precision."""
+        heads, exponent, span = (
+            self.num_attention_heads[stage],
+            self.decay_exponents[stage],
+            self.decay_exponent_ranges[stage],
+        )
+        return [1 - 2.0 ** (-exponent - span * head / heads) for head in range(heads)]
+
+    def validate_architecture(self) -> None:
+        """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
+
+        def require(condition: bool, field: str, allowed: str) -> None:
+            if not condition:
+                raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}.")
+
+        stages = len(self.depths)
+        require(stages > 0, "depths", "a list of one number or more")
+        for field in _PER_STAGE:
+            require(len(getattr(self, field)) == stages, field, f"a list of one value per stage (depths has {stages})")
+        for field in ("hidden_sizes", "depths", "num_attention_heads"):
+            require(all(number > 0 for number in getattr(self, field)), field, "positive integers")
+        require(self.hidden_sizes[0] % 2 == 0, "hidden_sizes", "even in the first stage, whose half the stem begins with")
+        require(
+            all(size % (2 * heads) == 0 for size, heads in zip(self.hidden_sizes, self.num_attention_heads)),
+            "num_attention_heads",
+            f"such that each of hidden_sizes ({self.hidden_sizes}) divides into heads of even size",
+        )
+        require(
+            all(int(ratio * size) > 0 for ratio, size in zip(self.mlp_ratios, self.hidden_sizes)),
+            "mlp_ratios",
+            f"such that times hidden_sizes ({self.hidden_sizes}) it is 1 or more",
+        )
+        require(
+            all(name in ATTENTION_TYPES for name in self.attention_types),
+            "attention_types",
+            f"a list of {' and '.join(ATTENTION_TYPES)}",
+        )
+        for stage in range(stages):
+            require(
+                all(0 < decay < 1 for decay in self.decays(stage)),
+                "decay_exponents",
+                f"such that with decay_exponent_ranges ({self.decay_exponent_ranges}) every decay "
+                "1 - 2^(-exponent - range · head / heads) lies between 0 and 1",
+            )
+        require(all(value >= 0 for value in self.layer_scale_init_values), "layer_scale_init_values", "0 or positive")
+        require(
+            self.token_classifier_input is None or self.token_classifier_input in TOKEN_CLASSIFIER_INPUTS,
+            "token_classifier_input",
+            f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}",
+        )
+        for field in ("hidden_act", "projection_act"):
+            require(getattr(self, field) in ACT2FN, field, "a name of transformers.activations.ACT2FN")
+        for field in ("num_channels", "projection_size", "layer_norm_eps", "batch_norm_eps", "initializer_range"):
+            require(getattr(self, field) > 0, field, "positive")
+        require(self.rope_theta >= 1, "rope_theta", "1 or more")
+        require(0 <= self.drop_path_rate < 1, "drop_path_rate", "in [0, 1)")
+
+
+__all__ = ["RMTConfig"]
