@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The `retnet-hf` command: train, generate, demo.
+"""The `retnet-hf` command: train, generate, demo, convert, inspect.
 
 What a command alone needs is imported inside it, and every mistake of a user ends in one line and an exit code:
 2 for input that cannot be used, 130 for Ctrl-C, 1 where the machine fails.
@@ -31,7 +31,7 @@ from .version import __version__
 
 
 if TYPE_CHECKING:
-    from .text_training import TrainingRun
+    from .text_training import TextRun
 
 # typer has carried its own copy of click since 0.2x: this is the one whose errors it raises.
 UsageError = typer.BadParameter.__base__
@@ -151,11 +151,13 @@ def train(
     if preset is not None and config is not None:
         raise InputError("--preset and --config exclude each other")
     quiet()
-    from .text_training import Recipe, prepare, read_config
+    from .configuration_retnet import RetNetConfig
+    from .text_training import Recipe, prepare
+    from .training_run import read_config
 
     recipe = Recipe(
         preset=preset or (None if config else "tiny"),
-        config=None if config is None else read_config(config),
+        config=None if config is None else read_config(config, RetNetConfig),
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         eval_fraction=eval_fraction,
@@ -185,7 +187,7 @@ def train(
     invite(output, run.prompt, console)
 
 
-def run_training(run: "TrainingRun", console: Console) -> None:
+def run_training(run: "TextRun", console: Console) -> None:
     """Trains, and shows how it goes."""
     from .training_progress import RichProgress
 
@@ -325,7 +327,92 @@ def demo(
     invite(output, run.prompt, console)
 
 
-def show_generation(run: "TrainingRun", console: Console) -> None:
+@app.command()
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="Folder or file of a foreign checkpoint, or its name on the Hugging Face Hub.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder of the converted model.", show_default=False)],
+    format_name: Annotated[
+        str | None, typer.Option("--from", metavar="FORMAT", help="Its format. Absent: told from names and config.json.")
+    ] = None,
+    licence: Annotated[str | None, typer.Option("--license", help="Of the weights, where the source does not say.")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Turn a checkpoint of another implementation into a folder that transformers loads.
+
+    Formats: fla, torchscale, syncdoth; vir_official, vir_pulfer, rmt, poolformer; yet_another_retnet is recognised only.
+    Folders of fla and syncdoth need no conversion: from_pretrained reads them as they are.
+
+    [bold]Examples[/bold]
+
+    retnet-hf convert checkpoint_last.pt my-retnet --from torchscale
+
+    retnet-hf convert fla-hub/retnet-1.3B-100B retnet-1.3B
+    """
+    quiet()
+    from rich.progress import track
+
+    from conversion.checkpoint import Checkpoint, locate
+    from conversion.folder import claim, write_folder
+    from conversion.formats import FORMATS, plan_of
+    from conversion.report import moves_table
+
+    if format_name is not None and format_name not in FORMATS:
+        raise InputError(f"--from must be one of {', '.join(FORMATS)}, got {format_name!r}")
+    console = Console(highlight=False)
+    claim(output, overwrite)
+    checkpoint = Checkpoint(locate(source))
+    plan = plan_of(checkpoint, format_name)
+    progress = iter(track(plan.moves, "converting", console=Console(stderr=True), transient=True))
+    next(progress)
+    model = write_folder(checkpoint, plan, output, licence, overwrite, done=lambda move: next(progress, None), source=source)
+    console.print(moves_table(plan, checkpoint.shapes))
+    used = sum(len(move.sources) for move in plan.moves)
+    console.print(
+        f"{used:,} tensors of format {plan.format}, each used once, became {model.num_parameters():,} parameters in {output}"
+    )
+    auto_class = type(model).__name__.removeprefix(type(model.config).__name__.removesuffix("Config"))
+    console.print(
+        f"load it: import retnet_hf; from transformers import AutoModel{auto_class}; "
+        f"AutoModel{auto_class}.from_pretrained({str(output)!r})",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def inspect(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="INPUT", help="Folder or file of a checkpoint, or its name on the Hub.", show_default=False),
+    ],
+) -> None:
+    """Say what a checkpoint is: format, size, parameters, the state it keeps, and how long each head remembers.
+
+    [bold]Examples[/bold]
+
+    retnet-hf inspect retnet-model
+
+    retnet-hf inspect pytorch_model.bin
+    """
+    quiet()
+    from conversion.checkpoint import Checkpoint, locate
+    from conversion.report import describe
+
+    console = Console(highlight=False)
+    facts, decays = describe(Checkpoint(locate(source)))
+    console.print(facts, soft_wrap=True)
+    if decays is not None:
+        console.print(decays)
+
+
+def show_generation(run: "TextRun", console: Console) -> None:
     """Reloads a finished run, lets it write, and tabulates the size of its state while it reads on."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -3,42 +3,28 @@
 """Training a RetNet on text with `transformers.Trainer`, from the first document to a folder that loads anywhere."""
 
 import hashlib
-import json
 import math
-import shutil
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
-from transformers import (
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import GenerationConfig, PreTrainedTokenizerBase, TrainerState
 
 from .configuration_retnet import RetNetConfig
 from .cpu_threads import cpu_threads, decoding_threads, training_threads
-from .errors import InputError, Interrupted, first_line
+from .errors import InputError
 from .model_card import model_card
 from .modeling_retnet import RetNetForCausalLM
 from .text_corpus import encode, hold_out, load_tokenizer, train_tokenizer
 from .text_generation import Sampling, sample
-from .training_folder import RECORD, TrainingFolder
+from .training_folder import TrainingFolder
 from .training_report import CURVE, draw_loss_curve, perplexity
+from .training_run import Schedule, ScheduledTrainer, TrainingRun, check_resumable, config_of, steps_of_run
 
 
 @dataclass(frozen=True)
@@ -69,32 +55,9 @@ class Recipe:
             "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,
         }
-        try:
-            if self.config is None:
-                return RetNetConfig.from_preset(self.preset, **fields)
-            return RetNetConfig(**(self.config | fields))
-        except Exception as error:  # a strict dataclass wraps what its validators raise
-            reason = str(error).splitlines()[-1].strip().removeprefix("ValueError: ").removeprefix("TypeError: ")
-            raise InputError(f"no model can be made of that: {reason}") from error
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long a run lasts: so many steps, or minutes on the clock, whichever ends first."""
-
-    steps: int
-    minutes: float | None = None
-    started: float = field(default_factory=time.monotonic)
-
-    def fraction(self, step: int) -> float:
-        """How much of the run is over, from 0 to 1."""
-        by_clock = 0.0 if self.minutes is None else (time.monotonic() - self.started) / (60 * self.minutes)
-        return min(1.0, max(step / self.steps, by_clock))
-
-    def lr_factor(self, step: int) -> float:
-        """Rises in a straight line during the warm-up, then falls along a cosine to a tenth."""
-        warmup = min(100, 0.05 * self.steps)
-        return min((step + 1) / warmup, 0.55 + 0.45 * math.cos(math.pi * self.fraction(step)))
+        if self.config is None:
+            return config_of(RetNetConfig.from_preset, self.preset, **fields)
+        return config_of(RetNetConfig, **(self.config | fields))
 
 
 class TokenBlocks(Dataset):
@@ -110,11 +73,11 @@ class TokenBlocks(Dataset):
         return self.blocks[index]
 
 
-class TextTrainer(Trainer):
-    """Trainer on blocks of tokens, with the schedule of the run and a given form of retention."""
+class TextTrainer(ScheduledTrainer):
+    """Trainer on blocks of tokens, with a given form of retention."""
 
-    def __init__(self, *args, schedule: Schedule, form: str, **kwargs) -> None:
-        self.schedule, self.form = schedule, form
+    def __init__(self, *args, form: str, **kwargs) -> None:
+        self.form = form
         super().__init__(*args, data_collator=self.collate, **kwargs)
 
     def collate(self, blocks: list[Tensor]) -> dict[str, Any]:
@@ -122,178 +85,44 @@ class TextTrainer(Trainer):
         ids = torch.stack(blocks).long()
         return {"input_ids": ids, "labels": ids, "retention_form": self.form}
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LambdaLR:
-        """The schedule as an ordinary scheduler, whose count of steps a checkpoint restores."""
-        if self.lr_scheduler is None:
-            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: self.schedule.lr_factor(step))
-        return self.lr_scheduler
 
+@dataclass(kw_only=True)
+class TextRun(TrainingRun):
+    """A run on text for which everything is ready. `prepare` makes one."""
 
-class Supervisor(TrainerCallback):
-    """Ends a run in good order: when its time is up, when it diverges, when a signal asks for it."""
+    unit = "tokens"
+    smaller_options = "--batch-size or --block-size"
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.signal: int | None = None
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if self.signal is not None:
-            control.should_evaluate, control.should_save, control.should_training_stop = False, True, True
-        elif self.schedule.fraction(state.global_step) >= 1:
-            control.should_evaluate = control.should_save = control.should_training_stop = True
-
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
-        if not all(math.isfinite(logs.get(loss, 0.0)) for loss in ("loss", "eval_loss")):
-            raise InputError(f"the loss is no longer a finite number at step {state.global_step}; try a lower --lr")
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Takes the first Ctrl-C, or request to terminate, as a wish to stop after this step; the second acts as always."""
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-        def restore() -> None:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-        def remember(number: int, frame: object) -> None:
-            self.signal = number
-            restore()
-
-        for number in before:
-            signal.signal(number, remember)
-        try:
-            yield
-        finally:
-            restore()
-
-
-@dataclass
-class TrainingRun:
-    """A run for which everything is ready. `prepare` makes one."""
-
-    folder: TrainingFolder
-    recipe: Recipe
-    schedule: Schedule
     sources: list[str]
     tokenizer: PreTrainedTokenizerBase
-    model: RetNetForCausalLM
-    training: TokenBlocks
-    evaluation: TokenBlocks
     prompt: str  # beginning of the held-out text, which samples continue
-    checkpoint: Path | None  # to resume from
-    threads: int
     decode_threads: int
-    eval_every: int
-    text_digest: str
-    log: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def perplexities(self) -> list[float]:
         """On the held-out text, at every evaluation: the first is before training, the last after."""
         return [perplexity(entry["eval_loss"]) for entry in self.log if "eval_loss" in entry]
 
-    @property
-    def steps_done(self) -> int:
-        """Steps that the checkpoint to resume from has behind it."""
-        return 0 if self.checkpoint is None else int(self.checkpoint.name.rpartition("-")[2])
+    def units_seen(self, state: TrainerState) -> int:
+        return state.num_input_tokens_seen
 
-    @property
-    def finished(self) -> bool:
-        """Whether the output folder holds the result already."""
-        return (
-            self.checkpoint is not None
-            and self.checkpoint.parent == self.folder.output
-            and self.steps_done >= self.schedule.steps
-        )
+    def training_figure(self, loss: float) -> str:
+        return f"perplexity {perplexity(loss):,.1f}"
 
-    def sample(self, tokens: int = 40) -> str:
-        """What the model, as it is now, makes of the beginning of the held-out text."""
+    def evaluation_figure(self, metrics: dict[str, float]) -> tuple[str, str]:
+        return "perplexity", f"{perplexity(metrics['eval_loss']):,.2f}"
+
+    def specimen(self) -> tuple[str, str]:
+        """The beginning of the held-out text, and what the model continues it with."""
         with cpu_threads(self.decode_threads):
-            return sample(self.model, self.tokenizer, self.prompt, Sampling(max_new_tokens=tokens), self.recipe.seed)
+            written = sample(self.model, self.tokenizer, self.prompt, Sampling(max_new_tokens=40), self.recipe.seed)
+        return self.prompt, written
 
-    def train(self, callbacks: Sequence[TrainerCallback] = ()) -> None:
-        """Trains to the end and puts the finished folder in its place.
+    def trainer(self, **kwargs: Any) -> TextTrainer:
+        arguments = self.arguments(adam_beta2=0.95, prediction_loss_only=True, include_num_input_tokens_seen="all")
+        return TextTrainer(args=arguments, processing_class=self.tokenizer, form=self.recipe.form, **kwargs)
 
-        Raises:
-            InputError: if the loss diverges, or disk or memory run out.
-            Interrupted: after Ctrl-C, with a checkpoint saved.
-        """
-        self.folder.begin(resume=self.checkpoint is not None)
-        record = {
-            "recipe": asdict(self.recipe),
-            "text": self.text_digest,
-            "threads": self.threads,
-            "steps": self.schedule.steps,
-        }
-        (self.folder.partial / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
-        supervisor = Supervisor(self.schedule)
-        trainer = TextTrainer(
-            model=self.model,
-            args=self._arguments(),
-            train_dataset=self.training,
-            eval_dataset=self.evaluation,
-            processing_class=self.tokenizer,
-            callbacks=[supervisor, *callbacks],
-            schedule=self.schedule,
-            form=self.recipe.form,
-        )
-        trainer.remove_callback(PrinterCallback)
-        try:
-            with supervisor.listening(), cpu_threads(self.threads):
-                if self.steps_done < self.schedule.steps:
-                    trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
-                else:  # the run ended between its last checkpoint and its end, and Trainer would take one step more
-                    trainer.state = TrainerState.load_from_json(str(self.checkpoint / "trainer_state.json"))
-                    self.model = RetNetForCausalLM.from_pretrained(self.checkpoint)
-                self.log = trainer.state.log_history
-                if supervisor.signal is not None:
-                    raise Interrupted(f"interrupted at step {trainer.state.global_step}", supervisor.signal)
-                self._finish(trainer.state.global_step)
-        except (InputError, Interrupted):
-            raise
-        except Exception as error:
-            if shutil.disk_usage(self.folder.partial).free < self.model_bytes:
-                raise InputError(f"no space is left on the disk of {self.folder.partial}") from error
-            if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-                raise InputError("out of memory; try a smaller --batch-size or --block-size") from error
-            raise
-        finally:
-            self.folder.discard()
-
-    @property
-    def model_bytes(self) -> int:
-        """Size of the weights."""
-        return sum(parameter.nbytes for parameter in self.model.parameters())
-
-    def _arguments(self) -> TrainingArguments:
-        recipe, steps = self.recipe, self.schedule.steps
-        return TrainingArguments(
-            output_dir=str(self.folder.partial),
-            per_device_train_batch_size=recipe.batch_size,
-            per_device_eval_batch_size=recipe.batch_size,
-            max_steps=steps,
-            learning_rate=recipe.lr,
-            weight_decay=recipe.weight_decay,
-            adam_beta2=0.95,
-            seed=recipe.seed,
-            logging_steps=max(1, min(steps // 100, self.eval_every)),
-            logging_nan_inf_filter=False,
-            eval_strategy="steps",
-            eval_steps=self.eval_every,
-            eval_on_start=self.checkpoint is None,
-            prediction_loss_only=True,
-            save_strategy="steps",
-            save_steps=self.eval_every,
-            save_total_limit=1,
-            include_num_input_tokens_seen="all",
-            remove_unused_columns=False,
-            dataloader_pin_memory=torch.accelerator.is_available(),
-            disable_tqdm=True,
-            report_to="none",
-        )
-
-    def _finish(self, steps: int) -> None:
-        """Writes everything that belongs to the model into the partial folder, then publishes it."""
+    def finish(self, trainer: ScheduledTrainer) -> None:
         model, recipe, partial = self.model, self.recipe, self.folder.partial
         model.config.use_cache = True  # Trainer turns it off
         model.generation_config = GenerationConfig(
@@ -308,13 +137,12 @@ class TrainingRun:
         facts = {
             "text": ", ".join(f"`{Path(source).name}`" for source in self.sources),
             "tokens": f"{self.training.blocks.numel():,} to train on, {self.evaluation.blocks.numel():,} held out",
-            "steps": f"{steps:,} of {recipe.batch_size} × {recipe.block_size} tokens",
+            "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} × {recipe.block_size} tokens",
             "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
             "perplexity on the held-out text": f"**{after:.2f}** per token ({before:.2f} before training)",
         }
         training = f"\n## Training\n\nTrained with `retnet-hf train`.\n\n![loss]({CURVE})\n"
         model_card(model, self.folder.output.name, facts, self.prompt, training).save(partial / "README.md")
-        self.folder.publish()
 
 
 def prepare(
@@ -330,7 +158,7 @@ def prepare(
     eval_every: int | None = None,
     threads: int | None = None,
     resume: bool = False,
-) -> TrainingRun:
+) -> TextRun:
     """Everything up to the first training step: tokenizer, blocks, model, disk, checkpoint, number of threads.
 
     Args:
@@ -349,7 +177,7 @@ def prepare(
     found = folder.to_resume() if resume else None
     checkpoint, record = found or (None, None)
     if record is not None:
-        _check_recipe(recipe, digest, record)
+        check_resumable(recipe, digest, record, data="the text is")
 
     training_text, evaluation_text = hold_out(documents, recipe.eval_fraction, recipe.seed)
     if checkpoint is not None:
@@ -375,12 +203,9 @@ def prepare(
     torch.manual_seed(recipe.seed)
     model = RetNetForCausalLM(config)
 
-    if steps is None and epochs is None and record is not None:
-        steps = record["steps"]
-    elif steps is None:
-        steps = math.ceil((3.0 if epochs is None else epochs) * math.ceil(len(training) / recipe.batch_size))
+    steps = steps_of_run(steps, epochs, 3.0, record, steps_per_epoch=math.ceil(len(training) / recipe.batch_size))
     opening = " ".join(next((text.strip() for text in evaluation_text if text.strip()), "")[:48].split())
-    run = TrainingRun(
+    run = TextRun(
         folder=folder,
         recipe=recipe,
         schedule=Schedule(steps, minutes, time.monotonic() if started is None else started),
@@ -394,45 +219,15 @@ def prepare(
         threads=threads or (torch.get_num_threads() if record is None else record["threads"]),
         decode_threads=threads or decoding_threads(model),
         eval_every=eval_every or max(1, steps // 10),
-        text_digest=digest,
+        data_digest=digest,
     )
     if threads is None and record is None:
         run.threads = training_threads(model, lambda: _trial_step(run))
     return run
 
 
-def _trial_step(run: TrainingRun) -> None:
+def _trial_step(run: TextRun) -> None:
     """A training step without consequences, on two blocks at most."""
     ids = run.training.blocks[:2].long()
     run.model(input_ids=ids, labels=ids, retention_form=run.recipe.form, use_cache=False).loss.backward()
     run.model.zero_grad()
-
-
-def _check_recipe(recipe: Recipe, digest: str, record: dict[str, Any]) -> None:
-    """Refuses to resume a run with something else than it began with."""
-    if record["text"] != digest:
-        raise InputError("the text is not the one this run began with; --overwrite begins anew")
-    for name, now in asdict(recipe).items():
-        before = record["recipe"].get(name)
-        if before != now:
-            option = "--" + name.replace("_", "-")
-            raise InputError(f"this run began with {option} {before}, not {now}; give it the same options, or --overwrite")
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    """Fields of RetNetConfig from a JSON file.
-
-    Raises:
-        InputError: if there is no such file, or it holds something else.
-    """
-    try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"no such file: {file}") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read as JSON: {first_line(error)}") from error
-    if not isinstance(fields, dict):
-        raise InputError(f"{file} must hold a JSON object with fields of RetNetConfig")
-    if fields.get("model_type", RetNetConfig.model_type) != RetNetConfig.model_type:
-        raise InputError(f'{file} describes a model of type "{fields["model_type"]}", not "retnet"')
-    return fields

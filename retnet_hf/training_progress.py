@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A training run as it is seen on a terminal, or in a log file: progress, speed, perplexity, samples."""
+"""A training run as it is seen on a terminal, or in a log file: progress, speed, figures, samples."""
 
 import time
 
@@ -10,8 +10,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .text_training import TrainingRun
-from .training_report import perplexity
+from .training_run import TrainingRun
 
 
 class RichProgress(TrainerCallback):
@@ -20,7 +19,7 @@ class RichProgress(TrainerCallback):
     def __init__(self, console: Console, run: TrainingRun) -> None:
         self.console, self.run = console, run
         self.loss: float | None = None
-        self.tokens, self.seconds, self.since = 0, 0.0, (0, 0.0)
+        self.units, self.seconds, self.since = 0, 0.0, (0, 0.0)
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -37,8 +36,8 @@ class RichProgress(TrainerCallback):
 
     @property
     def speed(self) -> str:
-        """Tokens per second of training, evaluations left out."""
-        return f"{self.tokens / self.seconds:,.0f} tokens/s" if self.seconds else ""
+        """Tokens or images per second of training, evaluations left out."""
+        return f"{self.units / self.seconds:,.0f} {self.run.unit}/s" if self.seconds else ""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         self.progress.start()
@@ -47,13 +46,13 @@ class RichProgress(TrainerCallback):
         self.progress.stop()
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.since = state.num_input_tokens_seen, time.perf_counter()
+        self.since = self.run.units_seen(state), time.perf_counter()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        tokens, start = self.since
-        self.tokens += state.num_input_tokens_seen - tokens
+        units, start = self.since
+        self.units += self.run.units_seen(state) - units
         self.seconds += time.perf_counter() - start
-        loss = "" if self.loss is None else f"perplexity {perplexity(self.loss):,.1f} (training)  "
+        loss = "" if self.loss is None else f"{self.run.training_figure(self.loss)} (training)  "
         step = f"step {state.global_step:,}  "
         fraction = self.run.schedule.fraction(state.global_step)
         self.progress.update(self.bar, completed=fraction, figures=step + loss + self.speed)
@@ -64,11 +63,15 @@ class RichProgress(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **kwargs
     ) -> None:
+        name, value = self.run.evaluation_figure(metrics)
         line = Text.assemble(
-            f"step {state.global_step:>6,} of {state.max_steps:,}   perplexity ",
-            (f"{perplexity(metrics['eval_loss']):,.2f}", "bold green"),
+            f"step {state.global_step:>6,} of {state.max_steps:,}   {name} ",
+            (value, "bold green"),
             f"   {self.speed}" if self.speed else "",
         )
         self.console.print(line)
-        text = Text.assemble((self.run.prompt, "bold"), self.run.sample().replace("\n", " "), style="dim")
-        self.console.print(Padding(text, (0, 0, 1, 4)))
+        specimen = self.run.specimen()
+        if specimen is not None:
+            given, made = specimen
+            text = Text.assemble((given, "bold"), made.replace("\n", " "), style="dim")
+            self.console.print(Padding(text, (0, 0, 1, 4)))
