@@ -1,0 +1,271 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""ViR configuration: the options of both public implementations, and named sizes."""
+
+import math
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
+from transformers.backbone_utils import BackboneConfigMixin
+from transformers.configuration_utils import PreTrainedConfig
+
+
+DECAY_SCHEDULES = ("log_linear", "power_of_two", "none")
+POOLINGS = ("class_token", "last_patch", "mean", "mean_but_first")
+RETENTION_FORMS = ("auto", "parallel", "recurrent", "chunkwise")
+
+# name: (hidden_size, num_hidden_layers, num_attention_heads, patch_size)
+_SHAPES = {
+    "tiny-16": (192, 12, 3, 16),
+    "small-16": (384, 12, 6, 16),
+    "base-16": (768, 12, 12, 16),
+    "large-16": (1024, 24, 16, 16),
+    "large-14": (1024, 24, 16, 14),
+    "pulfer-tiny-14": (192, 12, 3, 14),
+    "pulfer-base-14": (768, 12, 12, 14),
+}
+_PAPER_NAMES = {
+    "ViR-T/16": "tiny-16",
+    "ViR-S/16": "small-16",
+    "ViR-B/16": "base-16",
+    "ViR-L/16": "large-16",
+    "ViR-L/14": "large-14",
+}
+# What the two public implementations do differently; the sizes without a prefix are the authors'.
+_AUTHORS = {"layer_scale_init_value": 1e-5}
+_PULFER = {
+    "pooling": "last_patch",
+    "decay_schedule": "power_of_two",
+    "use_per_head_projections": True,
+    "use_retention_norm": True,
+    "retention_act": "gelu",
+    "hidden_dropout": 0.1,
+    "layer_norm_eps": 1e-5,
+}
+
+
+@strict
+class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
+    r"""Configuration of a ViR, a vision retention network (arXiv 2310.19731). The defaults are those of ViR-B/16, without
+    layer scale.
+
+    Args:
+        image_size (`int` or a pair): height and width of the images that the positions are learned for.
+        patch_size (`int` or a pair): height and width of a patch.
+        num_channels (`int`): colour channels of the images.
+        hidden_size (`int`), num_hidden_layers (`int`): width and number of the blocks.
+        num_attention_heads (`int`): heads of each retention, each with its own decay.
+        intermediate_size (`int`, *optional*): width of the feed-forward, four times the hidden size if absent. `mlp_ratio`
+            says it as a multiple.
+        hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
+        pooling (`str`): what `pooler_output` is, and the classifier reads. "class_token": a learned token after all patches,
+            the last of the sequence; "last_patch"; "mean" of the patches, normalised after it has been taken;
+            "mean_but_first", the same without the first patch, as the authors' code averages.
+        decay_schedule (`str` or `list[float]`): γ of each head: "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (the
+            authors' code); "power_of_two", 1 - 2^(-5-i) (RetNet's, equation 8); "none", 1; or one number in (0, 1] per head.
+        bidirectional (`bool`): every token sees those after it too, with decay γ^|n-m|.
+        mirror_sequence (`bool`): every token and then every token again, in reverse: the authors' bidirectional mode. The
+            second half of the sequence has seen all of it. It needs a pooling of patches.
+        qkv_bias (`bool`): biases of queries, keys and values.
+        use_per_head_projections (`bool`): queries, keys and values of a head see its slice of the hidden state alone.
+        use_retention_norm (`bool`), retention_act (`str`, *optional*): layer norm over all heads' outputs, and the
+            activation after it, a name of ACT2FN.
+        layer_scale_init_value (`float`, *optional*): what the factors on the branches of a block start from; without one,
+            there are no factors.
+        layer_norm_eps (`float`): epsilon of every norm.
+        embedding_dropout (`float`), hidden_dropout (`float`), activation_dropout (`float`): dropout of the embeddings, of
+            the output of each branch, and inside the feed-forward.
+        drop_path_rate (`float`): stochastic depth of the last block; it rises linearly from 0 at the first.
+        initializer_range (`float`): standard deviation of the truncated normal distribution that weights are drawn from.
+        retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
+        chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head size if absent.
+        apply_layernorm (`bool`): whether the feature maps of a backbone go through the last norm.
+        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among
+            "stem", "stage1", … ; the last stage if both are absent.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or one that is not allowed, in a sentence
+            that names the field, the value and what is allowed.
+        ValueError: for out_features and out_indices that do not fit the blocks.
+
+    Example:
+
+    ```python
+    >>> from retnet_hf import ViRConfig, ViRForImageClassification
+
+    >>> model = ViRForImageClassification(ViRConfig.from_preset("tiny-16", num_labels=1000))
+    ```
+    """
+
+    model_type = "vir"
+
+    image_size: int | list[int] | tuple[int, int] = 224
+    patch_size: int | list[int] | tuple[int, int] = 16
+    num_channels: int = 3
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int | None = None
+    hidden_act: str = "gelu"
+    pooling: str = "class_token"
+    decay_schedule: str | list[float] | list[int | float] = "log_linear"
+    bidirectional: bool = False
+    mirror_sequence: bool = False
+    qkv_bias: bool = True
+    use_per_head_projections: bool = False
+    use_retention_norm: bool = False
+    retention_act: str | None = None
+    layer_scale_init_value: float | int | None = None
+    layer_norm_eps: float = 1e-6
+    embedding_dropout: float | int = 0.0
+    hidden_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    drop_path_rate: float | int = 0.0
+    initializer_range: float = 0.02
+    retention_form: str = "auto"
+    chunk_size: int | None = None
+    apply_layernorm: bool = True
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """Names that `from_preset` knows."""
+        return (*_SHAPES, *_PAPER_NAMES)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "ViRConfig":
+        """Configuration of a named size; any field may be overridden.
+
+        "tiny-16" to "large-14" follow the authors' code, those that begin with "pulfer" follow
+        BrianPulfer/vision-retention-networks.
+
+        Raises:
+            ValueError: for an unknown name.
+        """
+        if name not in cls.presets():
+            raise ValueError(f"preset must be one of {', '.join(cls.presets())}, got {name!r}.")
+        name = _PAPER_NAMES.get(name, name)
+        hidden_size, layers, heads, patch_size = _SHAPES[name]
+        fields = {
+            "hidden_size": hidden_size,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "patch_size": patch_size,
+            **(_PULFER if name.startswith("pulfer") else _AUTHORS),
+        }
+        return cls(**(fields | overrides))
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        mlp_ratio = kwargs.pop("mlp_ratio", 4)
+        if self.intermediate_size is None:
+            self.intermediate_size = int(self.hidden_size * mlp_ratio)
+        self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, self.num_hidden_layers + 1)]
+        self.set_output_features_output_indices(
+            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
+        )
+        super().__post_init__(**kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """K, the size of a query, key and value head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        return _pair(self.image_size)
+
+    @property
+    def patch_shape(self) -> tuple[int, int]:
+        """Height and width of a patch."""
+        return _pair(self.patch_size)
+
+    @property
+    def grid_shape(self) -> tuple[int, int]:
+        """Rows and columns of patches in an image."""
+        return self.image_shape[0] // self.patch_shape[0], self.image_shape[1] // self.patch_shape[1]
+
+    def decays(self) -> list[float]:
+        """γ of each head, in double precision."""
+        heads = self.num_attention_heads
+        if self.decay_schedule == "log_linear":
+            first, last = math.log(1 / 32), math.log(1 / 512)
+            return [1 - math.exp(first + (last - first) * head / max(heads - 1, 1)) for head in range(heads)]
+        if self.decay_schedule == "power_of_two":
+            return [1 - 2.0 ** (-5 - head) for head in range(heads)]
+        if self.decay_schedule == "none":
+            return [1.0] * heads
+        return [float(decay) for decay in self.decay_schedule]
+
+    def validate_architecture(self) -> None:
+        """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
+
+        def require(condition: bool, field: str, allowed: str) -> None:
+            if not condition:
+                raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}.")
+
+        def choice(field: str, allowed: tuple[str, ...]) -> None:
+            require(getattr(self, field) in allowed, field, "one of " + ", ".join(allowed))
+
+        for field in ("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+            require(getattr(self, field) > 0, field, "a positive integer")
+        for field in ("image_size", "patch_size"):
+            size = _pair(getattr(self, field))
+            require(len(size) == 2 and min(size) > 0, field, "a positive integer, or height and width")
+        require(
+            all(image % patch == 0 for image, patch in zip(self.image_shape, self.patch_shape)),
+            "image_size",
+            f"a multiple of patch_size ({self.patch_size})",
+        )
+        require(self.chunk_size is None or self.chunk_size > 0, "chunk_size", "a positive integer or None")
+        require(
+            self.hidden_size % self.num_attention_heads == 0,
+            "num_attention_heads",
+            f"a divisor of hidden_size ({self.hidden_size})",
+        )
+        choice("pooling", POOLINGS)
+        choice("retention_form", RETENTION_FORMS)
+        require(self.hidden_act in ACT2FN, "hidden_act", "a name of transformers.activations.ACT2FN")
+        require(
+            self.retention_act is None or self.retention_act in ACT2FN,
+            "retention_act",
+            "None, or a name of transformers.activations.ACT2FN",
+        )
+        require(
+            not (self.mirror_sequence and self.bidirectional),
+            "mirror_sequence",
+            "False where bidirectional is True: either lets a token see those after it",
+        )
+        require(
+            not (self.mirror_sequence and self.pooling == "class_token"),
+            "pooling",
+            "last_patch, mean or mean_but_first where mirror_sequence is True",
+        )
+        for field in ("embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate"):
+            require(0 <= getattr(self, field) < 1, field, "in [0, 1)")
+        for field in ("layer_norm_eps", "initializer_range"):
+            require(getattr(self, field) > 0, field, "positive")
+        require(
+            self.layer_scale_init_value is None or self.layer_scale_init_value > 0,
+            "layer_scale_init_value",
+            "positive, or None",
+        )
+        schedule, heads = self.decay_schedule, self.num_attention_heads
+        if isinstance(schedule, str):
+            choice("decay_schedule", DECAY_SCHEDULES)
+        else:
+            require(
+                len(schedule) == heads and all(0 < decay <= 1 for decay in schedule),
+                "decay_schedule",
+                f"a list of num_attention_heads ({heads}) numbers in (0, 1]",
+            )
+
+
+def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:
+    """Height and width, where one number stands for both."""
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+__all__ = ["ViRConfig"]
