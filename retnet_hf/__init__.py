@@ -8,6 +8,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForMaskedImageModeling,
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -16,6 +17,7 @@ from transformers import (
 
 from .configuration_retnet import RetNetConfig
 from .configuration_rmt import RMTConfig
+from .configuration_vir import ViRConfig
 from .image_processing_metaformer import MetaFormerImageProcessor, MetaFormerImageProcessorPil
 from .image_processing_rmt import RMTImageProcessor, RMTImageProcessorPil
 from .image_processing_vir import ViRImageProcessor, ViRImageProcessorPil
@@ -29,6 +31,13 @@ from .modeling_retnet import (
     RetNetPreTrainedModel,
 )
 from .modeling_rmt import RMTBackbone, RMTForImageClassification, RMTModel, RMTPreTrainedModel
+from .modeling_vir import (
+    ViRBackbone,
+    ViRForImageClassification,
+    ViRForMaskedImageModeling,
+    ViRModel,
+    ViRPreTrainedModel,
+)
 from .retention import (
     bidirectional_retention,
     chunkwise_retention,
@@ -53,6 +62,11 @@ AutoConfig.register("rmt", RMTConfig)
 AutoModel.register(RMTConfig, RMTModel)
 AutoModelForImageClassification.register(RMTConfig, RMTForImageClassification)
 AutoBackbone.register(RMTConfig, RMTBackbone)
+AutoConfig.register("vir", ViRConfig)
+AutoModel.register(ViRConfig, ViRModel)
+AutoModelForImageClassification.register(ViRConfig, ViRForImageClassification)
+AutoModelForMaskedImageModeling.register(ViRConfig, ViRForMaskedImageModeling)
+AutoBackbone.register(ViRConfig, ViRBackbone)
 
 __all__ = [
     "CarryState",
@@ -76,8 +90,14 @@ __all__ = [
     "RetNetState",
     "StreamScore",
     "TokenStreams",
+    "ViRBackbone",
+    "ViRConfig",
+    "ViRForImageClassification",
+    "ViRForMaskedImageModeling",
     "ViRImageProcessor",
     "ViRImageProcessorPil",
+    "ViRModel",
+    "ViRPreTrainedModel",
     "__version__",
     "bidirectional_retention",
     "chunkwise_retention",
