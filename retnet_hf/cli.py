@@ -367,11 +367,12 @@ def convert(
         raise InputError(f"--from must be one of {', '.join(FORMATS)}, got {format_name!r}")
     console = Console(highlight=False)
     claim(output, overwrite)
-    checkpoint = Checkpoint(locate(source))
+    checkpoint = Checkpoint(path := locate(source))
     plan = plan_of(checkpoint, format_name)
     progress = iter(track(plan.moves, "converting", console=Console(stderr=True), transient=True))
     next(progress)
-    model = write_folder(checkpoint, plan, output, licence, overwrite, done=lambda move: next(progress, None), source=source)
+    repository = None if path == Path(source).expanduser() else source
+    model = write_folder(checkpoint, plan, output, licence, overwrite, lambda move: next(progress, None), repository)
     console.print(moves_table(plan, checkpoint.shapes))
     used = sum(len(move.sources) for move in plan.moves)
     console.print(

@@ -6,6 +6,7 @@ Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V
 """
 
 import math
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,8 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .checkpoint_dialects import TORCHSCALE
+from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
 from .model_card import is_placeholder, model_card
 from .retention import (
@@ -328,6 +331,7 @@ class RetNetPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": RetNetDecoderLayer, "attentions": RetNetRetention}
+    _keys_to_ignore_on_load_unexpected = [TORCHSCALE.unused]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -343,6 +347,20 @@ class RetNetPreTrainedModel(PreTrainedModel):
             depth = (8 * self.config.num_hidden_layers) ** 0.25
             shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0
             init.xavier_uniform_(module.weight, gain=module.gain / shrink)
+
+    @staticmethod
+    def _load_pretrained_model(model: "RetNetPreTrainedModel", state_dict, checkpoint_files, load_config, *args, **kwargs):
+        """Transformers' loading, which is told what the names in these files mean, if they are of another dialect.
+
+        It would keep that for saving, to write the weights as it found them; what saves here are our own names.
+        """
+        names = names_in(checkpoint_files) if state_dict is None and checkpoint_files else state_dict or ()
+        transforms = loading_transforms(names, model.config)
+        load_config = replace(load_config, weight_mapping=[*(load_config.weight_mapping or []), *transforms])
+        loaded = PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+        kept = getattr(model, "_weight_conversions", None) or []
+        model._weight_conversions = [transform for transform in kept if transform not in transforms]
+        return loaded
 
     def _upload_modified_files(self, working_dir: str, repo_id: str, *args, **kwargs):
         """Pushes with a model card that says how to load the model, unless the repository has a card of its own."""

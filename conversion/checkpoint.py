@@ -1,0 +1,248 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Foreign checkpoints on disk: a folder or one file, safetensors or pickles, opened without running any code in them."""
+
+import argparse
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from retnet_hf.errors import first_line
+
+from .plan import CheckpointError, Shape
+
+
+SAFETENSORS = (".safetensors",)
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_SINGLE = ("model.safetensors", "pytorch_model.bin")
+# where training scripts put the weights within what they pickle; the averaged ones are those that were published
+_WRAPPERS = ("model_ema", "state_dict_ema", "model", "state_dict", "module")
+
+
+class Checkpoint:
+    """An open checkpoint: names, shapes and types at once, values when asked for.
+
+    Args:
+        path: a folder with config.json and weights, or a file of weights (config.json beside it is read, if there is one).
+
+    Raises:
+        CheckpointError: for what is not there, is damaged, or could only be read by running code in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise CheckpointError(f"{path} does not exist")
+        self.path = path
+        self.folder = path if path.is_dir() else path.parent
+        self.files = _weight_files(path)
+        self.config = _read_config(self.folder)
+        self._handles: dict[str, Any] = {}  # name -> the open safetensors file that holds it
+        self._tensors: dict[str, Tensor] = {}
+        self.shapes: dict[str, Shape] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        for file in self.files:
+            if file.suffix in SAFETENSORS:
+                self._open_safetensors(file)
+            else:
+                self._open_pickle(file)
+        if not self.shapes:
+            raise CheckpointError(f"{path} holds no tensors")
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files of weights."""
+        return sum(file.stat().st_size for file in self.files)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor's values.
+
+        Raises:
+            CheckpointError: where they cannot be read.
+        """
+        if name in self._tensors:
+            return self._tensors[name]
+        try:
+            return self._handles[name].get_tensor(name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise CheckpointError(f"tensor {name} cannot be read: {first_line(error)}") from error
+
+    def _add(self, name: str, shape: Shape, dtype: torch.dtype, file: Path) -> None:
+        if name in self.shapes:
+            raise CheckpointError(f"tensor {name} is in more than one file, the second being {file.name}")
+        self.shapes[name], self.dtypes[name] = tuple(shape), dtype
+
+    def _open_safetensors(self, file: Path) -> None:
+        try:
+            handle = safe_open(file, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(_what_is_cut_off(file) or f"{file} is damaged: {first_line(error)}") from error
+        for name in handle.keys():  # noqa: SIM118, a handle is no dictionary
+            entry = handle.get_slice(name)
+            # a tensor of no elements has the type, at no cost
+            self._add(name, tuple(entry.get_shape()), _DTYPES.get(entry.get_dtype(), torch.float32), file)
+            self._handles[name] = handle
+
+    def _open_pickle(self, file: Path) -> None:
+        held = _unpickle(file)
+        arguments = _arguments_in(held)
+        if self.config is None and arguments:
+            self.config = arguments
+        for name, tensor in _weights_in(held, file).items():
+            self._add(name, tuple(tensor.shape), tensor.dtype, file)
+            self._tensors[name] = tensor
+
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def locate(source: str) -> Path:
+    """The path `source` names; if there is none, the Hugging Face repository of that name, downloaded.
+
+    Raises:
+        CheckpointError: where neither is to be had.
+    """
+    path = Path(source).expanduser()
+    if path.exists() or source.count("/") != 1 or source.startswith((".", "~", "/")):
+        return path
+    patterns = ["*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.model", "*.txt", "README.md", "LICENSE*"]
+    try:
+        return Path(snapshot_download(source, allow_patterns=patterns))
+    except (OSError, ValueError, HFValidationError) as error:
+        raise CheckpointError(
+            f"{source} does not exist here, and as a repository it cannot be downloaded: {first_line(error)}"
+        ) from error
+
+
+def _weight_files(path: Path) -> list[Path]:
+    """The files of weights `path` stands for, every one of them there."""
+    if path.is_file():
+        if path.suffix not in SAFETENSORS + PICKLES:
+            raise CheckpointError(
+                f"{path} is no file of weights: its name ends with none of {', '.join(SAFETENSORS + PICKLES)}"
+            )
+        return [path]
+    for name in _INDICES:
+        if (path / name).is_file():
+            index = _read_json(path / name)
+            if not isinstance(index.get("weight_map"), dict):
+                raise CheckpointError(f"{path / name} has no weight_map")
+            files = [path / file for file in sorted(set(index["weight_map"].values()))]
+            for file in files:
+                if not file.is_file():
+                    lost = next(tensor for tensor, home in index["weight_map"].items() if path / home == file)
+                    raise CheckpointError(f"tensor {lost} is missing: {file.name}, which {name} names, is not there")
+            return files
+    for name in _SINGLE:
+        if (path / name).is_file():
+            return [path / name]
+    for suffixes in (SAFETENSORS, PICKLES):
+        files = sorted(file for file in path.iterdir() if file.is_file() and file.suffix in suffixes)
+        if len(files) > 1:
+            raise CheckpointError(f"{path} holds several files of weights and no index: give one of them by name")
+        if files:
+            return files
+    raise CheckpointError(f"{path} holds no weights: no file in it ends with {', '.join(SAFETENSORS + PICKLES)}")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file} cannot be read as JSON: {first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} holds no JSON object")
+    return content
+
+
+def _read_config(folder: Path) -> dict[str, Any] | None:
+    return _read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+
+
+def _what_is_cut_off(file: Path) -> str | None:
+    """A sentence naming the first tensor whose bytes are not in a safetensors file, if its header can be read."""
+    try:
+        with open(file, "rb") as stream:
+            length = struct.unpack("<Q", stream.read(8))[0]
+            if length > os.path.getsize(file):
+                return f"{file} is cut off within its header, before the first tensor"
+            header = json.loads(stream.read(length))
+        available = os.path.getsize(file) - 8 - length
+        entries = sorted((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
+        return next(
+            f"tensor {name} is incomplete: {file} ends {end - available:,} bytes before it does"
+            for end, name in entries
+            if end > available
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, StopIteration):
+        return None
+
+
+def _unpickle(file: Path) -> Any:
+    """What is pickled in `file`, of tensors, plain containers and argparse's namespaces; anything else is refused."""
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file) or None)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{file} holds more than tensors and plain values, or is damaged; it could only be read by running code in it, "
+            f"which is refused: {_refused_name(error)}"
+        ) from error
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, AttributeError) as error:
+        raise CheckpointError(f"{file} is damaged: {first_line(error)}") from error
+
+
+def _refused_name(error: Exception) -> str:
+    """What of the pickle was refused, out of torch's long advice."""
+    words = str(error).split("GLOBAL ")
+    return words[1].split()[0] if len(words) > 1 else first_line(error)
+
+
+def _weights_in(held: Any, file: Path) -> Mapping[str, Tensor]:
+    """The state dict in what was pickled."""
+    for _ in range(2):
+        if isinstance(held, Mapping) and not any(isinstance(value, Tensor) for value in held.values()):
+            held = next((held[key] for key in _WRAPPERS if isinstance(held.get(key), Mapping)), held)
+    if not isinstance(held, Mapping):
+        raise CheckpointError(f"{file} holds a {type(held).__name__}, not a state dict")
+    weights = {name.removeprefix("module."): value for name, value in held.items() if isinstance(value, Tensor)}
+    if not weights:
+        raise CheckpointError(f"{file} holds no tensors")
+    return weights
+
+
+def _arguments_in(held: Any) -> dict[str, Any] | None:
+    """The arguments of the training script, where a checkpoint carries them: fairseq's hold the model's configuration."""
+    if not isinstance(held, Mapping):
+        return None
+    for key in ("args", "cfg", "config"):
+        arguments = held.get(key)
+        if isinstance(arguments, argparse.Namespace):
+            arguments = vars(arguments)
+        if isinstance(arguments, Mapping):
+            nested = arguments.get("model")
+            nested = vars(nested) if isinstance(nested, argparse.Namespace) else nested
+            return dict(nested if isinstance(nested, Mapping) else arguments)
+    return None

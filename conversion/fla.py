@@ -1,0 +1,129 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""flash-linear-attention's RetNet: fla-hub/retnet-*, linear-moe-hub/RetNet-340M, and whatever was trained with it.
+
+Both layouts of names: `mlp.gate_proj` alone, holding gate and up projection (uploads of 2024), or both by themselves; and
+the head norm as `g_norm` or `g_norm_swish_gate`, depending on the kernel that computed it.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retnet_hf.checkpoint_dialects import FLA, dialect_of, is_fused
+from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.modeling_retnet import RetNetForCausalLM
+
+from .plan import CheckpointError, Halves, Move, Plan, Shape, Tied, model_from, require_field, saved_tensors
+
+
+NAME = "fla"
+DESCRIPTION = "flash-linear-attention's RetNet (fla-hub/retnet-*)"
+
+
+def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
+    return dialect_of(names) is FLA and (config is None or config.get("model_type", "retnet") == "retnet")
+
+
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+    if config is None:
+        raise CheckpointError("the format fla needs a config.json beside the weights: the number of heads is in no tensor")
+    ours = RetNetConfig(**config)
+    fused = ours.use_gated_mlp and is_fused(shapes)
+    moves = []
+    for name in shapes:
+        target = FLA.canonical(name)
+        if fused and target.endswith("mlp.gate_proj.weight"):
+            moves.append(Move((name,), (target, target.replace("gate_proj", "up_proj")), Halves()))
+        elif ours.tie_word_embeddings and target == "lm_head.weight":
+            continue
+        elif ours.tie_word_embeddings and target == "model.embed_tokens.weight" and "lm_head.weight" in shapes:
+            moves.append(Move((name, "lm_head.weight"), (target,), Tied()))
+        else:
+            moves.append(Move((name,), (target,)))
+    return Plan(NAME, RetNetForCausalLM, ours, moves)
+
+
+def from_fla(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:
+    """The model of an fla checkpoint.
+
+    Args:
+        state_dict: tensors by fla's names. config: its config.json.
+
+    Raises:
+        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite.
+        ValueError: for a configuration that has no counterpart here.
+    """
+    return model_from(plan, state_dict, config)
+
+
+def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State dict and config.json of the same model for flash-linear-attention, in its present layout of names.
+
+    Raises:
+        ValueError: naming the field of the configuration that fla has no option for.
+    """
+    ours = model.config
+    swish = ("silu", "swish")
+    for field, *allowed in (
+        ("use_rotary", True),
+        ("rotary_endpoint", False),
+        ("use_head_norm", True),
+        ("use_gated_mlp", True),
+        ("embedding_multiplier", 1),
+        ("use_embedding_norm", False),
+        ("norm_position", "pre"),
+        ("residual_multiplier", 1),
+        ("bidirectional", False),
+        ("output_gate_act", *swish),
+        ("hidden_act", *swish),
+    ):
+        require_field(ours, NAME, field, *allowed)
+    if ours.decays() != [1 - 2.0 ** (-5 - head) for head in range(ours.num_attention_heads)]:
+        raise ValueError(f"decay_schedule must be 'power_of_two' for the format fla, got {ours.decay_schedule!r}.")
+    if ours.rope_parameters["rope_theta"] != 10000:
+        raise ValueError(
+            f"rope_parameters must have a rope_theta of 10000 for the format fla, got {ours.rope_parameters!r}."
+        )
+
+    config = {
+        "architectures": ["RetNetForCausalLM"],
+        "model_type": "retnet",
+        "attn_mode": "chunk",
+        "hidden_size": ours.hidden_size,
+        "expand_k": ours.key_expansion,
+        "expand_v": ours.value_expansion,
+        "hidden_ratio": None,
+        "intermediate_size": ours.intermediate_size,
+        "num_hidden_layers": ours.num_hidden_layers,
+        "num_heads": ours.num_attention_heads,
+        "num_kv_heads": None if ours.num_key_value_heads == ours.num_attention_heads else ours.num_key_value_heads,
+        "feature_map": ours.feature_map,
+        "hidden_act": "swish",
+        "use_output_gate": ours.use_output_gate,
+        "elementwise_affine": ours.head_norm_affine,
+        "norm_eps": ours.rms_norm_eps,
+        "max_position_embeddings": ours.max_position_embeddings or 2048,
+        "initializer_range": ours.initializer_range,
+        "fuse_norm": ours.use_output_gate,
+        "tie_word_embeddings": ours.tie_word_embeddings,
+        "use_cache": ours.use_cache,
+        "vocab_size": ours.vocab_size,
+        "pad_token_id": ours.pad_token_id,
+        "bos_token_id": ours.bos_token_id,
+        "eos_token_id": ours.eos_token_id,
+        "torch_dtype": str(model.dtype).removeprefix("torch."),
+    }
+    head_norm = "attn.g_norm_swish_gate." if ours.use_output_gate else "attn.g_norm."
+    moves = []
+    for name in saved_tensors(model):
+        theirs = name.replace("embed_tokens.", "embeddings.").replace("retention_norm.", "attn_norm.")
+        theirs = theirs.replace("retention.head_norm.", head_norm).replace(".retention.", ".attn.")
+        if ours.tie_word_embeddings and theirs == "model.embeddings.weight":
+            moves.append(Move((theirs, "lm_head.weight"), (name,), Tied()))
+        else:
+            moves.append(Move((theirs,), (name,)))
+    with torch.no_grad():
+        return Plan(NAME, RetNetForCausalLM, ours, moves).reverse(model), config

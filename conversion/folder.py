@@ -1,0 +1,143 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A converted checkpoint as a complete Hugging Face folder: weights, configurations, tokenizer, model card."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+from huggingface_hub import ModelCard
+from transformers import GenerationConfig
+from transformers.modeling_utils import PreTrainedModel
+
+from retnet_hf.errors import first_line
+from retnet_hf.model_card import model_card
+from retnet_hf.version import __version__
+
+from .checkpoint import Checkpoint
+from .formats import FORMATS
+from .plan import CheckpointError, Move, Plan
+
+
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+
+_ORIGIN = """
+## Origin
+
+Converted from `{source}` ({description}) with retnet-hf {version}. Licence of the source: {licence}.
+"""
+
+
+def claim(output: Path, overwrite: bool) -> Path:
+    """The folder beside `output` in which it is made.
+
+    Raises:
+        CheckpointError: if `output` holds something that may not be replaced.
+    """
+    output = output.expanduser().resolve()
+    if output.exists() and not output.is_dir():
+        raise CheckpointError(f"{output} is a file, not a folder")
+    if output.exists() and any(output.iterdir()):
+        if not overwrite:
+            raise CheckpointError(f"{output} is not empty: --overwrite replaces it once the new model is finished")
+        if not (output / "config.json").exists():
+            raise CheckpointError(f"{output} holds something else than a model, which --overwrite does not replace")
+    return output.with_name(f"{output.name}.partial")
+
+
+def write_folder(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    output: Path,
+    licence: str | None = None,
+    overwrite: bool = False,
+    done: Callable[[Move], None] = lambda move: None,
+    source: str | None = None,
+) -> PreTrainedModel:
+    """Converts, and puts the finished folder in the place of `output`; whatever fails, `output` stays as it was.
+
+    Args:
+        licence: of the weights, where the source does not say.
+        done: called after each move. source: what the model card calls the source; its path if absent.
+
+    Raises:
+        CheckpointError: for values that cannot be read or are not finite, and for an `output` that is taken.
+    """
+    partial = claim(output, overwrite)
+    output = output.expanduser().resolve()
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        model = plan.build(checkpoint.read, done)
+        if model.can_generate() and (checkpoint.folder / "generation_config.json").is_file():
+            model.generation_config = _generation_config(checkpoint.folder)
+        partial.mkdir(parents=True)
+        model.save_pretrained(partial, max_shard_size="5GB")
+        for name in TOKENIZER_FILES:
+            if (checkpoint.folder / name).is_file():
+                shutil.copyfile(checkpoint.folder / name, partial / name)
+        save_image_processor(model, partial)
+        licence = licence or licence_of(checkpoint.folder)
+        card = model_card(model, output.name)
+        card.data.license = licence
+        card.text += _ORIGIN.format(
+            source=source or checkpoint.path.name,
+            description=FORMATS[plan.format].DESCRIPTION,
+            version=__version__,
+            licence=licence or "not stated",
+        )
+        card.save(partial / "README.md")
+        _publish(partial, output)
+        return model
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _publish(partial: Path, output: Path) -> None:
+    """Puts the finished folder in the place of `output`, which is kept until then."""
+    retired = output.with_name(f".{output.name}.replaced")
+    shutil.rmtree(retired, ignore_errors=True)
+    if output.exists():
+        os.replace(output, retired)
+    try:
+        os.replace(partial, output)
+    except BaseException:
+        if retired.exists():
+            os.replace(retired, output)
+        raise
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def licence_of(folder: Path) -> str | None:
+    """What the model card in the source's folder says."""
+    card = folder / "README.md"
+    if not card.is_file():
+        return None
+    try:
+        return ModelCard.load(card, ignore_metadata_errors=True).data.to_dict().get("license")
+    except (ValueError, OSError, yaml.YAMLError):
+        return None
+
+
+def _generation_config(folder: Path) -> GenerationConfig:
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{folder / 'generation_config.json'} cannot be read: {first_line(error)}") from error
+
+
+def save_image_processor(model: PreTrainedModel, folder: Path) -> None:
+    """For a vision model, the image processor of its family, at the model's image size."""

@@ -1,0 +1,72 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""All foreign formats, and which of them a checkpoint is of."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from . import fla, syncdoth, torchscale, yet_another_retnet
+from .checkpoint import Checkpoint
+from .plan import CheckpointError, Plan, Shape
+
+
+class Format(Protocol):
+    """What the file of a format defines."""
+
+    NAME: str
+    DESCRIPTION: str
+    recognises: Callable[[Collection[str], dict[str, Any] | None], bool]
+    plan: Callable[[Mapping[str, Shape], dict[str, Any] | None], Plan]
+
+
+FORMATS: dict[str, Format] = {module.NAME: module for module in (fla, torchscale, syncdoth, yet_another_retnet)}
+OURS = "retnet_hf"
+_OUR_MODEL_TYPES = ("retnet", "vir", "rmt", "metaformer")
+# a name that only models of this package have
+_OUR_SIGN = r"\.retention\.o_proj\.weight$"
+
+
+def format_of(checkpoint: Checkpoint) -> str | None:
+    """The name of the format, `OURS` for what needs no conversion, or None."""
+    names, config = checkpoint.shapes, checkpoint.config
+    for name, form in FORMATS.items():
+        if form.recognises(names, config):
+            return name
+    ours = (config or {}).get("model_type") in _OUR_MODEL_TYPES
+    if ours and any(re.search(_OUR_SIGN, name) for name in names):
+        return OURS
+    return None
+
+
+def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Plan:
+    """The checked plan for a checkpoint, of the format given or the one that is recognised.
+
+    Raises:
+        CheckpointError: where there is none, in a sentence.
+    """
+    found = format_of(checkpoint) if format_name is None else format_name
+    if found == OURS:
+        raise CheckpointError(f"{checkpoint.path} is one of our own already: from_pretrained loads it as it is")
+    if found is None:
+        model_type = (checkpoint.config or {}).get("model_type")
+        declared = f", whose config.json says model_type {model_type!r}," if model_type else ""
+        raise CheckpointError(
+            f"{checkpoint.path}{declared} is of none of the formats {', '.join(FORMATS)}: "
+            f"its first tensor is {next(iter(checkpoint.shapes))}"
+        )
+    try:
+        plan = FORMATS[found].plan(checkpoint.shapes, checkpoint.config)
+        plan.check(checkpoint.shapes)
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, KeyError) as error:  # what a configuration says of its own fields
+        reason = f"{error} is missing" if isinstance(error, KeyError) else _reason(error)
+        raise CheckpointError(f"the configuration of {checkpoint.path} does not fit the format {found}: {reason}") from error
+    return plan
+
+
+def _reason(error: Exception) -> str:
+    """The sentence in an error of a `@strict` configuration, which comes last, or else the whole message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return re.sub(r"^\w*Error: ", "", lines[-1]) if lines else type(error).__name__

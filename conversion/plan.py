@@ -1,0 +1,279 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A conversion, decided before a single value is read: which tensors of a checkpoint become which of a model, and how.
+
+A plan is a list of moves. It is checked against the model it makes: every foreign tensor is used exactly once, every tensor
+of the model is filled exactly once, and every shape fits. Run forwards it reads a checkpoint, backwards it writes one.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+
+from retnet_hf.errors import InputError
+
+
+Shape = tuple[int, ...]
+
+
+class CheckpointError(InputError, ValueError):
+    """A checkpoint that cannot be converted. The message is a sentence that names the tensor."""
+
+
+class Change:
+    """What happens to the values of a move. This one: nothing."""
+
+    label = "as it is"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Theirs to ours."""
+        return tensors
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Ours to theirs."""
+        return tensors
+
+
+class Halves(Change):
+    """One tensor whose first and second half of the rows are two of ours."""
+
+    label = "split in two"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return list(tensors[0].tensor_split(2))
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [torch.cat(tensors)]
+
+
+class Reshaped(Change):
+    """The same values in another shape."""
+
+    def __init__(self, theirs: Shape, ours: Shape) -> None:
+        self.theirs, self.ours = tuple(theirs), tuple(ours)
+        self.label = f"as {'x'.join(map(str, ours))}"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].reshape(self.ours)]
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].reshape(self.theirs)]
+
+
+class Known(Change):
+    """A tensor that follows from the configuration: nothing of ours is made of it, but it must hold what follows.
+
+    Args:
+        expected: its values.
+        tolerance: how far, relative to the largest, the given ones may be from them, for what was computed elsewhere or
+            saved in half precision.
+    """
+
+    label = "known from the configuration"
+
+    def __init__(self, expected: Tensor, tolerance: float = 1e-2) -> None:
+        self.expected, self.tolerance = expected, tolerance
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        given = tensors[0]
+        if not given.is_meta and given.is_floating_point():
+            distance = (given.double() - self.expected.double()).abs().max()
+            if distance > self.tolerance * self.expected.double().abs().max():
+                raise CheckpointError("holds other values than those that follow from the configuration")
+        elif not given.is_meta and not torch.equal(given, self.expected.to(given.dtype)):
+            raise CheckpointError("holds other values than those that follow from the configuration")
+        return []
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [self.expected]
+
+
+class Tied(Change):
+    """A second copy of a tensor that the model has once."""
+
+    label = "tied"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        first, second = tensors
+        if not first.is_meta and not torch.equal(first, second):
+            raise CheckpointError("differs from the tensor it is tied to")
+        return [first]
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0], tensors[0].clone()]
+
+
+class Dropped(Change):
+    """A tensor without a use here; `reason` says why that loses nothing. There is no way back."""
+
+    def __init__(self, reason: str) -> None:
+        self.label = f"left out: {reason}"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return []
+
+
+@dataclass(frozen=True)
+class Move:
+    """Foreign tensors that become tensors of ours."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    change: Change = field(default_factory=Change)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All moves of one checkpoint, and the model they make.
+
+    Args:
+        format: name of the foreign format.
+        model_class, config: of the model.
+        moves: in the order in which they are carried out.
+    """
+
+    format: str
+    model_class: type[PreTrainedModel]
+    config: PreTrainedConfig
+    moves: list[Move]
+
+    def empty_model(self) -> PreTrainedModel:
+        """The model with parameters that take no memory, and real buffers."""
+        with init_empty_weights(include_buffers=False):
+            model = self.model_class(self.config)
+        return model.eval()
+
+    def check(self, shapes: Mapping[str, Shape]) -> None:
+        """Holds the moves against the foreign tensors' `shapes` and those of the model.
+
+        Raises:
+            CheckpointError: for a tensor that is missing, left over, used twice, or of another shape.
+        """
+        expected = {name: tensor.to("meta") for name, tensor in saved_tensors(self.empty_model()).items()}
+        self._require_all_of(shapes, (source for move in self.moves for source in move.sources))
+        filled = Counter(target for move in self.moves for target in move.targets)
+        for name in expected:
+            if filled[name] == 0:
+                raise CheckpointError(
+                    f"tensor {self._likely_source(name)} is missing, which with this configuration becomes {name}"
+                )
+            if filled[name] > 1:
+                raise CheckpointError(f"{filled[name]} tensors of the checkpoint would become {name}")
+        for move in self.moves:
+            if unknown := [name for name in move.targets if name not in expected]:
+                raise CheckpointError(
+                    f"tensor {move.sources[0]} has no place in {self.model_class.__name__} with this configuration, "
+                    f"which has no {unknown[0]}"
+                )
+            if isinstance(move.change, Dropped):
+                continue
+            theirs = move.change.backward([expected[name] for name in move.targets])
+            for name, tensor in zip(move.sources, theirs, strict=True):
+                if tuple(shapes[name]) != tuple(tensor.shape):
+                    raise CheckpointError(
+                        f"tensor {name} has shape {tuple(shapes[name])}, "
+                        f"but with this configuration it is {tuple(tensor.shape)}"
+                    )
+
+    def _likely_source(self, target: str) -> str:
+        """The foreign name of a tensor of ours that is missing, from its like in another layer; else our name."""
+        number = re.compile(r"\d+")
+        alike = (
+            (name, move) for move in self.moves for name in move.targets if number.sub("", name) == number.sub("", target)
+        )
+        name, move = next(alike, (target, Move((target,), (target,))))
+        instead = dict(zip(number.findall(name), number.findall(target)))
+        return number.sub(lambda found: instead.get(found[0], found[0]), move.sources[0])
+
+    def _require_all_of(self, names: Collection[str], used: Iterable[str]) -> None:
+        """Every foreign name is used once, and no other."""
+        times = Counter(used)
+        for name in times:
+            if name not in names:
+                raise CheckpointError(f"tensor {name} is missing, which a checkpoint of format {self.format} has")
+            if times[name] > 1:
+                raise CheckpointError(f"tensor {name} would be used {times[name]} times")
+        for name in names:
+            if name not in times:
+                raise CheckpointError(f"tensor {name} has no place in the format {self.format} with this configuration")
+
+    def build(self, read: Callable[[str], Tensor], done: Callable[[Move], None] = lambda move: None) -> PreTrainedModel:
+        """The model, its values read one move at a time.
+
+        Args:
+            read: gives a foreign tensor by its name.
+            done: called after each move.
+
+        Raises:
+            CheckpointError: for values that are not finite, or not those that the configuration implies.
+        """
+        values: dict[str, Tensor] = {}
+        for move in self.moves:
+            tensors = [read(name) for name in move.sources]
+            for name, tensor in zip(move.sources, tensors):
+                if tensor.is_floating_point() and not tensor.isfinite().all():
+                    raise CheckpointError(f"tensor {name} holds values that are not finite")
+            try:
+                made = move.change.forward(tensors)
+            except CheckpointError as error:
+                raise CheckpointError(f"tensor {move.sources[-1]} {error}") from error
+            values.update((name, tensor.contiguous()) for name, tensor in zip(move.targets, made, strict=True))
+            done(move)
+
+        model = self.empty_model()
+        model.load_state_dict(values, strict=False, assign=True)  # `check` has made sure that only tied names are missing
+        model.tie_weights()
+        model.config.dtype = Counter(t.dtype for t in values.values() if t.is_floating_point()).most_common(1)[0][0]
+        return model
+
+    def reverse(self, model: PreTrainedModel) -> dict[str, Tensor]:
+        """The foreign state dict that the plan would make `model` of."""
+        ours = saved_tensors(model)
+        theirs: dict[str, Tensor] = {}
+        for move in self.moves:
+            tensors = move.change.backward([ours[name] for name in move.targets])
+            theirs.update((name, tensor.detach().contiguous()) for name, tensor in zip(move.sources, tensors, strict=True))
+        return theirs
+
+
+def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The model's state dict, tied tensors once: what `save_pretrained` writes."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def shapes_of(state_dict: Mapping[str, Tensor]) -> dict[str, Shape]:
+    """Names and shapes, which a plan is made from."""
+    return {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
+
+
+def model_from(plan: Callable[[dict[str, Shape], dict | None], Plan], state_dict: Mapping[str, Tensor], config: Any):
+    """What every `from_<format>` does: plans, checks, and builds.
+
+    Raises:
+        CheckpointError: as `Plan.check` and `Plan.build`.
+    """
+    shapes = shapes_of(state_dict)
+    planned = plan(shapes, config)
+    planned.check(shapes)
+    return planned.build(state_dict.__getitem__)
+
+
+def require_field(config: PreTrainedConfig, target_format: str, name: str, *allowed: Any) -> None:
+    """A field that the other format has one value for.
+
+    Raises:
+        ValueError: where the configuration has another.
+    """
+    value = getattr(config, name)
+    if value not in allowed:
+        choices = " or ".join(repr(choice) for choice in allowed)
+        raise ValueError(f"{name} must be {choices} for the format {target_format}, which cannot express {value!r}.")

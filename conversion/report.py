@@ -1,0 +1,109 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Conversions and checkpoints as tables."""
+
+import math
+import re
+from collections import Counter
+
+from rich.table import Table
+from transformers import AutoConfig
+from transformers.configuration_utils import PreTrainedConfig
+
+from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.errors import first_line
+
+from .checkpoint import Checkpoint
+from .formats import FORMATS, OURS, format_of, plan_of
+from .plan import CheckpointError, Move, Plan, Shape
+
+
+def moves_table(plan: Plan, shapes: dict[str, Shape]) -> Table:
+    """What became what; layers that are alike share a row."""
+    rows: dict[tuple[str, ...], list[Move]] = {}
+    for move in plan.moves:
+        alike = tuple(re.sub(r"\d+", "#", name) for name in (*move.sources, "→", *move.targets))
+        shape = " ".join("x".join(map(str, shapes[name])) for name in move.sources)
+        rows.setdefault((*alike, shape, move.change.label), []).append(move)
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("theirs", "shape", "ours", "how"):
+        table.add_column(column, overflow="fold")
+    table.add_column("tensors", justify="right")
+    for (*_, shape, label), moves in rows.items():
+        first, last = moves[0], moves[-1]
+        names = [
+            " + ".join(map(_span, pair[0], pair[1]))
+            for pair in ((first.sources, last.sources), (first.targets, last.targets))
+        ]
+        table.add_row(names[0], shape, names[1] or "nothing", label, str(sum(len(move.sources) for move in moves)))
+    return table
+
+
+def _span(first: str, last: str) -> str:
+    """layers.0.x and layers.23.x as layers.0-23.x"""
+    numbers = iter(re.findall(r"\d+", last))
+    return re.sub(r"\d+", lambda number: _between(number[0], next(numbers)), first)
+
+
+def _between(first: str, last: str) -> str:
+    return first if first == last else f"{first}-{last}"
+
+
+def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
+    """What a checkpoint is, and the decays of its heads where it has them.
+
+    Raises:
+        CheckpointError: where its config.json cannot be made sense of.
+    """
+    format_name = format_of(checkpoint)
+    facts = Table(box=None, show_header=False)
+    facts.add_column(style="bold")
+    facts.add_column()
+    facts.add_row("what", str(checkpoint.path))
+    known = {OURS: "retnet_hf's own", None: "unknown"}
+    facts.add_row("format", known.get(format_name) or f"{format_name}: {FORMATS[format_name].DESCRIPTION}")
+    files = len(checkpoint.files)
+    facts.add_row("size", f"{checkpoint.size:,} bytes in {files} file{'s' if files > 1 else ''}")
+    numbers = sum(math.prod(shape) for shape in checkpoint.shapes.values())
+    facts.add_row("tensors", f"{len(checkpoint.shapes):,}, of {numbers:,} numbers")
+    types = Counter()
+    for name, dtype in checkpoint.dtypes.items():
+        types[str(dtype).removeprefix("torch.")] += math.prod(checkpoint.shapes[name])
+    facts.add_row("dtype", ", ".join(name for name, _ in types.most_common()))
+
+    config: PreTrainedConfig | None = None
+    if format_name == OURS:
+        try:
+            config = AutoConfig.from_pretrained(checkpoint.folder)
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"the configuration of {checkpoint.path} cannot be used: {first_line(error)}") from error
+    elif format_name is not None:
+        try:
+            plan = plan_of(checkpoint)
+        except CheckpointError as error:
+            facts.add_row("convertible", f"no: {error}")
+        else:
+            config = plan.config
+            facts.add_row("convertible", f"yes, to {plan.model_class.__name__}")
+            parameters = sum(parameter.numel() for parameter in plan.empty_model().parameters())
+            facts.add_row("parameters", f"{parameters:,}")
+    if not isinstance(config, RetNetConfig):
+        return facts, None
+    facts.add_row("shape", f"{config.num_hidden_layers} layers of {config.hidden_size}, vocabulary {config.vocab_size:,}")
+    facts.add_row("heads", f"{config.num_attention_heads}, keys of {config.head_dim}, values of {config.value_head_dim}")
+    if not config.bidirectional:
+        state = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * config.value_head_dim
+        facts.add_row("state", f"{state:,} bytes per sequence (float32), however long it is")
+    return facts, decay_table(config)
+
+
+def decay_table(config: RetNetConfig) -> Table:
+    """γ of each head and how long it remembers."""
+    table = Table("head", "decay γ", "half-life in tokens", "1 % left after")
+    for column in table.columns:
+        column.justify = "right"
+    for head, decay in enumerate(config.decays()):
+        spans = ["never"] * 2 if decay == 1 else [f"{math.log(left) / math.log(decay):,.1f}" for left in (0.5, 0.01)]
+        table.add_row(str(head), f"{decay:.8g}", *spans)
+    return table

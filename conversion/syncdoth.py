@@ -1,0 +1,80 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""syncdoth/RetNet, the port that Spiral-AI/Spiral-RetNet-3b-base and isek-ai/* were trained with.
+
+torchscale's tensors under transformers' prefixes. Its variant without a gated feed-forward has biases and an inner
+LayerNorm, for which RetNetConfig has no place.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retnet_hf.checkpoint_dialects import TORCHSCALE, dialect_of
+from retnet_hf.modeling_retnet import RetNetForCausalLM
+
+from .plan import Plan, Shape, model_from
+from .torchscale import plan_with_prefixes, planned_moves, torchscale_arguments
+
+
+NAME = "syncdoth"
+DESCRIPTION = "syncdoth/RetNet (Spiral-AI, isek-ai)"
+
+
+def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
+    if dialect_of(names) is not TORCHSCALE:
+        return False
+    return any(name.startswith("model.") for name in names) and (config is None or "decoder_embed_dim" in config)
+
+
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+    return plan_with_prefixes(NAME, shapes, config, body="model.", head="lm_head.weight")
+
+
+def from_syncdoth(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:
+    """The model of a syncdoth checkpoint.
+
+    Args:
+        state_dict: its tensors. config: its config.json.
+
+    Raises:
+        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite.
+        ValueError: for a configuration that has no counterpart here.
+    """
+    return model_from(plan, state_dict, config)
+
+
+def to_syncdoth(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State dict and config.json of the same model for syncdoth/RetNet.
+
+    Raises:
+        ValueError: naming the field of the configuration that it has no option for.
+    """
+    ours = model.config
+    config = torchscale_arguments(ours, NAME)
+    for old in ("share_decoder_input_output_embed",):
+        config.pop(old)
+    if ours.decay_schedule not in ("power_of_two", "log_linear"):
+        raise ValueError(
+            f"decay_schedule must be 'power_of_two' or 'log_linear' for the format syncdoth, got {ours.decay_schedule!r}."
+        )
+    config |= {
+        "architectures": ["RetNetForCausalLM"],
+        "model_type": "retnet",
+        "use_lm_decay": ours.decay_schedule == "log_linear",
+        "use_glu": True,
+        "z_loss_coeff": 0.0,
+        "forward_impl": "parallel",
+        "tie_word_embeddings": ours.tie_word_embeddings,
+        "initializer_range": ours.initializer_range,
+        "use_cache": ours.use_cache,
+        "pad_token_id": ours.pad_token_id,
+        "bos_token_id": ours.bos_token_id,
+        "eos_token_id": ours.eos_token_id,
+        "torch_dtype": str(model.dtype).removeprefix("torch."),
+    }
+    moves = planned_moves(ours, body="model.", head="lm_head.weight", tied_twice=True)
+    with torch.no_grad():
+        return Plan(NAME, RetNetForCausalLM, ours, moves).reverse(model), config

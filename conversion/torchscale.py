@@ -1,0 +1,207 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""microsoft/torchscale's RetNet: state dicts of its RetNetDecoder, and fairseq checkpoints that hold one as `decoder.`.
+
+The layout of 2023-07, with biases and LayerNorms, is recognised and refused: RetNetConfig has no place for them.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retnet_hf.checkpoint_dialects import TORCHSCALE, dialect_of, pairs_apart, pairs_together
+from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.modeling_retnet import RetNetForCausalLM
+
+from .plan import Change, CheckpointError, Known, Move, Plan, Shape, Tied, model_from, require_field
+
+
+NAME = "torchscale"
+DESCRIPTION = "microsoft/torchscale's RetNet, or a fairseq checkpoint of it"
+
+# torchscale's arguments that RetNetConfig reads; fairseq keeps them among hundreds of its own
+_ARGUMENTS = frozenset(
+    ("decoder_embed_dim", "decoder_value_embed_dim", "decoder_retention_heads", "decoder_ffn_embed_dim", "decoder_layers")
+    + ("decoder_normalize_before", "activation_fn", "dropout", "activation_dropout", "no_scale_embedding", "deepnorm")
+    + ("layernorm_embedding", "share_decoder_input_output_embed", "layernorm_eps", "recurrent_chunk_size", "vocab_size")
+    + ("moe_freq", "multiway", "xpos_rel_pos", "use_glu")
+)
+
+# their names within a layer, and ours; beside the layers; both without prefixes
+_IN_LAYER = {
+    "retention.q_proj": "retention.q_proj",
+    "retention.k_proj": "retention.k_proj",
+    "retention.v_proj": "retention.v_proj",
+    "retention.g_proj": "retention.g_proj",
+    "retention.out_proj": "retention.o_proj",
+    "retention_layer_norm": "retention_norm",
+    "ffn.fc1": "mlp.gate_proj",
+    "ffn.gate": "mlp.up_proj",
+    "ffn.fc2": "mlp.down_proj",
+    "final_layer_norm": "mlp_norm",
+}
+
+
+class PairsApart(Change):
+    """From rotation in interleaved pairs to half-split pairs, by the order of the rows."""
+
+    label = "rotated pairs set apart"
+
+    def __init__(self, head_dim: int) -> None:
+        self.head_dim = head_dim
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [pairs_apart(tensors[0], self.head_dim)]
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [pairs_together(tensors[0], self.head_dim)]
+
+
+def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
+    if dialect_of(names) is not TORCHSCALE:
+        return False
+    return not any(name.startswith("model.") for name in names) and (config is None or "decoder_embed_dim" in config)
+
+
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+    if config is not None:
+        config = {name: value for name, value in config.items() if name in _ARGUMENTS}
+    prefix = "decoder." if any(name.startswith("decoder.layers.") for name in shapes) else ""
+    return plan_with_prefixes(NAME, shapes, config, body=prefix, head=f"{prefix}output_projection.weight")
+
+
+def plan_with_prefixes(
+    target_format: str, shapes: Mapping[str, Shape], config: dict[str, Any] | None, body: str, head: str
+) -> Plan:
+    """The plan of torchscale's layout, and of syncdoth's, which puts the same tensors under other prefixes."""
+    if config is None:
+        raise CheckpointError(
+            f"the format {target_format} needs a configuration: a config.json beside the weights, or arguments in them"
+        )
+    refuse_biases(target_format, shapes)
+    if config.get("vocab_size", -1) <= 0 and f"{body}embed_tokens.weight" in shapes:  # fairseq has it in its dictionary
+        config = {**config, "vocab_size": shapes[f"{body}embed_tokens.weight"][0]}
+    ours = RetNetConfig(**config)
+    moves = planned_moves(ours, body, head, tied_twice=head in shapes)
+    used = {source for move in moves for source in move.sources}
+    # what is left over is told by Plan.check; a checkpoint without the buffers loses nothing
+    moves = [move for move in moves if move.targets or move.sources[0] in shapes]
+    moves += [Move((name,), (TORCHSCALE.canonical(name),)) for name in shapes if name not in used]
+    return Plan(target_format, RetNetForCausalLM, ours, moves)
+
+
+def refuse_biases(target_format: str, shapes: Collection[str]) -> None:
+    """Raises CheckpointError for the layouts whose projections and norms have biases."""
+    homeless = sorted(
+        {re.sub(r"^.*layers\.\d+\.", "", name) for name in shapes if re.search(r"\.bias$|ffn_layernorm", name)}
+    )
+    if homeless:
+        raise CheckpointError(
+            f"the format {target_format} in this layout has tensors without a place in RetNetConfig, whose projections have "
+            f"no biases and whose norms are RMS norms: {', '.join(homeless)}"
+        )
+
+
+def planned_moves(ours: RetNetConfig, body: str, head: str, tied_twice: bool) -> list[Move]:
+    """Every move of the layout, by the configuration alone."""
+    moves = []
+    embedding = (f"{body}embed_tokens.weight", "model.embed_tokens.weight")
+    if ours.tie_word_embeddings and tied_twice:
+        moves.append(Move((embedding[0], head), (embedding[1],), Tied()))
+    else:
+        moves.append(Move((embedding[0],), (embedding[1],)))
+        if not ours.tie_word_embeddings:
+            moves.append(Move((head,), ("lm_head.weight",)))
+    if ours.use_embedding_norm:
+        moves.append(Move((f"{body}layernorm_embedding.weight",), ("model.embed_norm.weight",)))
+    for layer in range(ours.num_hidden_layers):
+        for theirs, name in _IN_LAYER.items():
+            rotated = theirs in ("retention.q_proj", "retention.k_proj")
+            change = PairsApart(ours.head_dim) if rotated else Change()
+            source, target = f"{body}layers.{layer}.{theirs}.weight", f"model.layers.{layer}.{name}.weight"
+            moves.append(Move((source,), (target,), change))
+    if ours.norm_position == "pre":
+        moves.append(Move((f"{body}layer_norm.weight",), ("model.norm.weight",)))
+    angle = 10000 ** -torch.linspace(0, 1, ours.head_dim // 2)
+    moves.append(Move((f"{body}retnet_rel_pos.angle",), (), Known(angle.repeat_interleave(2))))
+    moves.append(Move((f"{body}retnet_rel_pos.decay",), (), Known(torch.tensor(ours.decays()).log())))
+    return moves
+
+
+def from_torchscale(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:
+    """The model of a RetNetDecoder.
+
+    Args:
+        state_dict: its tensors. config: the arguments of torchscale's RetNetConfig by name.
+
+    Raises:
+        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite, or all that the layout of
+            2023-07 has and RetNetConfig has no place for.
+        ValueError: for a configuration that has no counterpart here.
+    """
+    return model_from(plan, state_dict, config)
+
+
+def to_torchscale(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State dict and configuration of the same model for torchscale's RetNetDecoder.
+
+    Raises:
+        ValueError: naming the field of the configuration that torchscale has no option for.
+    """
+    config = torchscale_arguments(model.config, NAME)
+    if model.config.decays() != [1 - 2.0 ** (-5 - head) for head in range(model.config.num_attention_heads)]:
+        raise ValueError(
+            f"decay_schedule must be 'power_of_two' for the format torchscale, got {model.config.decay_schedule!r}."
+        )
+    moves = planned_moves(model.config, body="", head="output_projection.weight", tied_twice=True)
+    with torch.no_grad():
+        return Plan(NAME, RetNetForCausalLM, model.config, moves).reverse(model), config
+
+
+def torchscale_arguments(ours: RetNetConfig, target_format: str) -> dict[str, Any]:
+    """Arguments of torchscale's RetNetConfig, most of which syncdoth's config.json shares, for this configuration."""
+    for field, *allowed in (
+        ("key_expansion", 1),
+        ("use_rotary", True),
+        ("rotary_endpoint", True),
+        ("use_output_gate", True),
+        ("output_gate_act", "silu", "swish"),
+        ("use_head_norm", True),
+        ("head_norm_affine", False),
+        ("feature_map", None),
+        ("use_gated_mlp", True),
+        ("bidirectional", False),
+        ("num_key_value_heads", ours.num_attention_heads),
+    ):
+        require_field(ours, target_format, field, *allowed)
+    if ours.rope_parameters["rope_theta"] != 10000:
+        raise ValueError(
+            f"rope_parameters must have a rope_theta of 10000 for the format {target_format}, got {ours.rope_parameters!r}."
+        )
+    scaled, deep = ours.hidden_size**0.5, (2 * ours.num_hidden_layers) ** 0.25
+    for field, value in (("embedding_multiplier", scaled), ("residual_multiplier", deep)):
+        if min(abs(getattr(ours, field) - allowed) for allowed in (1.0, value)) > 1e-6 * value:
+            raise ValueError(
+                f"{field} must be 1 or {value:.6g} for the format {target_format}, got {getattr(ours, field)!r}."
+            )
+    return {
+        "decoder_embed_dim": ours.hidden_size,
+        "decoder_value_embed_dim": round(ours.hidden_size * ours.value_expansion),
+        "decoder_retention_heads": ours.num_attention_heads,
+        "decoder_ffn_embed_dim": ours.intermediate_size,
+        "decoder_layers": ours.num_hidden_layers,
+        "decoder_normalize_before": ours.norm_position == "pre",
+        "activation_fn": "swish" if ours.hidden_act == "silu" else ours.hidden_act,
+        "dropout": ours.hidden_dropout,
+        "activation_dropout": ours.activation_dropout,
+        "no_scale_embedding": ours.embedding_multiplier == 1,
+        "layernorm_embedding": ours.use_embedding_norm,
+        "deepnorm": ours.residual_multiplier != 1,
+        "share_decoder_input_output_embed": ours.tie_word_embeddings,
+        "layernorm_eps": ours.rms_norm_eps,
+        "recurrent_chunk_size": ours.chunk_size or 512,
+        "vocab_size": ours.vocab_size,
+    }
