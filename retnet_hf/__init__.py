@@ -14,11 +14,13 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
+from transformers.models.auto.image_processing_auto import AutoImageProcessor  # which 5.17 exports with torchvision only
 
 from .configuration_retnet import RetNetConfig
 from .configuration_rmt import RMTConfig
 from .configuration_vir import ViRConfig
 from .image_processing_metaformer import MetaFormerImageProcessor, MetaFormerImageProcessorPil
+from .image_processing_retention import by_backend
 from .image_processing_rmt import RMTImageProcessor, RMTImageProcessorPil
 from .image_processing_vir import ViRImageProcessor, ViRImageProcessorPil
 from .modeling_retnet import (
@@ -62,11 +64,13 @@ AutoConfig.register("rmt", RMTConfig)
 AutoModel.register(RMTConfig, RMTModel)
 AutoModelForImageClassification.register(RMTConfig, RMTForImageClassification)
 AutoBackbone.register(RMTConfig, RMTBackbone)
+AutoImageProcessor.register(RMTConfig, image_processor_classes=by_backend(RMTImageProcessor, RMTImageProcessorPil))
 AutoConfig.register("vir", ViRConfig)
 AutoModel.register(ViRConfig, ViRModel)
 AutoModelForImageClassification.register(ViRConfig, ViRForImageClassification)
 AutoModelForMaskedImageModeling.register(ViRConfig, ViRForMaskedImageModeling)
 AutoBackbone.register(ViRConfig, ViRBackbone)
+AutoImageProcessor.register(ViRConfig, image_processor_classes=by_backend(ViRImageProcessor, ViRImageProcessorPil))
 
 __all__ = [
     "CarryState",

@@ -187,3 +187,8 @@ else:
 
     class RetentionImageProcessor(RetentionImageProcessorPil):
         """With Pillow and NumPy, for want of torchvision."""
+
+
+def by_backend(plain: type, pil: type) -> dict[str, type]:
+    """The two classes of a family, as `AutoImageProcessor.register` takes them."""
+    return {"torchvision": plain, "pil": pil} if is_torchvision_available() else {"pil": plain}
