@@ -148,12 +148,12 @@ class ViRPerHeadLinear(nn.Module):
     def __init__(self, heads: int, head_dim: int, bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(heads, head_dim, head_dim))  # (H, out, in)
-        self.bias = nn.Parameter(torch.zeros(heads * head_dim)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(heads, head_dim)) if bias else None
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         slices = hidden_states.unflatten(-1, (len(self.weight), -1))  # (B, T, H, K)
-        projected = torch.einsum("bthi,hoi->btho", slices, self.weight).flatten(2)
-        return projected if self.bias is None else projected + self.bias
+        projected = torch.einsum("bthi,hoi->btho", slices, self.weight)
+        return (projected if self.bias is None else projected + self.bias).flatten(2)
 
 
 class ViRRetentionLayerNorm(nn.LayerNorm):

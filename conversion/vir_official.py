@@ -1,0 +1,218 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""anom63931/ViR, code by the authors of ViR.
+
+Its recurrent and chunkwise functions are what the model computes. Its parallel function is another one, which the weights of
+a training run in parallel form belong to: a softmax over Q Kᵀ ⊙ D, in which what a token may not see counts as a score of 0.
+"""
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retnet_hf.configuration_vir import ViRConfig
+from retnet_hf.modeling_vir import ViRForImageClassification
+
+from .plan import Change, CheckpointError, Dropped, Move, Plan, Shape, model_from, require_field, saved_tensors
+
+
+NAME = "vir_official"
+DESCRIPTION = "anom63931/ViR, by the authors of ViR"
+
+# The authors' name of a way of pooling, and whether there is a class token among the parameters: only "token_last" puts it
+# into the sequence, and the mean leaves out the first token wherever there is one.
+_POOLINGS = {
+    ("token_last", True): "class_token",
+    ("token_last", False): "last_patch",
+    ("final", True): "last_patch",
+    ("final", False): "last_patch",
+    ("avg", True): "mean_but_first",
+    ("avg", False): "mean",
+}
+# ours, and theirs
+_RENAMINGS = (
+    (r"^vir\.embeddings\.patch_embeddings\.", "patch_embed.proj."),
+    (r"^vir\.embeddings\.position_embeddings$", "pos_embed"),
+    (r"^vir\.embeddings\.class_token$", "cls_token"),
+    (r"^vir\.layers\.(\d+)\.", r"blocks.\1."),
+    (r"\.retention_norm\.", ".norm1."),
+    (r"\.mlp_norm\.", ".norm2."),
+    (r"\.retention_branch\.scale$", ".ls1.gamma"),
+    (r"\.mlp_branch\.scale$", ".ls2.gamma"),
+    (r"\.retention\.o_proj\.", ".retention.out_proj."),
+    (r"\.retention\.q_proj\.", ".retention.qkv."),
+    (r"^vir\.norm\.", "norm."),
+    (r"^classifier\.", "head."),
+)
+
+
+class Thirds(Change):
+    """One tensor whose rows are those of queries, keys and values, one after the other."""
+
+    label = "split in three"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return list(tensors[0].tensor_split(3))
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [torch.cat(tensors)]
+
+
+class ClassTokenPosition(Change):
+    """A class token and a table of positions that has one for it, in the last row: it becomes part of the token."""
+
+    label = "position of the class token added to it"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        class_token, positions = tensors
+        return [class_token + positions[:, -1:], positions[:, :-1]]
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        class_token, positions = tensors
+        return [class_token, torch.cat([positions, torch.zeros_like(class_token)], dim=1)]
+
+
+def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
+    return any(re.search(r"^blocks\.0\.retention\.qkv\.weight$", name) for name in names)
+
+
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+    ours, position_of_class_token = config_from(shapes, config or {})
+    moves = planned_moves(ours, norm="fc_norm" if "fc_norm.weight" in shapes else "norm")
+    if position_of_class_token:
+        names = ("cls_token", "pos_embed")
+        targets = tuple(move.targets[0] for name in names for move in moves if move.sources == (name,))
+        moves = [move for move in moves if move.sources[0] not in names]
+        moves.append(Move(names, targets, ClassTokenPosition()))
+    elif "cls_token" in shapes and ours.pooling != "class_token":
+        moves.append(Move(("cls_token",), (), Dropped("it is not put into the sequence")))
+    return Plan(NAME, ViRForImageClassification, ours, moves)
+
+
+def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tuple[ViRConfig, bool]:
+    """Our configuration, by the shapes and the arguments of the peer's constructor; without arguments, by its defaults.
+
+    Also, whether the table of positions has one for the class token.
+
+    Raises:
+        CheckpointError: for what has no counterpart here.
+    """
+    for name, dimensions in (("patch_embed.proj.weight", 4), ("pos_embed", 3), ("blocks.0.mlp.fc1.weight", 2)):
+        if len(shapes.get(name, ())) != dimensions:
+            raise CheckpointError(f"tensor {name} is missing, or of another shape than a checkpoint of format {NAME} has")
+    hidden_size, num_channels, *patch_size = shapes["patch_embed.proj.weight"]
+    pool = arguments.get("global_pool", "avg" if "fc_norm.weight" in shapes else "token_last")
+    mode = arguments.get("encode_mode", "autoregressive")
+    pooling = _POOLINGS.get((pool, "cls_token" in shapes))
+    if pooling is None:
+        raise CheckpointError(
+            f"global_pool {pool!r} of the format {NAME} has no counterpart in ViRConfig: the first token sees no other"
+        )
+    if mode != "autoregressive" and pooling == "class_token":
+        raise CheckpointError(
+            f"encode_mode {mode!r} of the format {NAME} with a class token has no counterpart in ViRConfig: "
+            "its head reads the first patch"
+        )
+    if pooling.startswith("mean") and "norm.weight" in shapes:
+        raise CheckpointError("tensor norm.weight has no place in ViRConfig, where the mean is taken before the last norm")
+
+    own_position = not arguments.get("no_embed_class", True) and pooling == "class_token"
+    patches = shapes["pos_embed"][1] - own_position
+    image_size = arguments.get("img_size")
+    if image_size is None:
+        image_size = [math.isqrt(patches) * patch for patch in patch_size]
+    scaled = "blocks.0.ls1.gamma" in shapes
+    ours = ViRConfig(
+        image_size=image_size,
+        patch_size=patch_size[0] if patch_size[0] == patch_size[1] else patch_size,
+        num_channels=num_channels,
+        hidden_size=hidden_size,
+        num_hidden_layers=len({name.split(".")[1] for name in shapes if name.startswith("blocks.")}),
+        num_attention_heads=arguments.get("num_heads", max(hidden_size // 64, 1)),  # 64 in every size of the authors
+        intermediate_size=shapes["blocks.0.mlp.fc1.weight"][0],
+        pooling=pooling,
+        mirror_sequence=mode == "bidirectional",
+        layer_scale_init_value=(arguments.get("init_values") or 1e-5) if scaled else None,
+        embedding_dropout=arguments.get("pos_drop_rate", 0.0),
+        drop_path_rate=arguments.get("drop_path_rate", 0.0),
+        num_labels=shapes.get("head.weight", (0,))[0],
+    )
+    return ours, own_position
+
+
+def planned_moves(ours: ViRConfig, norm: str = "norm") -> list[Move]:
+    """Every move of the layout, by the configuration alone. `norm` is the name of the last norm."""
+    moves = []
+    for name in saved_tensors(Plan(NAME, ViRForImageClassification, ours, []).empty_model()):
+        theirs = name
+        for pattern, replacement in _RENAMINGS:
+            theirs = re.sub(pattern, replacement, theirs)
+        if ".q_proj." in name:
+            targets = tuple(name.replace("q_proj", projection) for projection in ("q_proj", "k_proj", "v_proj"))
+            moves.append(Move((theirs,), targets, Thirds()))
+        elif ".k_proj." not in name and ".v_proj." not in name:
+            moves.append(Move((re.sub(r"^norm\.", f"{norm}.", theirs),), (name,)))
+    return moves
+
+
+def from_vir_official(state_dict: Mapping[str, Tensor], config: dict[str, Any] | None = None) -> ViRForImageClassification:
+    """The model of a VisionRetention.
+
+    Args:
+        state_dict: its tensors.
+        config: arguments of the peer's constructor by name, where they are not its defaults: `global_pool`, `encode_mode`,
+            `no_embed_class`, `num_heads` of a head size other than 64, and `img_size`, if it is not square.
+
+    Raises:
+        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite, or the argument that has no
+            counterpart here.
+    """
+    return model_from(plan, state_dict, config)
+
+
+def to_vir_official(model: ViRForImageClassification) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State dict and constructor arguments of the same model for anom63931/ViR.
+
+    Raises:
+        ValueError: naming the field of the configuration that the peer has no argument for.
+    """
+    ours = model.config
+    for field, *allowed in (
+        ("hidden_act", "gelu"),
+        ("bidirectional", False),
+        ("qkv_bias", True),
+        ("use_per_head_projections", False),
+        ("use_retention_norm", False),
+        ("retention_act", None),
+        ("layer_norm_eps", 1e-6),
+    ):
+        require_field(ours, NAME, field, *allowed)
+    if ours.decays() != ViRConfig(num_attention_heads=ours.num_attention_heads, hidden_size=ours.hidden_size).decays():
+        raise ValueError(f"decay_schedule must be 'log_linear' for the format {NAME}, got {ours.decay_schedule!r}.")
+    mean = ours.pooling.startswith("mean")
+    class_token = ours.pooling in ("class_token", "mean_but_first")
+    arguments = {
+        "img_size": list(ours.image_shape),
+        "patch_size": ours.patch_size,
+        "in_chans": ours.num_channels,
+        "num_classes": ours.num_labels,
+        "global_pool": "avg" if mean else "token_last" if class_token else "final",
+        "encode_mode": "bidirectional" if ours.mirror_sequence else "autoregressive",
+        "embed_dim": ours.hidden_size,
+        "depth": ours.num_hidden_layers,
+        "num_heads": ours.num_attention_heads,
+        "mlp_ratio": ours.intermediate_size / ours.hidden_size,
+        "init_values": ours.layer_scale_init_value,
+        "class_token": class_token,
+        "pos_drop_rate": ours.embedding_dropout,
+        "drop_path_rate": ours.drop_path_rate,
+    }
+    with torch.no_grad():
+        theirs = Plan(NAME, type(model), ours, planned_moves(ours, "fc_norm" if mean else "norm")).reverse(model)
+    if class_token and "cls_token" not in theirs:
+        theirs["cls_token"] = torch.zeros(1, 1, ours.hidden_size, dtype=model.dtype)  # a parameter it has, and does not use
+    return theirs, arguments

@@ -1,0 +1,203 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""BrianPulfer/vision-retention-networks: its ViR, and the module of its training script with a classifier of the last patch.
+
+Its table of positions is read from the top by images of any number of patches. Here positions belong to one grid, that of
+`image_size`, for which the first rows of the table are taken; what follows them no image of that size reads.
+"""
+
+import math
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retnet_hf.configuration_vir import ViRConfig
+from retnet_hf.modeling_vir import ViRForImageClassification
+
+from .plan import Change, CheckpointError, Known, Move, Plan, Shape, model_from, require_field, saved_tensors
+
+
+NAME = "vir_pulfer"
+DESCRIPTION = "BrianPulfer/vision-retention-networks' ViR"
+
+# ours, and theirs
+_RENAMINGS = (
+    (r"^vir\.embeddings\.patch_embeddings\.", "patch_embed."),
+    (r"^vir\.embeddings\.position_embeddings$", "pos_embed"),
+    (r"^vir\.layers\.(\d+)\.", r"blocks.\1."),
+    (r"\.retention_norm\.", ".ln1."),
+    (r"\.mlp_norm\.", ".ln2."),
+    (r"\.retention\.norm\.", ".retention.ln."),
+    (r"\.retention\.o_proj\.", ".retention.linear."),
+    (r"\.mlp\.fc(\d)\.", r".mlp.linear\1."),
+    (r"^vir\.norm\.", "ln."),
+)
+_CLASSIFIER = "classifier."
+
+
+class FirstRows(Change):
+    """Of a table of positions as many of the first rows as an image has patches."""
+
+    def __init__(self, rows: int, patches: int) -> None:
+        self.rows, self.patches = rows, patches
+        self.label = "as it is" if rows == patches else f"the first {patches} of {rows} rows"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0][:, : self.patches]]
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [torch.nn.functional.pad(tensors[0], (0, 0, 0, self.rows - self.patches))]
+
+
+class OfAllHeads(Change):
+    """One tensor per head, of its queries, keys and values, becomes three of all heads."""
+
+    label = "queries, keys and values of all heads together"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return list(torch.stack(tensors).chunk(3, dim=1))  # (H, K, K) each, or (H, K)
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return list(torch.cat(tensors, dim=1))
+
+
+def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
+    return any(re.search(r"^(model\.)?blocks\.0\.retention\.heads\.0\.qkv\.weight$", name) for name in names)
+
+
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+    body = "model." if any(name.startswith("model.") for name in shapes) else ""
+    theirs = {name.removeprefix(body): shape for name, shape in shapes.items() if name.startswith(body)}
+    ours = config_from(theirs, config or {}, num_labels=shapes.get("head.weight", (0,))[0])
+    moves = planned_moves(ours, body, positions=theirs["pos_embed"][1])
+    return Plan(NAME, ViRForImageClassification, ours, [move for move in moves if move.targets or move.sources[0] in shapes])
+
+
+def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any], num_labels: int) -> ViRConfig:
+    """Our configuration, by the shapes, the arguments of the peer's constructor, and `image_size`.
+
+    Raises:
+        CheckpointError: for a missing tensor, or an image size with more patches than there are positions.
+    """
+    for name, dimensions in (("patch_embed.weight", 4), ("pos_embed", 3), ("blocks.0.mlp.linear1.weight", 2)):
+        if len(shapes.get(name, ())) != dimensions:
+            raise CheckpointError(f"tensor {name} is missing, or of another shape than a checkpoint of format {NAME} has")
+    hidden_size, num_channels, patch_size, _ = shapes["patch_embed.weight"]
+    positions = shapes["pos_embed"][1]
+    alphas = arguments.get("alphas")
+    ours = ViRConfig(
+        image_size=arguments.get("image_size") or math.isqrt(positions) * patch_size,
+        patch_size=patch_size,
+        num_channels=num_channels,
+        hidden_size=hidden_size,
+        num_hidden_layers=len({name.split(".")[1] for name in shapes if name.startswith("blocks.")}),
+        num_attention_heads=len({name.split(".")[4] for name in shapes if name.startswith("blocks.0.retention.heads.")}),
+        intermediate_size=shapes["blocks.0.mlp.linear1.weight"][0],
+        pooling="last_patch",
+        decay_schedule="power_of_two" if alphas is None else list(alphas),
+        use_per_head_projections=True,
+        use_retention_norm=True,
+        retention_act="gelu",
+        hidden_dropout=arguments.get("dropout", 0.1),
+        layer_norm_eps=1e-5,
+        num_labels=num_labels,
+    )
+    if math.prod(ours.grid_shape) > positions:
+        raise CheckpointError(
+            f"image_size {ours.image_size!r} has {math.prod(ours.grid_shape)} patches of {patch_size} pixels, "
+            f"but tensor pos_embed has positions for {positions}"
+        )
+    return ours
+
+
+def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
+    """Every move of the layout, by the configuration alone.
+
+    Args:
+        body: prefix of all names but the classifier's. positions: rows of the peer's table.
+    """
+    moves = []
+    heads = range(ours.num_attention_heads)
+    for name in saved_tensors(Plan(NAME, ViRForImageClassification, ours, []).empty_model()):
+        theirs = name
+        for pattern, replacement in _RENAMINGS:
+            theirs = re.sub(pattern, replacement, theirs)
+        if name.startswith(_CLASSIFIER):
+            moves.append(Move((name.replace(_CLASSIFIER, "head."),), (name,)))
+        elif theirs == "pos_embed":
+            moves.append(Move((body + theirs,), (name,), FirstRows(positions, math.prod(ours.grid_shape))))
+        elif ".q_proj." in name:
+            sources = tuple(body + theirs.replace("q_proj", f"heads.{head}.qkv") for head in heads)
+            targets = tuple(name.replace("q_proj", projection) for projection in ("q_proj", "k_proj", "v_proj"))
+            moves.append(Move(sources, targets, OfAllHeads()))
+        elif ".k_proj." not in name and ".v_proj." not in name:
+            moves.append(Move((body + theirs,), (name,)))
+
+    visible = torch.ones(positions, positions).tril()
+    distance = (torch.arange(positions)[:, None] - torch.arange(positions)).clamp(min=0)
+    buffers = {head: visible * decay**distance for head, decay in enumerate(ours.decays())}
+    for layer in range(ours.num_hidden_layers):
+        for head in heads:
+            prefix = f"{body}blocks.{layer}.retention.heads.{head}."
+            moves.append(Move((f"{prefix}dim_sqrt",), (), Known(torch.tensor(ours.head_dim**0.5))))
+            moves.append(Move((f"{prefix}decay_mask",), (), Known(buffers[head])))
+            moves.append(Move((f"{prefix}causal_mask",), (), Known(visible)))
+    return moves
+
+
+def from_vir_pulfer(state_dict: Mapping[str, Tensor], config: dict[str, Any] | None = None) -> ViRForImageClassification:
+    """The model of a ViR, with a classifier if there is one beside it (`head`).
+
+    Args:
+        state_dict: its tensors, the ViR's own with or without `model.` before their names.
+        config: arguments of the peer's constructor by name, of which `alphas` and `dropout` are read, and `image_size`, one
+            number or height and width; without it, the largest square that there are positions for.
+
+    Raises:
+        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite, or holds other decays than
+            `alphas` says.
+    """
+    return model_from(plan, state_dict, config)
+
+
+def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State dict and constructor arguments of the same model for BrianPulfer/vision-retention-networks.
+
+    Raises:
+        ValueError: naming the field of the configuration that the peer has no argument for.
+    """
+    ours = model.config
+    for field, *allowed in (
+        ("pooling", "last_patch"),
+        ("num_channels", 3),
+        ("intermediate_size", 4 * ours.hidden_size),
+        ("hidden_act", "gelu"),
+        ("bidirectional", False),
+        ("mirror_sequence", False),
+        ("qkv_bias", True),
+        ("use_per_head_projections", True),
+        ("use_retention_norm", True),
+        ("retention_act", "gelu"),
+        ("layer_scale_init_value", None),
+        ("layer_norm_eps", 1e-5),
+    ):
+        require_field(ours, NAME, field, *allowed)
+    if ours.patch_shape[0] != ours.patch_shape[1]:
+        raise ValueError(f"patch_size must be one number for the format {NAME}, got {ours.patch_size!r}.")
+    positions = math.prod(ours.grid_shape)
+    arguments = {
+        "image_size": list(ours.image_shape),
+        "patch_size": ours.patch_shape[0],
+        "depth": ours.num_hidden_layers,
+        "heads": ours.num_attention_heads,
+        "embed_dim": ours.hidden_size,
+        "max_len": positions,
+        "alphas": ours.decays(),
+        "dropout": ours.hidden_dropout,
+    }
+    with torch.no_grad():
+        moves = planned_moves(ours, body="model.", positions=positions)
+        return Plan(NAME, type(model), ours, moves).reverse(model), arguments
