@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
-from . import fla, syncdoth, torchscale, yet_another_retnet
+from . import fla, syncdoth, torchscale, vir_official, vir_pulfer, yet_another_retnet
 from .checkpoint import Checkpoint
 from .plan import CheckpointError, Plan, Shape
 
@@ -20,7 +20,10 @@ class Format(Protocol):
     plan: Callable[[Mapping[str, Shape], dict[str, Any] | None], Plan]
 
 
-FORMATS: dict[str, Format] = {module.NAME: module for module in (fla, torchscale, syncdoth, yet_another_retnet)}
+# The first that recognises a checkpoint has it: the vision formats have names that torchscale's also has.
+FORMATS: dict[str, Format] = {
+    module.NAME: module for module in (vir_official, vir_pulfer, fla, torchscale, syncdoth, yet_another_retnet)
+}
 OURS = "retnet_hf"
 _OUR_MODEL_TYPES = ("retnet", "vir", "rmt", "metaformer")
 # a name that only models of this package have

@@ -33,6 +33,7 @@ _POOLINGS = {
     ("avg", True): "mean_but_first",
     ("avg", False): "mean",
 }
+_RELEASED_HEADS = {384: 6, 768: 12, 1024: 16}  # by hidden size
 # ours, and theirs
 _RENAMINGS = (
     (r"^vir\.embeddings\.patch_embeddings\.", "patch_embed.proj."),
@@ -120,6 +121,12 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
     if pooling.startswith("mean") and "norm.weight" in shapes:
         raise CheckpointError("tensor norm.weight has no place in ViRConfig, where the mean is taken before the last norm")
 
+    heads = arguments.get("num_heads", _RELEASED_HEADS.get(hidden_size))
+    if heads is None:
+        raise CheckpointError(
+            f"a hidden size of {hidden_size} is of no ViR of the authors, so that the format {NAME} needs a configuration with "
+            "num_heads, which no tensor tells"
+        )
     own_position = not arguments.get("no_embed_class", True) and pooling == "class_token"
     patches = shapes["pos_embed"][1] - own_position
     image_size = arguments.get("img_size")
@@ -132,7 +139,7 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
         num_channels=num_channels,
         hidden_size=hidden_size,
         num_hidden_layers=len({name.split(".")[1] for name in shapes if name.startswith("blocks.")}),
-        num_attention_heads=arguments.get("num_heads", max(hidden_size // 64, 1)),  # 64 in every size of the authors
+        num_attention_heads=heads,
         intermediate_size=shapes["blocks.0.mlp.fc1.weight"][0],
         pooling=pooling,
         mirror_sequence=mode == "bidirectional",
@@ -165,7 +172,7 @@ def from_vir_official(state_dict: Mapping[str, Tensor], config: dict[str, Any] |
     Args:
         state_dict: its tensors.
         config: arguments of the peer's constructor by name, where they are not its defaults: `global_pool`, `encode_mode`,
-            `no_embed_class`, `num_heads` of a head size other than 64, and `img_size`, if it is not square.
+            `no_embed_class`, `num_heads` for a hidden size other than 384, 768 and 1024, `img_size`, if it is not square.
 
     Raises:
         CheckpointError: naming the tensor that is missing, left over, misshapen or not finite, or the argument that has no
