@@ -47,6 +47,7 @@ from .retention import (
     recurrent_retention,
     retention,
 )
+from .retention_2d import downward_manhattan_retention, manhattan_retention
 from .retention_state import RetNetState
 from .streaming import CarryState, StreamScore, TokenStreams, score_stream
 from .version import __version__
@@ -105,6 +106,8 @@ __all__ = [
     "__version__",
     "bidirectional_retention",
     "chunkwise_retention",
+    "downward_manhattan_retention",
+    "manhattan_retention",
     "parallel_retention",
     "recurrent_retention",
     "retention",

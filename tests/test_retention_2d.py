@@ -1,0 +1,352 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Manhattan retention: every form is the masked product that RMT's paper writes down, spelled out here from coordinates."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from retnet_hf.retention import bidirectional_retention
+from retnet_hf.retention_2d import (
+    COMBINED_AT_ONCE,
+    choose_form,
+    chunkwise_manhattan_retention,
+    downward_manhattan_retention,
+    manhattan_map,
+    manhattan_retention,
+)
+
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+FORMS = ("parallel", "recurrent", "chunkwise", "auto")
+SIDES = st.one_of(st.sampled_from([1, 2, 3, 7, 11, 16]), st.integers(1, 14))
+TILES = st.one_of(st.none(), st.integers(1, 17), st.tuples(st.integers(1, 17), st.integers(1, 17)))
+
+
+class Image:
+    """Random operands on one grid, and what each form makes of them."""
+
+    def __init__(self, seed, height, width, dtype=torch.float64, mask=False, initial=False, key_dim=3, value_dim=5):
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+        batch, heads = 2, 2
+        self.query, self.key = (normal(batch, heads, height, width, key_dim) for _ in range(2))
+        self.value = normal(batch, heads, height, width, value_dim)
+        self.state = normal(batch, heads, width, key_dim, value_dim) if initial else None
+        decay = 0.2 + 0.8 * torch.rand(heads, generator=generator, dtype=torch.float64)
+        self.log_decay = decay.log().to(dtype).requires_grad_()
+        self.mask = torch.rand(batch, height, width, generator=generator) < 0.6 if mask else None
+
+    def run(self, form, **options):
+        return manhattan_retention(self.query, self.key, self.value, self.log_decay, self.mask, form, **options)
+
+    def run_downward(self, form, **options):
+        operands = (self.query, self.key, self.value, self.log_decay, self.state, self.mask)
+        return downward_manhattan_retention(*operands, form=form, **options)
+
+    def masked_product(self, downward=False):
+        """Σ over all pairs of tokens, with the distance taken from their coordinates."""
+        height, width = self.query.shape[2:4]
+        y, x = (axis.flatten() for axis in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
+        distance = (y[:, None] - y).abs() + (x[:, None] - x).abs()  # (T, T)
+        decay = self.log_decay.exp()[:, None, None] ** distance
+        if downward:
+            decay = decay * (y[:, None] >= y)
+        query, key, value = (tensor.flatten(2, 3) for tensor in (self.query, self.key, self.value))
+        if self.mask is not None:
+            value = value * self.mask.flatten(1)[:, None, :, None]
+        return torch.einsum("bhnk,bhmk,hnm,bhmv->bhnv", query, key, decay, value).unflatten(2, (height, width))
+
+    def gradients(self, output, state=None):
+        """Of a scalar that weighs every number differently; outputs at absent tokens have no meaning and no weight."""
+        weight = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
+        loss = (weight * self.visible(output)).sum()
+        leaves = [self.query, self.key, self.value, self.log_decay]
+        if state is not None:
+            loss = loss + (torch.linspace(-1, 1, state.numel(), dtype=state.dtype).view_as(state) * state).sum()
+            leaves += [] if self.state is None else [self.state]
+        return torch.autograd.grad(loss, leaves)
+
+    def visible(self, output):
+        return output if self.mask is None else output * self.mask[:, None, :, :, None]
+
+
+def assert_close(actual, expected, dtype, name):
+    scale = max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE[dtype] * scale, msg=lambda text: f"{name}: {text}")
+
+
+NAMES = ("query gradient", "key gradient", "value gradient", "decay gradient", "initial state gradient")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    height=SIDES,
+    width=SIDES,
+    tile_size=TILES,
+    mask=st.booleans(),
+    form=st.sampled_from(FORMS),
+)
+def test_every_form_is_the_masked_product_outputs_and_gradients(seed, dtype, height, width, tile_size, mask, form):
+    image = Image(seed, height, width, dtype, mask)
+    expected, output = image.masked_product(), image.run(form, tile_size=tile_size)
+    assert output.dtype == dtype
+    assert output.isfinite().all()
+    assert_close(image.visible(output), image.visible(expected), dtype, "output")
+    for name, actual, reference in zip(NAMES, image.gradients(output), image.gradients(expected)):
+        assert_close(actual, reference, dtype, name)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    height=SIDES,
+    width=SIDES,
+    tile_size=TILES,
+    mask=st.booleans(),
+    initial=st.booleans(),
+    form=st.sampled_from(("parallel", "chunkwise", "auto")),
+)
+def test_downward_forms_are_the_recurrence(seed, dtype, height, width, tile_size, mask, initial, form):
+    """Outputs, final state and every gradient; without an initial state the outputs are those of the masked product."""
+    image = Image(seed, height, width, dtype, mask, initial)
+    expected, expected_state = image.run_downward("recurrent")
+    if not initial:
+        assert_close(image.visible(expected), image.visible(image.masked_product(downward=True)), dtype, "reference")
+    output, state = image.run_downward(form, tile_size=tile_size)
+    assert_close(image.visible(output), image.visible(expected), dtype, "output")
+    assert_close(state, expected_state, dtype, "final state")
+    gradients = image.gradients(output, state), image.gradients(expected, expected_state)
+    for name, actual, reference in zip(NAMES, *gradients):
+        assert_close(actual, reference, dtype, name)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    height=st.integers(2, 20),
+    width=SIDES,
+    cuts=st.lists(st.integers(1, 19), max_size=4),
+    mask=st.booleans(),
+    forms=st.lists(st.sampled_from(FORMS), min_size=5, max_size=5),
+)
+def test_an_image_fed_in_bands_of_rows_is_one_image(seed, height, width, cuts, mask, forms):
+    image = Image(seed, height, width, torch.float64, mask, initial=True)
+    expected, expected_state = image.run_downward("parallel")
+    edges = sorted({0, height, *(cut for cut in cuts if cut < height)})
+    outputs, state = [], image.state
+    for form, first, last in zip(forms, edges, edges[1:]):
+        band = [tensor[:, :, first:last] for tensor in (image.query, image.key, image.value)]
+        rows = None if image.mask is None else image.mask[:, first:last]
+        output, state = downward_manhattan_retention(*band, image.log_decay, state, rows, form, tile_size=4)
+        outputs.append(output)
+    output = torch.cat(outputs, dim=2)
+    assert_close(image.visible(output), image.visible(expected), torch.float64, "output")
+    assert_close(state, expected_state, torch.float64, "final state")
+    gradients = image.gradients(output, state), image.gradients(expected, expected_state)
+    for name, actual, reference in zip(NAMES, *gradients):
+        assert_close(actual, reference, torch.float64, name)
+
+
+@pytest.mark.parametrize(("height", "width"), [(2, 3 * COMBINED_AT_ONCE + 5), (COMBINED_AT_ONCE + 1, 3), (1, 200), (131, 1)])
+def test_lines_longer_than_one_product_are_combined_in_blocks(height, width):
+    image = Image(0, height, width, initial=True)
+    for tile_size in (8, (height, 16), (16, width), None):
+        output = image.run("chunkwise", tile_size=tile_size)
+        assert_close(output, image.masked_product(), torch.float64, f"output, tile size {tile_size}")
+    output, state = image.run_downward("chunkwise", tile_size=(height, 16))
+    expected, expected_state = image.run_downward("recurrent")
+    assert_close(output, expected, torch.float64, "downward output")
+    assert_close(state, expected_state, torch.float64, "final state")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_image_of_one_row_or_column_is_a_sequence_read_both_ways(form):
+    row = Image(1, 1, 23)
+    expected = bidirectional_retention(*(t[:, :, 0] for t in (row.query, row.key, row.value)), row.log_decay)
+    assert_close(row.run(form, tile_size=5)[:, :, 0], expected, torch.float64, "row")
+    column = [tensor.transpose(2, 3) for tensor in (row.query, row.key, row.value)]
+    output = manhattan_retention(*column, row.log_decay, form=form, tile_size=5)
+    assert_close(output[:, :, :, 0], expected, torch.float64, "column")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_turning_the_image_turns_the_output(form):
+    image = Image(2, 9, 14)
+    expected = image.run(form, tile_size=(4, 5)).transpose(2, 3).flip(3)
+    turned = [tensor.transpose(2, 3).flip(3) for tensor in (image.query, image.key, image.value)]
+    output = manhattan_retention(*turned, image.log_decay, form=form, tile_size=(4, 5))
+    assert_close(output, expected, torch.float64, "output")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_masked_token_adds_nothing_and_keeps_its_place(form):
+    image = Image(3, 7, 6, mask=True)
+    output = image.run(form, tile_size=3)
+    present = image.mask[:, None, :, :, None]
+    for tensor in (image.key, image.value):
+        with torch.no_grad():
+            tensor.copy_(torch.where(present, tensor, 1e3 * torch.randn_like(tensor)))
+    assert_close(image.run(form, tile_size=3), output, torch.float64, "output")
+    for gradient in image.gradients(image.run(form, tile_size=3))[1:3]:
+        assert not (gradient * ~present).any(), "a masked token has a gradient"
+
+    alone = Image(4, 1, 4)
+    alone.mask = torch.tensor([[[True, False, False, True]]]).expand(2, 1, 4)
+    score = (alone.query[0, 0, 0, 0] @ alone.key[0, 0, 0, 3]) * alone.log_decay[0].exp() ** 3
+    own = (alone.query[0, 0, 0, 0] @ alone.key[0, 0, 0, 0]) * alone.value[0, 0, 0, 0]
+    expected = own + score * alone.value[0, 0, 0, 3]
+    assert_close(alone.run(form)[0, 0, 0, 0], expected, torch.float64, "three steps, two of them across masked tokens")
+
+
+def test_the_map_times_the_values_is_the_output():
+    image = Image(5, 4, 6, mask=True)
+    scores = manhattan_map(image.query, image.key, image.log_decay, image.mask)
+    assert scores.shape == (2, 2, 24, 24)
+    output = (scores @ image.value.flatten(2, 3)).unflatten(2, (4, 6))
+    assert_close(output, image.masked_product(), torch.float64, "output")
+    assert torch.equal(output, image.run("parallel", scores=scores))
+
+    downward = manhattan_map(image.query, image.key, image.log_decay, image.mask, downward=True)
+    assert not downward.unflatten(3, (4, 6)).unflatten(2, (4, 6))[:, :, 1, :, 2:].any(), "row 1 sees a row below it"
+    assert torch.equal(image.run_downward("parallel")[0], image.run_downward("parallel", scores=downward)[0])
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
+def test_gradcheck_in_float64(form):
+    image = Image(6, 3, 4, mask=True, initial=True, key_dim=2, value_dim=2)
+
+    def function(query, key, value, log_decay, state):
+        whole = manhattan_retention(query, key, value, log_decay, image.mask, form, tile_size=2)
+        downward, final = downward_manhattan_retention(query, key, value, log_decay, state, image.mask, form, tile_size=2)
+        return image.visible(whole), image.visible(downward), final
+
+    operands = (image.query, image.key, image.value, image.log_decay, image.state)
+    assert torch.autograd.gradcheck(function, operands, fast_mode=True)
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.999999, 1e-6])
+@pytest.mark.parametrize("form", FORMS)
+def test_extreme_decays(form, decay):
+    image = Image(7, 19, 17)
+    with torch.no_grad():
+        image.log_decay.fill_(torch.tensor(decay, dtype=torch.float64).log())
+    assert_close(image.run(form, tile_size=6), image.masked_product(), torch.float64, "output")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
+def test_half_precision_is_computed_in_float32(form, dtype):
+    image = Image(8, 9, 9, torch.float32)
+    operands = [tensor.detach().to(dtype) for tensor in (image.query, image.key, image.value)]
+    expected = manhattan_retention(*(tensor.float() for tensor in operands), image.log_decay, form=form)
+    output = manhattan_retention(*operands, image.log_decay, form=form)
+    assert output.dtype == torch.float32
+    assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
+def test_autocast_narrows_nothing(form):
+    image = Image(9, 9, 9, torch.float32, initial=True)
+    expected, (expected_downward, expected_state) = image.run(form, tile_size=4), image.run_downward(form, tile_size=4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, (downward, state) = image.run(form, tile_size=4), image.run_downward(form, tile_size=4)
+    assert torch.equal(output, expected)
+    assert torch.equal(downward, expected_downward)
+    assert torch.equal(state, expected_state)
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
+def test_compiles_as_one_graph(form):
+    image = Image(10, 3, 5, torch.float32, mask=True)
+    compiled = torch.compile(manhattan_retention, fullgraph=True, backend="aot_eager")
+    output = compiled(image.query, image.key, image.value, image.log_decay, image.mask, form, 2)
+    assert_close(output, image.run(form, tile_size=2), torch.float32, "output")
+    gradients = image.gradients(output), image.gradients(image.run(form, tile_size=2))
+    for name, actual, expected in zip(NAMES, *gradients):
+        assert_close(actual, expected, torch.float32, name)
+
+
+class Operator(torch.nn.Module):
+    def __init__(self, log_decay, form):
+        super().__init__()
+        self.log_decay, self.form = torch.nn.Buffer(log_decay), form
+
+    def forward(self, query, key, value):
+        return manhattan_retention(query, key, value, self.log_decay, form=self.form, tile_size=2)
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
+def test_exports_with_the_batch_left_open(form):
+    image = Image(11, 3, 5, torch.float32)
+    operands = tuple(tensor.detach() for tensor in (image.query, image.key, image.value))
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(
+        Operator(image.log_decay.detach(), form), operands, dynamic_shapes={"query": batch, "key": batch, "value": batch}
+    )
+    larger = [torch.cat([tensor, tensor[:1] * 2]) for tensor in operands]
+    output = program.module()(*larger)
+    expected = manhattan_retention(*larger, image.log_decay, form=form)
+    assert_close(output, expected, torch.float32, "output")
+
+
+def test_exports_with_the_grid_left_open():
+    image = Image(12, 40, 30, torch.float32)
+    operands = tuple(tensor.detach() for tensor in (image.query, image.key, image.value))
+    grid = {2: torch.export.Dim("height", max=512), 3: torch.export.Dim("width", max=512)}
+    program = torch.export.export(
+        Operator(image.log_decay.detach(), "auto"), operands, dynamic_shapes={"query": grid, "key": grid, "value": grid}
+    )
+    part = [tensor[:, :, :6, :11].contiguous() for tensor in operands]
+    expected = manhattan_retention(*part, image.log_decay)
+    assert_close(program.module()(*part), expected, torch.float32, "output")
+
+
+def test_memory_kept_for_backward_is_linear_in_the_number_of_tokens():
+    key_dim = value_dim = 16
+
+    def saved_numbers(height, width):
+        storages = {}
+
+        def pack(tensor):
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // 4
+            return tensor
+
+        operands = [torch.randn(1, 1, height, width, key_dim, requires_grad=True) for _ in range(3)]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = chunkwise_manhattan_retention(*operands, torch.tensor([-0.1]))
+        assert output.shape == (1, 1, height, width, value_dim)
+        return sum(storages.values())
+
+    small = saved_numbers(60, 60)
+    for height, width in ((120, 60), (60, 120)):
+        assert saved_numbers(height, width) <= 2.2 * small
+    assert small < 3600 * 3600 / 8, "no less than the masked product keeps"
+
+
+@pytest.mark.parametrize(("height", "width", "form"), [(14, 14, "parallel"), (4, 80, "parallel"), (40, 40, "chunkwise")])
+def test_auto_is_parallel_for_few_tokens_and_chunkwise_for_many(height, width, form):
+    image = Image(13, height, width, torch.float32, key_dim=32, value_dim=32)
+    assert choose_form(height, width, 32, 32) == form
+    assert torch.equal(image.run("auto"), image.run(form))
+    assert torch.equal(image.run_downward("auto")[0], image.run_downward(form)[0])
+
+
+def test_bad_input_gets_a_sentence():
+    image = Image(14, 4, 5)
+    operands = (image.query, image.key, image.value, image.log_decay)
+    with pytest.raises(ValueError, match="form must be one of auto, parallel, recurrent, chunkwise, got 'fast'"):
+        manhattan_retention(*operands, form="fast")
+    with pytest.raises(ValueError, match="query and key must be"):
+        manhattan_retention(image.query, image.key[:, :, :2], image.value, image.log_decay)
+    with pytest.raises(ValueError, match="query and key must be"):
+        downward_manhattan_retention(image.query, image.key, image.value[:, :, :, :2], image.log_decay)
+    with pytest.raises(ValueError, match="query and key must be"):
+        manhattan_retention(*(tensor.flatten(2, 3) for tensor in operands[:3]), image.log_decay)
