@@ -1,0 +1,232 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""qhfan/RMT: the classification release, the token-label release (starred models), and the backbone of its detectors.
+
+A released checkpoint comes without a configuration, and no tensor's shape tells which stages decompose their attention. The
+size does: RMT-T, S, B and L are known by widths and depths. Any other needs the arguments of the peer's constructor.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retnet_hf.configuration_rmt import RMTConfig
+from retnet_hf.modeling_rmt import RMTBackbone, RMTForImageClassification
+
+from .plan import (
+    Change,
+    CheckpointError,
+    Dropped,
+    Known,
+    Move,
+    Plan,
+    Reshaped,
+    Shape,
+    model_from,
+    require_field,
+    saved_tensors,
+)
+from .torchscale import PairsApart
+
+
+NAME = "rmt"
+DESCRIPTION = "qhfan/RMT: classification, token-label and dense releases"
+
+# ours within a stage, and theirs
+_RENAMINGS = (
+    (r"^rmt\.stages\.(\d+)\.", r"layers.\1."),
+    (r"\.position_encoding\.", ".pos.conv."),
+    (r"\.attention_norm\.", ".retention_layer_norm."),
+    (r"\.attention\.lepe\.", ".retention.lepe.conv."),
+    (r"\.attention\.o_proj\.", ".retention.out_proj."),
+    (r"\.attention\.", ".retention."),
+    (r"\.attention_branch\.scale$", ".gamma_1"),
+    (r"\.mlp_branch\.scale$", ".gamma_2"),
+    (r"\.mlp_norm\.", ".final_layer_norm."),
+    (r"\.mlp\.convolution\.", ".ffn.dwconv.conv."),
+    (r"\.mlp\.", ".ffn."),
+    (r"^projection\.dense\.", "proj."),
+    (r"^projection\.norm\.", "norm."),
+    (r"^token_classifier\.", "aux_head."),
+    (r"^classifier\.", "head."),
+)
+
+
+def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
+    return any(re.search(r"^(backbone\.)?layers\.0\.blocks\.0\.retention\.lepe\.conv\.weight$", name) for name in names)
+
+
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+    prefix = "backbone." if any(name.startswith("backbone.layers.") for name in shapes) else ""
+    theirs = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+    ours = config_from(theirs, config or {})
+    dense = "extra_norms.0.weight" in theirs
+    moves = planned_moves(ours, dense)
+    moves = [move for move in moves if move.targets or move.sources[0] in theirs]  # known buffers may be absent
+    used = {source for move in moves for source in move.sources}
+    for name in (name for name in theirs if name not in used):
+        if name.startswith("aux_head.") and ours.token_classifier_input is None:
+            moves.append(Move((name,), (), Dropped("no token classifier is asked for")))
+        elif name.startswith("extra_norms."):
+            moves.append(Move((name,), (), Dropped("its stage is not among out_indices")))
+    moves = [Move(tuple(prefix + source for source in move.sources), move.targets, move.change) for move in moves]
+    moves += [Move((name,), (), Dropped("not of the backbone")) for name in shapes if not name.startswith(prefix)]
+    return Plan(NAME, RMTBackbone if dense else RMTForImageClassification, ours, moves)
+
+
+def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RMTConfig:
+    """Our configuration, by the arguments of the peer's constructor or, without them, by the released size of these shapes.
+
+    Raises:
+        CheckpointError: for shapes of no released size, where no arguments say more.
+    """
+    seen = {"num_channels": _size(shapes, "patch_embed.proj.0.weight", 1)}
+    if "proj.weight" in shapes:
+        seen |= {"projection_size": _size(shapes, "proj.weight", 0), "num_labels": 0}
+    if "head.weight" in shapes:
+        seen |= {"num_labels": _size(shapes, "head.weight", 0)}
+    if "aux_head.weight" in shapes and arguments.get("token_label", True):
+        # the released S* has one with as many inputs as the projection has outputs
+        on_projection = _size(shapes, "aux_head.weight", 1) != _size(shapes, "proj.weight", 1)
+        seen |= {"token_classifier_input": "projection" if on_projection else "hidden_states"}
+    if "extra_norms.0.weight" in shapes:
+        seen |= {"out_indices": [index + 1 for index in arguments.get("out_indices", range(4))]}
+    if "embed_dims" not in arguments:
+        return RMTConfig.from_preset(_released_size(shapes), **({"token_classifier_input": None} | seen))
+
+    stages = len(arguments["embed_dims"])
+    scaled = arguments.get("layerscales", [False] * stages)
+    decomposed = arguments.get("chunkwise_recurrents", [True, True, False, False])
+    return RMTConfig(
+        hidden_sizes=arguments["embed_dims"],
+        depths=arguments["depths"],
+        num_attention_heads=arguments["num_heads"],
+        mlp_ratios=arguments.get("mlp_ratios", [3] * stages),
+        attention_types=["decomposed" if flag else "whole" for flag in decomposed],
+        decay_exponents=arguments.get("init_values", [1] * stages),
+        decay_exponent_ranges=arguments.get("heads_ranges", [3] * stages),
+        layer_scale_init_values=[arguments.get("layer_init_values", 1e-6) if flag else 0 for flag in scaled],
+        drop_path_rate=arguments.get("drop_path_rate", 0.1),
+        **seen,
+    )
+
+
+def _size(shapes: Mapping[str, Shape], name: str, dimension: int) -> int:
+    if len(shapes.get(name, ())) <= dimension:
+        raise CheckpointError(f"tensor {name} is missing, or of another shape than a checkpoint of format {NAME} has")
+    return shapes[name][dimension]
+
+
+def _released_size(shapes: Mapping[str, Shape]) -> str:
+    """The preset of these widths and depths."""
+    depths = [len({name.split(".")[3] for name in shapes if name.startswith(f"layers.{i}.blocks.")}) for i in range(4)]
+    widths = [_size(shapes, f"layers.{stage}.blocks.0.pos.conv.bias", 0) for stage in range(4)]
+    for name in ("tiny", "small", "base", "large"):
+        released = RMTConfig.from_preset(name)
+        if (released.hidden_sizes, released.depths) == (widths, depths):
+            return name
+    raise CheckpointError(
+        f"the widths {widths} and depths {depths} are of no released RMT, so that the format {NAME} needs a configuration: "
+        "the arguments of VisRetNet (embed_dims, depths, num_heads, heads_ranges, chunkwise_recurrents and so on), since no "
+        "tensor tells which stages decompose their attention"
+    )
+
+
+def planned_moves(ours: RMTConfig, dense: bool) -> list[Move]:
+    """Every move of the layout, by the configuration alone."""
+    model_class = RMTBackbone if dense else RMTForImageClassification
+    moves = []
+    for name, tensor in saved_tensors(Plan(NAME, model_class, ours, []).empty_model()).items():
+        change = Change()
+        if name.endswith(".scale"):
+            change = Reshaped((1, 1, 1, tensor.shape[0]), tensor.shape)
+        elif ".q_proj." in name or ".k_proj." in name:
+            stage = int(name.split(".")[2])
+            change = PairsApart(ours.hidden_sizes[stage] // ours.num_attention_heads[stage])
+        moves.append(Move((_their_name(name),), (name,), change))
+    for stage, (size, heads) in enumerate(zip(ours.hidden_sizes, ours.num_attention_heads)):
+        angle = 10000 ** -torch.linspace(0, 1, size // heads // 2)
+        moves.append(Move((f"layers.{stage}.Relpos.angle",), (), Known(angle.repeat_interleave(2))))
+        moves.append(Move((f"layers.{stage}.Relpos.decay",), (), Known(torch.tensor(ours.decays(stage)).log())))
+    return moves
+
+
+def _their_name(name: str) -> str:
+    """Their name for one of ours."""
+    if stem := re.match(r"rmt\.stem\.layers\.(\d+)\.(convolution|norm)\.(.*)", name):
+        layer, part, rest = stem.groups()
+        return f"patch_embed.proj.{3 * int(layer) + (part == 'norm')}.{rest}"
+    if merging := re.match(r"rmt\.stages\.(\d+)\.merging\.(convolution|norm)\.(.*)", name):  # at the end of the stage before
+        stage, part, rest = merging.groups()
+        return f"layers.{int(stage) - 1}.downsample.{'reduction' if part == 'convolution' else 'norm'}.{rest}"
+    if norm := re.match(r"norms\.stage(\d+)\.(.*)", name):
+        return f"extra_norms.{int(norm[1]) - 1}.{norm[2]}"
+    for pattern, replacement in _RENAMINGS:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def from_rmt(
+    state_dict: Mapping[str, Tensor], config: dict[str, Any] | None = None
+) -> RMTForImageClassification | RMTBackbone:
+    """The model of a released checkpoint: a classifier, or a backbone where it has a norm on each stage's output.
+
+    Args:
+        state_dict: its tensors. Of a whole detector or segmenter only those that begin with `backbone.` are taken.
+        config: arguments of the peer's constructor by name; needed for sizes that were not released. `token_label=False`
+            leaves out the token classifier (`aux_head`), `out_indices` chooses the stages of a backbone.
+
+    Raises:
+        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite, or holds other decays than
+            the configuration says.
+    """
+    return model_from(plan, state_dict, config)
+
+
+def to_rmt(model: RMTForImageClassification | RMTBackbone) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State dict and constructor arguments of the same model for qhfan/RMT.
+
+    Raises:
+        ValueError: naming the field of the configuration that the peer has no argument for.
+    """
+    ours, dense = model.config, isinstance(model, RMTBackbone)
+    for field, *allowed in (
+        ("rope_theta", 10000),
+        ("hidden_act", "gelu"),
+        ("projection_act", "silu", "swish"),
+        ("layer_norm_eps", 1e-6),
+        ("batch_norm_eps", 1e-5),
+        ("token_classifier_input", None, "hidden_states"),
+    ):
+        require_field(ours, NAME, field, *allowed)
+    init_values = {value for value in ours.layer_scale_init_values if value > 0}
+    if len(ours.depths) != 4 or len(init_values) > 1:
+        raise ValueError(
+            f"depths must have four stages and layer_scale_init_values one number beside 0 for the format {NAME}, got "
+            f"{ours.depths!r} and {ours.layer_scale_init_values!r}."
+        )
+    if dense and ours.out_features != ours.stage_names[1:]:
+        raise ValueError(f"out_features must be {ours.stage_names[1:]!r} for the format {NAME}, got {ours.out_features!r}.")
+    arguments = {
+        "in_chans": ours.num_channels,
+        "embed_dims": ours.hidden_sizes,
+        "depths": ours.depths,
+        "num_heads": ours.num_attention_heads,
+        "init_values": ours.decay_exponents,
+        "heads_ranges": ours.decay_exponent_ranges,
+        "mlp_ratios": ours.mlp_ratios,
+        "drop_path_rate": ours.drop_path_rate,
+        "chunkwise_recurrents": [kind == "decomposed" for kind in ours.attention_types],
+        "layerscales": [value > 0 for value in ours.layer_scale_init_values],
+        "layer_init_values": max(init_values, default=1e-6),
+    }
+    if dense:
+        arguments |= {"out_indices": [0, 1, 2, 3]}
+    else:
+        token_label = ours.token_classifier_input is not None
+        arguments |= {"num_classes": ours.num_labels, "projection": ours.projection_size, "token_label": token_label}
+    with torch.no_grad():
+        return Plan(NAME, type(model), ours, planned_moves(ours, dense)).reverse(model), arguments
