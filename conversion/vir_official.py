@@ -124,8 +124,8 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
     heads = arguments.get("num_heads", _RELEASED_HEADS.get(hidden_size))
     if heads is None:
         raise CheckpointError(
-            f"a hidden size of {hidden_size} is of no ViR of the authors, so that the format {NAME} needs a configuration with "
-            "num_heads, which no tensor tells"
+            f"a hidden size of {hidden_size} is of no ViR of the authors, so that the format {NAME} needs a configuration "
+            "with num_heads, which no tensor tells"
         )
     own_position = not arguments.get("no_embed_class", True) and pooling == "class_token"
     patches = shapes["pos_embed"][1] - own_position
