@@ -1,0 +1,184 @@
+"""from_pretrained reads folders of fla and syncdoth as they are, and saves them under our own names."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from golden import golden, needs_golden
+from safetensors.torch import load_file, save_file
+from small_models import small_model
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
+
+from conversion.fla import to_fla
+from conversion.syncdoth import to_syncdoth
+from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf.checkpoint_dialects import dialect_of
+
+
+CASES = [
+    "fla/hub_options",
+    "fla/gqa_noaffine",
+    "fla/unfused_nogate_relu",
+    "fla_2025_02/fused_gate_proj",
+    "syncdoth/published_options",
+    "syncdoth/lm_decay_tied",
+]
+
+
+def write_folder(folder: Path, state_dict: dict, config: dict, layout: str = "safetensors") -> Path:
+    """A published folder: one file, several with an index, or a pickle."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"model_type": "retnet"} | config))
+    if layout == "bin":
+        torch.save(state_dict, folder / "pytorch_model.bin")
+    elif layout == "safetensors":
+        save_file({name: value.contiguous() for name, value in state_dict.items()}, folder / "model.safetensors")
+    else:
+        names, weight_map = sorted(state_dict), {}
+        for shard in range(3):
+            file = f"model-{shard + 1:05d}-of-00003.safetensors"
+            part = {name: state_dict[name] for name in names[shard::3]}
+            save_file(part, folder / file, metadata={"format": "pt"})
+            weight_map |= dict.fromkeys(part, file)
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return folder
+
+
+def fused(state_dict: dict) -> dict:
+    """fla's layout of 2024: gate and up projection in one tensor."""
+    return {
+        name: torch.cat([value, state_dict[name.replace("gate_proj", "up_proj")]]) if "mlp.gate_proj" in name else value
+        for name, value in state_dict.items()
+        if "mlp.up_proj" not in name
+    }
+
+
+FOREIGN = {
+    "fla": lambda model: to_fla(model),
+    "fla of 2024": lambda model: (fused(to_fla(model)[0]), to_fla(model)[1]),
+    "syncdoth": lambda model: to_syncdoth(model),
+}
+
+
+def foreign(dialect: str, **overrides):
+    """A model of ours, and the same model's weights and configuration in another dialect."""
+    if dialect == "syncdoth":
+        overrides = {"residual_multiplier": 4**0.25} | overrides
+    model = small_model("torchscale" if dialect == "syncdoth" else "fla", **overrides)
+    return model, *FOREIGN[dialect](model)
+
+
+@needs_golden
+@pytest.mark.parametrize("layout", ["safetensors", "sharded", "bin"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_no_warning(case, layout, tmp_path, caplog):
+    data = golden(case)
+    write_folder(tmp_path, data.state_dict, data.config, layout)
+    transformers_logger = logging.getLogger("transformers")
+    transformers_logger.addHandler(caplog.handler)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    finally:
+        transformers_logger.removeHandler(caplog.handler)
+    assert not any(report.values()), report
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], caplog.text
+    with torch.no_grad():
+        logits = model(data.tensors["input_ids"]).logits
+    torch.testing.assert_close(logits, data.tensors["logits"], atol=2e-4, rtol=1e-4)
+
+
+@needs_golden
+@pytest.mark.parametrize("case", CASES)
+def test_the_configuration_of_a_published_folder_is_read_and_saved_as_ours(case, tmp_path):
+    write_folder(tmp_path, {"a": torch.ones(1)}, golden(case).config)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is RetNetConfig
+    config.save_pretrained(tmp_path / "again")
+    assert AutoConfig.from_pretrained(tmp_path / "again").to_diff_dict() == config.to_diff_dict()
+
+
+@pytest.mark.parametrize("dialect", FOREIGN)
+def test_what_was_read_is_saved_under_our_names_bit_for_bit(dialect, tmp_path):
+    model, state_dict, config = foreign(dialect)
+    loaded = AutoModelForCausalLM.from_pretrained(write_folder(tmp_path, state_dict, config))
+    loaded.save_pretrained(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    expected = model.state_dict()
+    assert set(saved) == set(expected)
+    for name, value in saved.items():
+        assert torch.equal(value, expected[name]), name
+    again = RetNetForCausalLM.from_pretrained(tmp_path / "saved")
+    assert torch.equal(again(torch.arange(9)[None]).logits, loaded(torch.arange(9)[None]).logits)
+
+
+@pytest.mark.parametrize("dialect", FOREIGN)
+def test_the_base_model_reads_the_published_folder_too(dialect, tmp_path):
+    model, state_dict, config = foreign(dialect)
+    base = AutoModel.from_pretrained(write_folder(tmp_path, state_dict, config))
+    for name, value in base.state_dict().items():
+        assert torch.equal(value, model.state_dict()[f"model.{name}"]), name
+
+
+@pytest.mark.parametrize("dialect", FOREIGN)
+def test_half_precision_and_device_maps(dialect, tmp_path):
+    model, state_dict, config = foreign(dialect)
+    write_folder(tmp_path, state_dict, config, "sharded")
+    half = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, device_map="auto")
+    assert half.dtype == torch.bfloat16
+    for name, value in half.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name].bfloat16()), name
+
+    homes = {name: "cpu" for name, _ in model.model.named_children()}
+    homes = {f"model.{name}": home for name, home in homes.items() if name != "layers"} | {"lm_head": "cpu"}
+    homes |= {"model.layers.0": "disk", "model.layers.1": "cpu"}
+    offloaded = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=homes, offload_folder=tmp_path / "offload")
+    ids = torch.arange(7)[None]
+    with torch.no_grad():
+        assert torch.equal(offloaded(ids).logits, model(ids).logits)
+
+
+def test_a_state_dict_given_directly_is_understood():
+    model, state_dict, config = foreign("fla of 2024")
+    loaded = RetNetForCausalLM.from_pretrained(None, config=RetNetConfig(**config), state_dict=state_dict)
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("dialect", FOREIGN)
+def test_trainer_resumes_a_fine_tuned_published_model_to_the_same_weights(dialect, tmp_path):
+    _, state_dict, config = foreign(dialect)
+    folder = write_folder(tmp_path / "published", state_dict, config)
+    rows = [{"input_ids": torch.randint(96, (12,)), "labels": torch.randint(96, (12,))} for _ in range(8)]
+
+    def train(steps: int, resume: bool) -> dict[str, torch.Tensor]:
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path / "run"), max_steps=steps, save_steps=2, per_device_train_batch_size=2,
+            learning_rate=1e-2, lr_scheduler_type="constant", report_to=[], disable_tqdm=True, use_cpu=True,
+        )  # fmt: skip
+        trainer = Trainer(AutoModelForCausalLM.from_pretrained(folder), arguments, train_dataset=rows)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.model.state_dict()
+
+    straight = train(4, resume=False)
+    resumed = train(4, resume=str(tmp_path / "run" / "checkpoint-2"))
+    for name, value in straight.items():
+        assert torch.equal(resumed[name], value), name
+
+
+def test_dialects_are_told_by_names_alone():
+    model = small_model()
+    assert dialect_of(model.state_dict()) is None
+    assert dialect_of(to_fla(model)[0]).name == "fla"
+    assert dialect_of(foreign("syncdoth")[1]).name == "torchscale"
+
+
+def test_a_published_config_may_name_remote_code_that_is_not_needed(tmp_path):
+    _, state_dict, config = foreign("syncdoth")
+    remote = {
+        "AutoConfig": "configuration_retnet.RetNetConfig",
+        "AutoModelForCausalLM": "modeling_retnet.RetNetForCausalLM",
+    }
+    write_folder(tmp_path, state_dict, config | {"auto_map": remote, "transformers_version": "4.38.0"})
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is RetNetForCausalLM
