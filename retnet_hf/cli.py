@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The `retnet-hf` command: train, generate, demo, convert, inspect.
+"""The `retnet-hf` command: train, generate, demo, train-image, convert, inspect.
 
 What a command alone needs is imported inside it, and every mistake of a user ends in one line and an exit code:
 2 for input that cannot be used, 130 for Ctrl-C, 1 where the machine fails.
@@ -32,6 +32,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .text_training import TextRun
+    from .training_run import TrainingRun
 
 # typer has carried its own copy of click since 0.2x: this is the one whose errors it raises.
 UsageError = typer.BadParameter.__base__
@@ -46,6 +47,14 @@ app = typer.Typer(
 )
 
 
+class ImageModel(str, Enum):
+    """Families of models that classify images."""
+
+    vir = "vir"
+    rmt = "rmt"
+    vit = "vit"
+
+
 class Form(str, Enum):
     """Forms of retention that make sense for training."""
 
@@ -54,13 +63,20 @@ class Form(str, Enum):
     chunkwise = "chunkwise"
 
 
-run_option, model_option, data_option, training_option, sampling_option = (
-    functools.partial(typer.Option, rich_help_panel=panel) for panel in ("Run", "Model", "Text", "Training", "Sampling")
+run_option, model_option, data_option, image_option, training_option, sampling_option = (
+    functools.partial(typer.Option, rich_help_panel=panel)
+    for panel in ("Run", "Model", "Text", "Images", "Training", "Sampling")
 )
 Threads = Annotated[
     int | None, run_option(min=1, help="CPU threads. Absent: one for a small model, or all where that is faster.")
 ]
 Overwrite = Annotated[bool, run_option("--overwrite", help="Replace the model in OUTPUT once the new one is finished.")]
+Resume = Annotated[
+    bool,
+    run_option(
+        "--resume", help="Continue an interrupted run, to the same weights bit for bit, or a finished one for longer."
+    ),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -84,12 +100,7 @@ def train(
     output: Annotated[
         Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
     ] = Path("retnet-model"),
-    resume: Annotated[
-        bool,
-        run_option(
-            "--resume", help="Continue an interrupted run, to the same weights bit for bit, or a finished one for longer."
-        ),
-    ] = False,
+    resume: Resume = False,
     overwrite: Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Of weights, order of the text, and samples.")] = 0,
     threads: Threads = None,
@@ -175,28 +186,30 @@ def train(
             texts, documents, folder, recipe,
             steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume,
         )  # fmt: skip
+    if complete(run, console):
+        invite(output, run.prompt, console)
+
+
+def complete(run: "TrainingRun", console: Console) -> bool:
+    """Trains what is not finished yet. Returns whether there was anything to do."""
     if run.finished:
-        done = f"{folder.output} is trained to step {run.steps_done:,} already; more --steps or --epochs would go on"
+        done = f"{run.folder.output} is trained to step {run.steps_done:,} already; more --steps or --epochs would go on"
         console.print(done, markup=False, soft_wrap=True)
-        return
+        return False
     try:
         run_training(run, console)
     except Interrupted as error:
         message = f"{error}, which is saved: the same command with --resume continues from there"
         raise Interrupted(message, error.signal_number) from None
-    invite(output, run.prompt, console)
+    return True
 
 
-def run_training(run: "TextRun", console: Console) -> None:
+def run_training(run: "TrainingRun", console: Console) -> None:
     """Trains, and shows how it goes."""
     from .training_progress import RichProgress
 
-    console.print(
-        f"{run.model.num_parameters():,} parameters, vocabulary {len(run.tokenizer):,}; "
-        f"{run.training.blocks.numel():,} tokens to train on, {run.evaluation.blocks.numel():,} held out; "
-        f"{run.threads} CPU thread{'s' * (run.threads > 1)}",
-        soft_wrap=True,
-    )
+    threads = f"{run.threads} CPU thread{'s' * (run.threads > 1)}"
+    console.print(f"{run.model.num_parameters():,} parameters, {run.overview()}; {threads}", soft_wrap=True)
     if run.checkpoint is not None:
         console.print(f"continuing after step {run.steps_done:,}")
     start, progress = time.monotonic(), RichProgress(console, run)
@@ -204,13 +217,127 @@ def run_training(run: "TextRun", console: Console) -> None:
         run.train([progress])
     finally:
         progress.progress.stop()
-    before, after = run.perplexities[0], run.perplexities[-1]
-    console.print(
-        f"perplexity on held-out text: {before:,.1f} before training, [bold green]{after:,.2f}[/bold green] after, "
-        f"{before / after:,.1f} times lower, in {time.monotonic() - start:.0f} s",
-        soft_wrap=True,
-    )
+    console.print(f"{run.outcome()}, in {time.monotonic() - start:.0f} s", soft_wrap=True)
     console.print(f"saved: {run.folder.output}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def train_image(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="Folder with a sub-folder of pictures for each class, in itself or in its sub-folders train and test; "
+            "folder with the IDX files of MNIST or Fashion-MNIST; or the name of a data set on the Hugging Face Hub.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
+    ] = Path("retnet-image-model"),
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    seed: Annotated[int, run_option(min=0, help="Of weights, order of the images, augmentation, what is held out.")] = 0,
+    threads: Threads = None,
+    model: Annotated[ImageModel, model_option(help="Family: two of retention, and the transformer to compare with.")] = (
+        ImageModel.vir
+    ),
+    preset: Annotated[
+        str | None,
+        model_option(help="Size: micro, mini, small for small pictures, or a published one.", show_default="mini"),
+    ] = None,
+    config: Annotated[
+        Path | None, model_option(help="JSON file with fields of the family's configuration, in the place of a preset.")
+    ] = None,
+    image_size: Annotated[
+        int | None, model_option(min=4, help="Pixels a side. Absent: that of the first image, or 64 if it is larger.")
+    ] = None,
+    classes: Annotated[
+        str | None, image_option(help="Names of the classes in the order of their numbers, separated by commas.")
+    ] = None,
+    subset: Annotated[str | None, image_option(help="Configuration of a data set.")] = None,
+    image_column: Annotated[str | None, image_option(help="Where the pictures of a data set are.")] = None,
+    label_column: Annotated[str | None, image_option(help="Where the labels of a data set are.")] = None,
+    eval_fraction: Annotated[
+        float, image_option(min=0.001, max=0.5, help="Share held out where DATA has no part for evaluation.")
+    ] = 0.1,
+    crop_padding: Annotated[
+        int | None, image_option(min=0, help="Pixels that images are shifted by at most. Absent: an eighth of the size.")
+    ] = None,
+    flip: Annotated[bool, image_option(help="Reflect half of the images, which digits and letters do not take.")] = True,
+    steps: Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")] = None,
+    epochs: Annotated[float | None, training_option(min=0.001, help="Times through the images.", show_default="10")] = None,
+    minutes: Annotated[
+        float | None, training_option(min=0.001, help="Train no longer than this; the learning rate decays by then.")
+    ] = None,
+    batch_size: Annotated[int, training_option(min=1, help="Images in a step.")] = 128,
+    lr: Annotated[float, training_option(min=0.0, help="Highest learning rate.")] = 1e-3,
+    weight_decay: Annotated[float, training_option(min=0.0, help="Of AdamW.")] = 0.05,
+    label_smoothing: Annotated[
+        float, training_option(min=0.0, max=0.9, help="Share of a label given to all classes.")
+    ] = 0.0,
+    eval_every: Annotated[
+        int | None,
+        training_option(min=1, help="Steps between evaluations, each with a checkpoint. Absent: a tenth of all."),
+    ] = None,
+) -> None:
+    """Train a classifier of images, into a folder that transformers loads.
+
+    [bold]Examples[/bold]
+
+    retnet-hf train-image photos/ --minutes 10
+
+    retnet-hf train-image /usr/share/datasets/fashion-mnist --model rmt --preset mini --epochs 5 --output my-model
+
+    retnet-hf train-image uoft-cs/cifar10 --model vir --epochs 20
+
+    retnet-hf train-image photos/ --resume      (after Ctrl-C, a crash or a power cut)
+
+    Ctrl-C saves a checkpoint and stops; a second one stops at once.
+    The folder holds model, image processor, loss curve, confusion matrix, sample predictions and model card.
+    """
+    from .training_folder import TrainingFolder
+
+    folder = TrainingFolder(output)
+    folder.claim(resume, overwrite)
+    if preset is not None and config is not None:
+        raise InputError("--preset and --config exclude each other")
+    quiet()
+    from .image_corpus import read_corpus
+    from .image_models import FAMILIES
+    from .image_training import ImageRecipe, prepare
+    from .training_run import read_config
+
+    recipe = ImageRecipe(
+        model=model.value,
+        preset=preset or (None if config else "mini"),
+        config=None if config is None else read_config(config, FAMILIES[model.value].config_class),
+        image_size=image_size,
+        crop_padding=crop_padding,
+        flip=flip,
+        eval_fraction=eval_fraction,
+        batch_size=batch_size,
+        lr=lr,
+        weight_decay=weight_decay,
+        label_smoothing=label_smoothing,
+        seed=seed,
+    )
+    console = Console(highlight=False)
+    with console.status("reading the images, preparing the model"):
+        corpus = read_corpus(
+            source,
+            classes=None if classes is None else [name.strip() for name in classes.split(",")],
+            subset=subset,
+            image_column=image_column,
+            label_column=label_column,
+            eval_fraction=eval_fraction,
+            seed=seed,
+        )
+        run = prepare(
+            source, corpus, folder, recipe,
+            steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume,
+        )  # fmt: skip
+    complete(run, console)
 
 
 @app.command()
@@ -369,7 +496,8 @@ def convert(
     claim(output, overwrite)
     checkpoint = Checkpoint(path := locate(source))
     plan = plan_of(checkpoint, format_name)
-    progress = iter(track(plan.moves, "converting", console=Console(stderr=True), transient=True))
+    bar = Console(stderr=True)
+    progress = iter(track(plan.moves, "converting", console=bar, transient=True, disable=not bar.is_terminal))
     next(progress)
     repository = None if path == Path(source).expanduser() else source
     model = write_folder(checkpoint, plan, output, licence, overwrite, lambda move: next(progress, None), repository)

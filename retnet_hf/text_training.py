@@ -112,6 +112,17 @@ class TextRun(TrainingRun):
     def evaluation_figure(self, metrics: dict[str, float]) -> tuple[str, str]:
         return "perplexity", f"{perplexity(metrics['eval_loss']):,.2f}"
 
+    def overview(self) -> str:
+        training, evaluation = self.training.blocks.numel(), self.evaluation.blocks.numel()
+        return f"vocabulary {len(self.tokenizer):,}; {training:,} tokens to train on, {evaluation:,} held out"
+
+    def outcome(self) -> str:
+        before, after = self.perplexities[0], self.perplexities[-1]
+        return (
+            f"perplexity on held-out text: {before:,.1f} before training, [bold green]{after:,.2f}[/bold green] after, "
+            f"{before / after:,.1f} times lower"
+        )
+
     def specimen(self) -> tuple[str, str]:
         """The beginning of the held-out text, and what the model continues it with."""
         with cpu_threads(self.decode_threads):

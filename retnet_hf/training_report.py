@@ -15,7 +15,7 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 700 else math.inf
 
 
-def draw_loss_curve(log: list[dict[str, float]], file: Path) -> None:
+def draw_loss_curve(log: list[dict[str, float]], file: Path, unit: str = "nats per token") -> None:
     """Draws the losses of `TrainerState.log_history`, on training and on held-out text, as a PNG."""
     logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it announces that it builds its cache
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ def draw_loss_curve(log: list[dict[str, float]], file: Path) -> None:
         points = [(entry["step"], entry[key]) for entry in log if key in entry]
         if points:
             axes.plot(*zip(*points), style, label=label, linewidth=1.5, markersize=4)
-    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    axes.set(xlabel="step", ylabel=f"loss ({unit})")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(file, dpi=120)

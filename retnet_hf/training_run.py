@@ -141,6 +141,14 @@ class TrainingRun:
         """Name and value of what an evaluation is shown by."""
         raise NotImplementedError
 
+    def overview(self) -> str:
+        """What is trained on, in half a sentence."""
+        raise NotImplementedError
+
+    def outcome(self) -> str:
+        """What training has brought, as a sentence in rich's markup, without the time it took."""
+        raise NotImplementedError
+
     def specimen(self) -> tuple[str, str] | None:
         """Something given, and what the model as it is now makes of it, where that can be shown in a line."""
         return None

@@ -1,0 +1,318 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""From whatever pictures a user points at to images with labels: reading, and holding out."""
+
+import gzip
+import hashlib
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import PIL.Image
+from transformers.image_utils import load_image
+
+from .errors import InputError, first_line
+from .text_corpus import looks_like_path
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+TRAINING_NAMES, EVALUATION_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "eval")
+# The format of MNIST and its kin: what the file is about, its number of dimensions, and whether it is packed.
+IDX_NAME = re.compile(r"(?P<set>.*?)[-_.]?(?P<kind>images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?")
+IDX_OF_UINT8 = b"\x00\x00\x08"
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """Pictures, each read when it is asked for, and the number of the class that each belongs to."""
+
+    pictures: Sequence[Any]  # files, (height, width) arrays of uint8, or pictures of PIL
+    labels: np.ndarray  # (N,) int64
+    order: np.ndarray  # (N,) places of the images among `pictures`
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, places: np.ndarray) -> "LabelledImages":
+        """Those of the images that are at `places`."""
+        return LabelledImages(self.pictures, self.labels[places], self.order[places])
+
+    def read(self, index: int) -> PIL.Image.Image:
+        """The picture in RGB, upright, exactly as the pipelines of transformers read it.
+
+        Raises:
+            InputError: if it is no picture, or a damaged one.
+        """
+        picture = self.pictures[int(self.order[index])]
+        try:
+            if isinstance(picture, np.ndarray):
+                return load_image(PIL.Image.fromarray(picture))
+            return load_image(str(picture) if isinstance(picture, Path) else picture)
+        except Exception as error:  # whatever the decoders of some thirty formats raise at a damaged file
+            what = picture if isinstance(picture, Path) else f"image {index}"
+            raise InputError(f"{what} cannot be read as an image: {first_line(error)}") from error
+
+
+@dataclass(frozen=True)
+class ImageCorpus:
+    """What a classifier is trained on."""
+
+    training: LabelledImages
+    evaluation: LabelledImages
+    classes: list[str]
+    digest: str  # the same where pictures, labels and names are the same
+
+
+def read_corpus(
+    source: str,
+    *,
+    classes: list[str] | None = None,
+    subset: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    eval_fraction: float = 0.1,
+    seed: int = 0,
+) -> ImageCorpus:
+    """Labelled images of a folder or of a data set, with some held out where there is no part of them for evaluation.
+
+    Args:
+        source: a folder that has a sub-folder of pictures for each class, in itself or in its sub-folders train and test (or
+            validation, val, …); a folder with the IDX files of MNIST, Fashion-MNIST or such, packed by gzip or not; or a
+            name, or local folder, that `datasets` knows.
+        classes: names of the classes, in the order of their numbers, in the place of those that the source gives.
+        subset: configuration of a data set. image_column, label_column: where its pictures and labels are; the first of
+            the right type if absent.
+        eval_fraction: share of each class that is held out, drawn by `seed`.
+
+    Raises:
+        InputError: for a source that is missing, empty, damaged or not what it should be.
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        raise InputError(f"{source} is a file: give the folder it is in, or the name of a data set")
+    if path.is_dir() and not any(path.iterdir()):
+        raise InputError(f"the folder {source} is empty")
+    if path.is_dir() and (files := _idx_files(path)):
+        corpus = _read_idx(path, files)
+    elif path.is_dir() and (parts := _parts_with_pictures(path)):
+        corpus = _read_folders(path, *parts)
+    elif path.is_dir() or not looks_like_path(source):
+        corpus = _read_dataset(source, subset, image_column, label_column)
+    else:
+        raise InputError(f"no such folder: {source}")
+    training, evaluation, names, digest = corpus
+
+    if classes is not None:
+        if len(classes) < len(names):
+            raise InputError(f"--classes names {len(classes)} classes, and {source} has {len(names)}")
+        names = classes
+    if len(names) < 2:
+        raise InputError(f"there is only one class in {source}, and nothing to tell apart")
+    if evaluation is None:
+        training, evaluation = hold_out(training, eval_fraction, seed)
+    if not len(training) or not len(evaluation):
+        raise InputError(f"there are too few images in {source} to train on some and to hold out others")
+    facts = [digest, "\0".join(names), training.labels.tobytes(), evaluation.labels.tobytes()]
+    whole = hashlib.sha256(b"\0".join(fact.encode() if isinstance(fact, str) else fact for fact in facts))
+    return ImageCorpus(training, evaluation, names, whole.hexdigest())
+
+
+def hold_out(images: LabelledImages, fraction: float, seed: int = 0) -> tuple[LabelledImages, LabelledImages]:
+    """Splits images into those to train on and those to evaluate on, the latter a fair share of every class."""
+    generator, held_out = np.random.default_rng(seed), []
+    for label in np.unique(images.labels):
+        places = generator.permutation(np.flatnonzero(images.labels == label))
+        held_out.append(places[: max(1, round(len(places) * fraction)) if len(places) > 1 else 0])
+    held_out = np.sort(np.concatenate(held_out))
+    return images.select(np.setdiff1d(np.arange(len(images)), held_out)), images.select(held_out)
+
+
+def _labelled(pictures: Sequence[Any], labels: Sequence[int] | np.ndarray) -> LabelledImages:
+    return LabelledImages(pictures, np.asarray(labels, dtype=np.int64), np.arange(len(pictures)))
+
+
+def _part(folder: Path, names: tuple[str, ...]) -> Path | None:
+    """The sub-folder with one of the names."""
+    return next((folder / name for name in names if (folder / name).is_dir()), None)
+
+
+def _pictures_by_class(folder: Path) -> dict[str, list[Path]]:
+    """Picture files of each sub-folder that has any, at whatever depth."""
+    found = {
+        child.name: sorted(file for file in child.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+        for child in sorted(folder.iterdir())
+        if child.is_dir() and not child.name.startswith(".")
+    }
+    return {name: files for name, files in found.items() if files}
+
+
+def _parts_with_pictures(path: Path) -> tuple[dict[str, list[Path]], dict[str, list[Path]] | None] | None:
+    """Pictures by class to train on and, where the folder has them apart, to evaluate on; None if there are none."""
+    training, evaluation = _part(path, TRAINING_NAMES), _part(path, EVALUATION_NAMES)
+    if training is not None and (pictures := _pictures_by_class(training)):
+        return pictures, (_pictures_by_class(evaluation) or None) if evaluation is not None else None
+    pictures = _pictures_by_class(path)
+    return (pictures, None) if pictures else None
+
+
+def _read_folders(
+    path: Path, training: dict[str, list[Path]], evaluation: dict[str, list[Path]] | None
+) -> tuple[LabelledImages, LabelledImages | None, list[str], str]:
+    names = list(training)
+    unknown = sorted(set(evaluation or {}) - set(names))
+    if unknown:
+        raise InputError(f"{path} has images of {', '.join(unknown)} to evaluate on, and none to train on")
+
+    def images(pictures: dict[str, list[Path]]) -> LabelledImages:
+        files = [(file, names.index(name)) for name, files in pictures.items() for file in files]
+        return _labelled([file for file, _ in files], [label for _, label in files])
+
+    parts = images(training), None if evaluation is None else images(evaluation)
+    files = [file for part in parts if part is not None for file in part.pictures]
+    digest = "\0".join(f"{file.relative_to(path)} {file.stat().st_size}" for file in files)
+    return *parts, names, digest
+
+
+def _idx_files(path: Path) -> dict[tuple[str, str], Path]:
+    """IDX files of a folder by the name of their set, such as "train" or "t10k", and by "images" or "labels"."""
+    found = {}
+    for file in sorted(path.iterdir()):
+        match = IDX_NAME.fullmatch(file.name)
+        if match:
+            found.setdefault((match["set"], match["kind"]), file)
+    return found
+
+
+def _read_idx(
+    path: Path, files: dict[tuple[str, str], Path]
+) -> tuple[LabelledImages, LabelledImages | None, list[str], str]:
+    sets = sorted({name for name, _ in files})
+    training = [name for name in sets if "train" in name]
+    evaluation = [name for name in sets if name not in training and ("10k" in name or "test" in name)]
+    if len(training) != 1 or len(evaluation) > 1:
+        raise InputError(
+            f"{path} must have IDX files of one set to train on, such as train-images-idx3-ubyte, and of one at most to "
+            f"evaluate on, such as t10k-images-idx3-ubyte; it has those of {', '.join(sets)}"
+        )
+
+    def images(name: str) -> LabelledImages:
+        for kind in ("images", "labels"):
+            if (name, kind) not in files:
+                raise InputError(f"{path} has no {name}-{kind}-idx{3 if kind == 'images' else 1}-ubyte, packed or not")
+        pictures, labels = read_idx(files[name, "images"]), read_idx(files[name, "labels"])
+        if pictures.ndim != 3 or labels.ndim != 1 or len(pictures) != len(labels):
+            raise InputError(
+                f"the IDX files of {name} in {path} do not belong together: images of shape {pictures.shape}, "
+                f"labels of shape {labels.shape}"
+            )
+        return _labelled(pictures, labels)
+
+    parts = images(training[0]), images(evaluation[0]) if evaluation else None
+    count = 1 + max(int(part.labels.max(initial=0)) for part in parts if part is not None)
+    digest = hashlib.sha256()
+    for part in parts:
+        if part is not None:
+            digest.update(part.pictures.tobytes())
+    return *parts, [str(number) for number in range(count)], digest.hexdigest()
+
+
+def read_idx(file: Path) -> np.ndarray:
+    """The array of an IDX file of unsigned bytes, packed by gzip or not.
+
+    Raises:
+        InputError: if it is damaged, or something else.
+    """
+    data = file.read_bytes()
+    try:
+        data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{file} cannot be unpacked: {first_line(error)}") from error
+    dimensions = data[3] if len(data) > 3 else 0
+    shape = np.frombuffer(data[4 : 4 + 4 * dimensions], dtype=">u4").astype(int)
+    start = 4 + 4 * dimensions
+    if not data.startswith(IDX_OF_UINT8) or len(shape) != dimensions or len(data) != start + shape.prod():
+        raise InputError(f"{file} is damaged, or no IDX file of unsigned bytes")
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
+
+
+class _Column:
+    """A column of a data set, decoded row by row."""
+
+    def __init__(self, dataset: "Dataset", name: str) -> None:
+        self.dataset, self.name = dataset.select_columns(name), name
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index][self.name]
+
+
+def _load_dataset(name: str, subset: str | None) -> "DatasetDict":
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        if any((Path(name) / file).exists() for file in ("state.json", "dataset_dict.json")):  # made by save_to_disk
+            dataset = datasets.load_from_disk(name)
+        else:
+            dataset = datasets.load_dataset(name, subset)
+    except Exception as error:  # load_dataset passes on whatever its readers and the network raise
+        raise InputError(
+            f"{name} is neither a folder with pictures, nor a data set that can be loaded: {first_line(error)}"
+        ) from error
+    return dataset if isinstance(dataset, dict) else datasets.DatasetDict(train=dataset)
+
+
+def _read_dataset(
+    name: str, subset: str | None, image_column: str | None, label_column: str | None
+) -> tuple[LabelledImages, LabelledImages | None, list[str], str]:
+    import datasets
+
+    splits = _load_dataset(name, subset)
+    training = next((splits[split] for split in TRAINING_NAMES if split in splits), None)
+    if training is None:
+        raise InputError(f"the data set {name} has no split train (it has: {', '.join(splits)})")
+    features = training.features
+
+    def column(given: str | None, kind: type, what: str) -> str:
+        found = given or next((key for key, feature in features.items() if isinstance(feature, kind)), None)
+        if found not in features:
+            wanted = f'no column "{found}"' if found else f"no column of {what}"
+            raise InputError(
+                f"the data set {name} has {wanted} (it has: {', '.join(features)}); name it with --{what}-column"
+            )
+        return found
+
+    images, labels = (
+        column(image_column, datasets.Image, "image"),
+        column(label_column, datasets.ClassLabel, "label"),
+    )
+    if not isinstance(features[images], datasets.Image):
+        raise InputError(f'the column "{images}" of the data set {name} holds no images')
+    if isinstance(features[labels], datasets.ClassLabel):
+        names, numbers = features[labels].names, None
+    else:
+        values = sorted(set(training[labels]), key=lambda value: (str(type(value)), value))
+        names, numbers = [str(value) for value in values], {value: number for number, value in enumerate(values)}
+
+    def part(dataset: "Dataset") -> LabelledImages | None:
+        """None where some labels are not given, as in the test sets of competitions."""
+        found = [label if numbers is None else numbers.get(label) for label in dataset[labels]]
+        return None if any(label is None or label < 0 for label in found) else _labelled(_Column(dataset, images), found)
+
+    candidates = (part(splits[split]) for split in EVALUATION_NAMES if split in splits)
+    training_part = part(training)
+    if training_part is None:
+        raise InputError(f'the column "{labels}" of the data set {name} has no label for some images to train on')
+    evaluation_part = next((candidate for candidate in candidates if candidate is not None), None)
+    digest = "\0".join([training._fingerprint, *(splits[split]._fingerprint for split in splits)])
+    return training_part, evaluation_part, names, digest

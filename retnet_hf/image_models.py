@@ -1,0 +1,147 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The families of image classifiers that `retnet-hf train-image` trains, and small sizes of each for small pictures.
+
+Sizes of one name have about the same number of parameters in every family, so that families can be compared. The published
+sizes of ViR and RMT go by the names of their configurations.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import (
+    BaseImageProcessor,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+)
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, PILImageResampling
+
+from .configuration_rmt import RMTConfig
+from .configuration_vir import ViRConfig
+from .errors import InputError
+from .image_processing_rmt import RMTImageProcessor
+from .image_processing_vir import ViRImageProcessor
+from .modeling_rmt import RMTForImageClassification
+from .modeling_vir import ViRForImageClassification
+from .training_run import config_of
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of model: its classes, and its small sizes by name as fields of its configuration."""
+
+    title: str
+    config_class: type[PreTrainedConfig]
+    model_class: type[PreTrainedModel]
+    processor_class: type[BaseImageProcessor]
+    small: dict[str, dict[str, Any]]
+    has_patches: bool = False  # of a size that is to be chosen
+    published: tuple[str, ...] = field(default=())  # names that the configuration knows
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """Names of sizes."""
+        return (*self.small, *self.published)
+
+    def config(self, preset: str | None, given: dict[str, Any] | None, image_size: int, classes: list[str]) -> Any:
+        """A configuration of a named size, or of given fields, for images of a size and for classes.
+
+        Raises:
+            InputError: if there is no such size, or the fields are not valid.
+        """
+        labels = {
+            "id2label": dict(enumerate(classes)),
+            "label2id": {name: number for number, name in enumerate(classes)},
+            "image_size": image_size,
+        }
+        if given is not None:
+            return config_of(self.config_class, **(given | labels))
+        if preset in self.published:
+            return config_of(self.config_class.from_preset, preset, **labels)
+        if preset not in self.small:
+            raise InputError(f"--preset must be one of {', '.join(self.presets)}, got {preset}")
+        patches = {"patch_size": patch_size(image_size)} if self.has_patches else {}
+        return config_of(self.config_class, **(self.small[preset] | patches | labels))
+
+    def processor(self, image_size: int) -> BaseImageProcessor:
+        """What resizes the shorter side of an image to `image_size`, keeps the square in its middle, and normalises it."""
+        options = {
+            "resample": PILImageResampling.BICUBIC,
+            "image_mean": IMAGENET_DEFAULT_MEAN,
+            "image_std": IMAGENET_DEFAULT_STD,
+        }
+        if self.config_class is ViTConfig:
+            crop = {"size": {"shortest_edge": image_size}, "do_center_crop": True, "crop_size": image_size}
+            return self.processor_class(**crop, **options)
+        return self.processor_class(size=image_size, crop_pct=1.0, **options)
+
+
+def patch_size(image_size: int) -> int:
+    """Of the sizes 4, 8, 16, … the first that cuts an image into at most 12 patches a side."""
+    size = 4
+    while image_size > 12 * size:
+        size *= 2
+    return size
+
+
+def fitting_size(height: int, width: int) -> int:
+    """The size that images are trained on unless another is asked for: their own, if patches divide it, and 64 at most."""
+    side = min(64, max(height, width))
+    return -(-side // 4) * 4 if side <= 48 else 64
+
+
+def _transformer(hidden_size: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden_size,
+    }
+
+
+FAMILIES = {
+    "vir": Family(
+        "ViR",
+        ViRConfig,
+        ViRForImageClassification,
+        ViRImageProcessor,
+        small={
+            "micro": _transformer(64, 4, 4) | {"pooling": "mean"},
+            "mini": _transformer(128, 6, 4) | {"pooling": "mean"},
+        },
+        has_patches=True,
+        published=ViRConfig.presets(),
+    ),
+    "rmt": Family(
+        "RMT",
+        RMTConfig,
+        RMTForImageClassification,
+        RMTImageProcessor,
+        small={
+            "mini": {
+                "hidden_sizes": [64, 128],
+                "depths": [2, 2],
+                "num_attention_heads": [2, 4],
+                "mlp_ratios": [3, 3],
+                "attention_types": ["whole", "whole"],
+                "decay_exponents": [2, 2],
+                "decay_exponent_ranges": [4, 4],
+                "layer_scale_init_values": [0, 0],
+                "projection_size": 256,
+                "drop_path_rate": 0.0,
+            },
+        },
+        published=RMTConfig.presets(),
+    ),
+    "vit": Family(
+        "ViT",
+        ViTConfig,
+        ViTForImageClassification,
+        ViTImageProcessor,
+        small={"micro": _transformer(64, 4, 4), "mini": _transformer(128, 6, 4)},
+        has_patches=True,
+    ),
+}

@@ -1,0 +1,305 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Training a classifier of images with `transformers.Trainer`, from pictures on disk to a folder that loads anywhere."""
+
+import json
+import math
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import torch
+from PIL import ImageOps
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import BaseImageProcessor, EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from .cpu_threads import training_threads
+from .image_corpus import ImageCorpus, LabelledImages
+from .image_model_card import image_model_card
+from .image_models import FAMILIES, Family, fitting_size
+from .image_report import CONFUSION, PREDICTIONS, confusion_matrix, draw_confusion_matrix, draw_predictions
+from .training_folder import TrainingFolder
+from .training_report import CURVE, draw_loss_curve
+from .training_run import Schedule, ScheduledTrainer, TrainingRun, check_resumable, steps_of_run
+
+
+RESULTS = "results.json"
+CACHE_BYTES = 2 * 10**9
+
+
+@dataclass(frozen=True)
+class ImageRecipe:
+    """What decides the trained weights, besides images and schedule. A run is only resumed with the recipe it began with."""
+
+    model: str = "vir"  # a name of FAMILIES
+    preset: str | None = None
+    config: dict[str, Any] | None = None  # fields of the family's configuration in the place of a preset
+    image_size: int | None = None  # fitting the first image if absent
+    crop_padding: int | None = None  # an eighth of the image size if absent
+    flip: bool = True
+    eval_fraction: float = 0.1
+    batch_size: int = 128
+    lr: float = 1e-3
+    weight_decay: float = 0.05
+    label_smoothing: float = 0.0
+    seed: int = 0
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.model]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A shift by `padding` pixels at most in each direction, with black moving in, and a reflection in half of all cases."""
+
+    padding: int
+    flip: bool
+
+    def __call__(self, image: np.ndarray, generator: random.Random) -> np.ndarray:
+        """(3, height, width) uint8 -> the same."""
+        picture = PIL.Image.fromarray(image.transpose(1, 2, 0))
+        left, top = (generator.randint(-self.padding, self.padding) for _ in range(2))
+        picture = picture.crop((left, top, left + picture.width, top + picture.height))
+        if self.flip and generator.random() < 0.5:
+            picture = ImageOps.mirror(picture)
+        return np.asarray(picture).transpose(2, 0, 1)
+
+
+class PreparedImages(Dataset):
+    """Images as the processor resizes and crops them, (3, height, width) uint8, augmented or not, with their labels.
+
+    What an image looks like in an epoch follows from the seed, the epoch and its place alone, so that a resumed run sees
+    what an uninterrupted one would have seen. A set that fits into `CACHE_BYTES` is read from disk only once.
+    """
+
+    def __init__(
+        self, images: LabelledImages, processor: BaseImageProcessor, augmentation: Augmentation | None = None, seed: int = 0
+    ) -> None:
+        self.images, self.processor, self.augmentation, self.seed = images, processor, augmentation, seed
+        self.epoch = 0
+        self.cache: dict[int, np.ndarray] | None = {}
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def prepared(self, index: int) -> np.ndarray:
+        """An image before augmentation."""
+        if index in self.cache:
+            return self.cache[index]
+        picture = self.images.read(index)
+        [image] = self.processor(picture, do_rescale=False, do_normalize=False)["pixel_values"]
+        image = np.asarray(image)
+        if image.nbytes * len(self) <= CACHE_BYTES:
+            self.cache[index] = image
+        return image
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        image = self.prepared(index)
+        if self.augmentation is not None:
+            image = self.augmentation(image, random.Random(f"{self.seed} {self.epoch} {index}"))
+        return image, int(self.images.labels[index])
+
+    def batch(self, items: list[tuple[np.ndarray, int]]) -> dict[str, Tensor]:
+        """Inputs of the model for some items."""
+        images, labels = zip(*items)
+        batch = self.processor(list(images), do_resize=False, do_center_crop=False, return_tensors="pt")
+        return {"pixel_values": batch["pixel_values"], "labels": torch.tensor(labels)}
+
+
+class EpochCounter(TrainerCallback):
+    """Tells a data set which epoch it is in, also where a resumed run begins in the middle of one."""
+
+    def __init__(self, images: PreparedImages, steps_per_epoch: int) -> None:
+        self.images, self.steps_per_epoch = images, steps_per_epoch
+
+    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.images.epoch = state.global_step // self.steps_per_epoch
+
+
+@dataclass(kw_only=True)
+class ImageRun(TrainingRun):
+    """A run on images for which everything is ready. `prepare` makes one."""
+
+    unit = "images"
+    smaller_options = "--batch-size or --image-size"
+
+    source: str
+    processor: BaseImageProcessor
+    classes: list[str]
+    evaluated: EvalPrediction | None = None  # logits of the last evaluation
+
+    def measure(self, evaluated: EvalPrediction) -> dict[str, float]:
+        """Share of the images whose class is the most probable one."""
+        self.evaluated = evaluated
+        return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches that all images make."""
+        return math.ceil(len(self.training) / self.recipe.batch_size)
+
+    def units_seen(self, state: TrainerState) -> int:
+        return state.global_step * self.recipe.batch_size
+
+    def training_figure(self, loss: float) -> str:
+        return f"loss {loss:.3f}"
+
+    def evaluation_figure(self, metrics: dict[str, float]) -> tuple[str, str]:
+        return "accuracy", f"{100 * metrics['eval_accuracy']:.2f} %"
+
+    def overview(self) -> str:
+        training, evaluation = len(self.training), len(self.evaluation)
+        size = self.model.config.image_size
+        return f"{training:,} images of {len(self.classes)} classes to train on, {evaluation:,} held out, at {size} pixels"
+
+    def outcome(self) -> str:
+        counts = np.bincount(self.evaluation.images.labels)
+        after = next(entry["eval_accuracy"] for entry in reversed(self.log) if "eval_accuracy" in entry)
+        return (
+            f"accuracy on images held out: [bold green]{100 * after:.2f} %[/bold green], "
+            f"where guessing would reach {100 * counts.max() / counts.sum():.1f} %"
+        )
+
+    def trainer(self, callbacks: list[TrainerCallback], **kwargs: Any) -> ScheduledTrainer:
+        return ScheduledTrainer(
+            args=self.arguments(
+                eval_on_start=False,
+                per_device_eval_batch_size=2 * self.recipe.batch_size,
+                label_smoothing_factor=self.recipe.label_smoothing,
+                label_names=["labels"],
+            ),
+            data_collator=self.training.batch,
+            processing_class=self.processor,
+            compute_metrics=self.measure,
+            callbacks=[EpochCounter(self.training, self.steps_per_epoch), *callbacks],
+            **kwargs,
+        )
+
+    def finish(self, trainer: ScheduledTrainer) -> None:
+        model, recipe, partial = self.model, self.recipe, self.folder.partial
+        evaluated = self.evaluated or trainer.predict(self.evaluation)  # the last evaluation is that of the last step
+        probabilities = torch.from_numpy(evaluated.predictions).float().softmax(-1).numpy()
+        labels, predicted = evaluated.label_ids, probabilities.argmax(-1)
+        matrix = confusion_matrix(labels, predicted, len(self.classes))
+        right, total = int(matrix.trace()), int(matrix.sum())
+
+        model.save_pretrained(partial)
+        self.processor.save_pretrained(partial)
+        draw_loss_curve(self.log, partial / CURVE, unit="nats per image")
+        draw_confusion_matrix(matrix, self.classes, partial / CONFUSION)
+        shown = examples(labels, predicted, recipe.seed)
+        draw_predictions(
+            [PIL.Image.fromarray(self.evaluation.prepared(index).transpose(1, 2, 0)) for index in shown],
+            labels[shown],
+            predicted[shown],
+            probabilities[shown, predicted[shown]],
+            self.classes,
+            partial / PREDICTIONS,
+        )
+        results = {
+            "accuracy": right / total,
+            "images_to_evaluate": total,
+            "images_to_train": len(self.training),
+            "parameters": model.num_parameters(),
+            "steps": trainer.state.global_step,
+            "seconds": round(sum(entry.get("train_runtime", 0.0) for entry in self.log), 1),
+            "recall_by_class": dict(zip(self.classes, (matrix.diagonal() / np.maximum(matrix.sum(1), 1)).round(4).tolist())),
+        }
+        (partial / RESULTS).write_text(json.dumps(results, indent=2), encoding="utf-8")
+        facts = {
+            "images": f"`{Path(self.source).name}`, {len(self.training):,} to train on, {total:,} held out",
+            "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} images",
+            "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
+            "accuracy on images held out": f"**{100 * right / total:.2f} %**",
+        }
+        card = image_model_card(model, recipe.family.title, self.folder.output.name, self.classes, facts)
+        card.save(partial / "README.md")
+
+
+def examples(labels: np.ndarray, predicted: np.ndarray, seed: int, count: int = 24) -> np.ndarray:
+    """Places of some images: as many wrong ones as a third, where there are so many, among right ones, drawn by `seed`."""
+    generator = np.random.default_rng(seed)
+    wrong, right = (generator.permutation(np.flatnonzero(which)) for which in (predicted != labels, predicted == labels))
+    wrong = wrong[: max(count // 3, count - len(right))]
+    return generator.permutation(np.concatenate([wrong, right[: count - len(wrong)]]))
+
+
+def prepare(
+    source: str,
+    corpus: ImageCorpus,
+    folder: TrainingFolder,
+    recipe: ImageRecipe,
+    *,
+    steps: int | None = None,
+    epochs: float | None = None,
+    minutes: float | None = None,
+    eval_every: int | None = None,
+    threads: int | None = None,
+    resume: bool = False,
+) -> ImageRun:
+    """Everything up to the first training step: processor, model, disk, checkpoint, number of threads.
+
+    Args:
+        source: name of what `corpus` was read from, for the model card.
+        folder: claimed with `TrainingFolder.claim`.
+        steps: length of the run; absent, that of so many `epochs`; absent too, that of the run to resume, or of 10 epochs.
+        minutes: at most so long.
+        eval_every: steps between evaluations, and between checkpoints; a tenth of the run if absent.
+        threads: of the CPU; absent, those of the run to resume, or what is fastest.
+        resume: from the last checkpoint in the folder.
+
+    Raises:
+        InputError: for whatever stands in the way.
+    """
+    started = time.monotonic()
+    found = folder.to_resume() if resume else None
+    checkpoint, record = found or (None, None)
+    if record is not None:
+        check_resumable(recipe, corpus.digest, record, data="the images are")
+
+    first = corpus.training.read(0)
+    image_size = recipe.image_size or fitting_size(first.height, first.width)
+    padding = image_size // 8 if recipe.crop_padding is None else recipe.crop_padding
+    config = recipe.family.config(recipe.preset, recipe.config, image_size, corpus.classes)
+    processor = recipe.family.processor(image_size)
+    training = PreparedImages(corpus.training, processor, Augmentation(padding, recipe.flip), recipe.seed)
+    with torch.device("meta"):
+        parameters = recipe.family.model_class(config).num_parameters()
+    # two checkpoints at a time, of weights and two moments each, and the finished model
+    folder.require_space(7 * 4 * parameters)
+    torch.manual_seed(recipe.seed)
+    model = recipe.family.model_class(config)
+
+    steps_per_epoch = math.ceil(len(training) / recipe.batch_size)
+    steps = steps_of_run(steps, epochs, 10.0, record, steps_per_epoch)
+    run = ImageRun(
+        folder=folder,
+        recipe=recipe,
+        schedule=Schedule(steps, minutes, started),
+        source=source,
+        processor=processor,
+        classes=corpus.classes,
+        model=model,
+        training=training,
+        evaluation=PreparedImages(corpus.evaluation, processor),
+        checkpoint=checkpoint,
+        threads=threads or (torch.get_num_threads() if record is None else record["threads"]),
+        eval_every=eval_every or max(1, steps // 10),
+        data_digest=corpus.digest,
+    )
+    if threads is None and record is None:
+        run.threads = training_threads(model, lambda: _trial_step(run))
+    return run
+
+
+def _trial_step(run: ImageRun) -> None:
+    """A training step without consequences."""
+    batch = run.training.batch([run.training[index] for index in range(min(run.recipe.batch_size, len(run.training)))])
+    run.model(**batch).loss.backward()
+    run.model.zero_grad()
