@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
+from huggingface_hub.errors import StrictDataclassError
+
 from . import fla, rmt, syncdoth, torchscale, vir_official, vir_pulfer, yet_another_retnet
 from .checkpoint import Checkpoint
 from .plan import CheckpointError, Plan, Shape
@@ -63,7 +65,7 @@ def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Plan:
         plan.check(checkpoint.shapes)
     except CheckpointError:
         raise
-    except (ValueError, TypeError, KeyError) as error:  # what a configuration says of its own fields
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:  # what a configuration says of its own fields
         reason = f"{error} is missing" if isinstance(error, KeyError) else _reason(error)
         raise CheckpointError(f"the configuration of {checkpoint.path} does not fit the format {found}: {reason}") from error
     return plan

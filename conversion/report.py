@@ -15,7 +15,7 @@ from retnet_hf.errors import first_line
 
 from .checkpoint import Checkpoint
 from .formats import FORMATS, OURS, format_of, plan_of
-from .plan import CheckpointError, Move, Plan, Shape
+from .plan import Change, CheckpointError, Move, Plan, Shape
 
 
 def moves_table(plan: Plan, shapes: dict[str, Shape]) -> Table:
@@ -27,16 +27,16 @@ def moves_table(plan: Plan, shapes: dict[str, Shape]) -> Table:
         rows.setdefault((*alike, shape, move.change.label), []).append(move)
 
     table = Table(box=None, pad_edge=False)
-    for column in ("theirs", "shape", "ours", "how"):
-        table.add_column(column, overflow="fold")
+    table.add_column("theirs → ours", overflow="fold")
+    table.add_column("shape", justify="right")
     table.add_column("tensors", justify="right")
     for (*_, shape, label), moves in rows.items():
         first, last = moves[0], moves[-1]
-        names = [
-            " + ".join(map(_span, pair[0], pair[1]))
-            for pair in ((first.sources, last.sources), (first.targets, last.targets))
-        ]
-        table.add_row(names[0], shape, names[1] or "nothing", label, str(sum(len(move.sources) for move in moves)))
+        theirs, ours = (
+            " + ".join(map(_span, *names)) for names in ((first.sources, last.sources), (first.targets, last.targets))
+        )
+        lines = [theirs, f"  → {ours}" if ours else "  → nothing"] + ([] if type(first.change) is Change else [f"  {label}"])
+        table.add_row("\n".join(lines), shape, str(sum(len(move.sources) for move in moves)))
     return table
 
 

@@ -4,9 +4,7 @@
 
 import errno
 import functools
-import io
 import json
-import logging
 import os
 import re
 import shutil
@@ -18,7 +16,6 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, pipeline
 
@@ -30,6 +27,8 @@ from retnet_hf.text_training import Schedule
 from retnet_hf.training_progress import RichProgress
 
 
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
+
 TEXT = SAMPLE_TEXT.read_text(encoding="utf-8")[:12_000]
 TINY = {
     "hidden_size": 32,
@@ -38,27 +37,6 @@ TINY = {
     "intermediate_size": 32,
     "hidden_dropout": 0.1,  # so that resuming exactly needs the random numbers too
 }
-
-
-class Answer:
-    """What a command left on the terminal."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def retnet_hf(capfd, monkeypatch):
-    """Runs the command in this process, with `stdin` on its standard input."""
-
-    def run(*arguments: object, stdin: bytes | None = None) -> Answer:
-        if stdin is not None:
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        capfd.readouterr()
-        code = cli.main([str(argument) for argument in arguments])
-        return Answer(code, *capfd.readouterr())
-
-    return run
 
 
 @pytest.fixture
@@ -73,29 +51,6 @@ def workplace(tmp_path, monkeypatch) -> Path:
 # 12 steps in 2 epochs, evaluated and saved at every fourth
 TRAIN = ["train", "book.txt", "--config", "config.json", "--vocab-size", 300, "--block-size", 64, "--batch-size", 16]
 TRAIN += ["--steps", 12, "--eval-every", 4, "--lr", 0.01, "--threads", 1]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def heard_again():
-    """The command quiets the libraries of its process, which is that of other tests, too."""
-    loggers = {name: logging.getLogger(name) for name in ("huggingface_hub", "datasets", "torch", "accelerate")}
-    levels = {name: logger.level for name, logger in loggers.items()}
-    verbosity, progress_bar = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
-    yield
-    for name, level in levels.items():
-        loggers[name].setLevel(level)
-    transformers.logging.set_verbosity(verbosity)
-    if progress_bar:
-        transformers.logging.enable_progress_bar()
-    datasets.enable_progress_bars()
-
-
-@pytest.fixture(autouse=True)
-def interruptible():
-    """Ctrl-C is heard, also where a shell has started the tests in the background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +89,7 @@ def press_ctrl_c_twice() -> None:
     press_ctrl_c()
 
 
-def refused(answer: Answer, *words: str, code: int = 2) -> None:
+def refused(answer, *words: str, code: int = 2) -> None:
     """One line on stderr that says what is wrong, nothing on stdout, and the exit code."""
     assert answer.code == code, answer.err
     assert answer.err.startswith("retnet-hf: ")

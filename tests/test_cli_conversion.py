@@ -1,0 +1,294 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf convert` and `inspect`: the folder that is made, and every kind of checkpoint that is refused."""
+
+import argparse
+import json
+import math
+import os
+import pickle
+import re
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file, save_file
+from small_models import small_model, word_tokenizer
+from test_checkpoint_loading import foreign, fused, write_folder
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, pipeline
+
+from conversion.fla import to_fla
+from conversion.torchscale import to_torchscale
+
+
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch) -> Path:
+    """An fla folder, complete with tokenizer, generation config and model card."""
+    monkeypatch.chdir(tmp_path)
+    _, state_dict, config = foreign("fla")
+    folder = write_folder(tmp_path / "source", state_dict, config)
+    word_tokenizer().save_pretrained(folder)
+    GenerationConfig(max_new_tokens=7, do_sample=False, pad_token_id=0).save_pretrained(folder)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# Somebody's model\n")
+    return folder
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def rewrite(folder: Path, state_dict: dict[str, torch.Tensor]) -> None:
+    save_file(state_dict, folder / "model.safetensors")
+
+
+def test_a_folder_becomes_one_that_loads_generates_and_says_where_it_is_from(retnet_hf, source):
+    answer = retnet_hf("convert", "source", "made")
+    assert answer.code == 0, answer.err
+    assert "each used once" in answer.out
+    assert "AutoModelForCausalLM.from_pretrained('made')" in answer.out
+    model = AutoModelForCausalLM.from_pretrained("made")
+    for name, value in small_model().state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name
+    assert model.generation_config.max_new_tokens == 7
+    assert AutoTokenizer.from_pretrained("made").get_vocab() == word_tokenizer().get_vocab()
+    card = ModelCard.load("made/README.md")
+    assert card.data.license == "mit"
+    assert "`source`" in card.text
+    assert "flash-linear-attention" in card.text
+    assert str(source.parent) not in card.text
+    assert len(pipeline("text-generation", model="made")("the")[0]["generated_text"].split()) > 1
+    assert sorted(path.name for path in source.parent.iterdir()) == ["made", "source"]
+
+
+def test_the_table_says_what_became_what(retnet_hf, source):
+    answer = retnet_hf("convert", "source", "made")
+    text = "".join(answer.out.split())
+    for part in ("model.layers.0-1.attn.q_proj.weight", "model.layers.0-1.retention.q_proj.weight", "32x32"):
+        assert part in text
+
+
+def test_fairseq_checkpoints_carry_their_own_configuration(retnet_hf, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = small_model("torchscale", decay_schedule="power_of_two", residual_multiplier=4**0.25)
+    state_dict, config = to_torchscale(model)
+    arguments = argparse.Namespace(**config | {"lr": [0.1], "vocab_size": -1})
+    held = {"args": arguments, "model": {f"decoder.{name}": value for name, value in state_dict.items()}, "optimizer": {}}
+    torch.save(held, "checkpoint_last.pt")
+    answer = retnet_hf("convert", "checkpoint_last.pt", "made", "--license", "apache-2.0")
+    assert answer.code == 0, answer.err
+    assert "rotated pairs set apart" in " ".join(answer.out.split())
+    made = AutoModelForCausalLM.from_pretrained("made")
+    assert torch.equal(made(torch.arange(5)[None]).logits, model(torch.arange(5)[None]).logits)
+    assert ModelCard.load("made/README.md").data.license == "apache-2.0"
+
+
+@pytest.mark.parametrize("layout", ["sharded", "bin"])
+def test_shards_and_pickles_of_either_layout_are_read(retnet_hf, tmp_path, monkeypatch, layout):
+    monkeypatch.chdir(tmp_path)
+    model, state_dict, config = foreign("fla of 2024")
+    write_folder(tmp_path / "source", state_dict, config, layout)
+    assert retnet_hf("convert", "source", "made", "--from", "fla").code == 0
+    made = AutoModelForCausalLM.from_pretrained("made").state_dict()
+    assert all(torch.equal(made[name], value) for name, value in model.state_dict().items())
+
+
+def test_half_precision_stays_half(retnet_hf, source):
+    rewrite(source, {name: value.bfloat16() for name, value in weights(source).items()})
+    assert retnet_hf("convert", "source", "made").code == 0
+    assert all(value.dtype == torch.bfloat16 for value in weights(Path("made")).values())
+    assert AutoModelForCausalLM.from_pretrained("made", dtype="auto").dtype == torch.bfloat16
+
+
+class Malicious:
+    """Unpickling it writes a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("executed"),)
+
+
+def cut(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-5000])
+
+
+def cut_header(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:100])
+
+
+def cut_pickle(folder: Path) -> None:
+    torch.save(weights(folder), folder / "pytorch_model.bin")
+    os.remove(folder / "model.safetensors")
+    data = (folder / "pytorch_model.bin").read_bytes()
+    (folder / "pytorch_model.bin").write_bytes(data[: len(data) // 2])
+
+
+def wrong_shape(folder: Path) -> None:
+    rewrite(folder, weights(folder) | {"model.layers.1.attn.k_proj.weight": torch.ones(16, 32)})
+
+
+def missing_tensor(folder: Path) -> None:
+    rewrite(folder, {name: value for name, value in weights(folder).items() if name != "model.layers.1.attn.k_proj.weight"})
+
+
+def extra_tensor(folder: Path) -> None:
+    rewrite(folder, weights(folder) | {"model.layers.1.attn.surplus.weight": torch.ones(2)})
+
+
+def nan(folder: Path) -> None:
+    held = weights(folder)
+    held["model.layers.0.mlp.up_proj.weight"][3, 3] = math.nan
+    rewrite(folder, held)
+
+
+def wrong_vocabulary(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 50}))
+
+
+def pickled_code(folder: Path) -> None:
+    os.remove(folder / "model.safetensors")
+    with open(folder / "pytorch_model.bin", "wb") as stream:
+        pickle.dump({"model": Malicious()}, stream)
+
+
+def pickled_code_by_torch(folder: Path) -> None:
+    os.remove(folder / "model.safetensors")
+    torch.save({"model": weights_like(), "extra": Malicious()}, folder / "pytorch_model.bin")
+
+
+def weights_like() -> dict[str, torch.Tensor]:
+    return {"model.layers.0.attn.q_proj.weight": torch.ones(2, 2)}
+
+
+def empty_folder(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def other_model(folder: Path) -> None:
+    rewrite(folder, {"model.layers.0.self_attn.q_proj.weight": torch.ones(2, 2)})
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+
+
+def unreadable_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"hidden_size": 32,')
+
+
+def impossible_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_heads": 5}))
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def lost_shard(folder: Path) -> None:
+    index = {"weight_map": dict.fromkeys(weights(folder), "model-00001-of-00001.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+BROKEN = {
+    cut: "tensor .* is incomplete: .* ends .* bytes before it does",
+    cut_header: "cut off within its header",
+    cut_pickle: "pytorch_model.bin (is damaged|holds more)",
+    wrong_shape: r"tensor model.layers.1.attn.k_proj.weight has shape \(16, 32\), but .* it is \(32, 32\)",
+    missing_tensor: "tensor model.layers.1.attn.k_proj.weight is missing",
+    extra_tensor: "tensor model.layers.1.attn.surplus.weight has no place",
+    nan: "tensor model.layers.0.mlp.up_proj.weight holds values that are not finite",
+    wrong_vocabulary: r"tensor .*(embeddings|lm_head).weight has shape \(96, 32\), but .* it is \(50, 32\)",
+    pickled_code: "running code in it, which is refused",
+    pickled_code_by_torch: "running code in it, which is refused",
+    empty_folder: "holds no weights",
+    other_model: "model_type 'llama', is of none of the formats .* first tensor is model.layers.0.self_attn.q_proj.weight",
+    unreadable_config: "config.json cannot be read as JSON",
+    impossible_config: "the configuration of .*source does not fit the format fla: .*expansion must be",
+    no_config: "the format fla needs a config.json",
+    lost_shard: "tensor .* is missing: model-00001-of-00001.safetensors",
+}
+
+
+@pytest.mark.parametrize("breakage", BROKEN, ids=lambda function: function.__name__)
+def test_a_broken_checkpoint_ends_in_one_sentence_and_nothing_is_written(retnet_hf, source, breakage):
+    breakage(source)
+    answer = retnet_hf("convert", "source", "made")
+    assert answer.code == 2
+    assert answer.err.startswith("retnet-hf: ")
+    assert answer.err.count("\n") == 1
+    assert "Traceback" not in answer.err
+    assert re.search(BROKEN[breakage], answer.err), answer.err
+    assert [path.name for path in source.parent.iterdir()] == ["source"], "nothing is written, no code is run"
+
+
+def test_a_result_is_never_lost(retnet_hf, source):
+    assert retnet_hf("convert", "source", "made").code == 0
+    before = (Path("made") / "model.safetensors").read_bytes()
+    again = retnet_hf("convert", "source", "made")
+    assert again.code == 2
+    assert "--overwrite" in again.err
+    nan(source)
+    assert retnet_hf("convert", "source", "made", "--overwrite").code == 2
+    assert (Path("made") / "model.safetensors").read_bytes() == before
+    rewrite(source, to_fla(small_model(seed=1))[0])
+    assert retnet_hf("convert", "source", "made", "--overwrite").code == 0
+    assert (Path("made") / "model.safetensors").read_bytes() != before
+
+    Path("notes").mkdir()
+    (Path("notes") / "diary.txt").write_text("mine")
+    assert retnet_hf("convert", "source", "notes", "--overwrite").code == 2
+    assert (Path("notes") / "diary.txt").read_text() == "mine"
+
+
+def test_what_needs_no_conversion_and_what_is_unknown_is_said(retnet_hf, source):
+    small_model().save_pretrained("ours")
+    assert "from_pretrained loads it as it is" in retnet_hf("convert", "ours", "made").err
+    assert "--from must be one of" in retnet_hf("convert", "source", "made", "--from", "bla").err
+    assert "does not exist" in retnet_hf("convert", "./nothing", "made").err
+    Path("notes.txt").write_text("no weights")
+    assert "no file of weights" in retnet_hf("convert", "notes.txt", "made").err
+
+
+def test_inspect_says_what_a_checkpoint_is(retnet_hf, source):
+    rewrite(source, {name: value.bfloat16() for name, value in fused(weights(source)).items()})
+    answer = retnet_hf("inspect", "source")
+    assert answer.code == 0, answer.err
+    text = " ".join(answer.out.split())
+    model = small_model()
+    assert "fla: flash-linear-attention" in text
+    assert f"parameters {model.num_parameters():,}" in text
+    assert "dtype bfloat16" in text
+    state_bytes = 4 * 2 * 4 * 8 * 16  # float32, layers, heads, K, V
+    assert f"state {state_bytes:,} bytes per sequence" in text
+    assert "0.96875" in text
+    assert f"{math.log(0.5) / math.log(1 - 2**-5):,.1f}" in text  # half-life of the first head
+
+
+def test_inspect_reads_our_own_folders_and_single_files(retnet_hf, source):
+    small_model("torchscale").save_pretrained("ours")
+    ours = retnet_hf("inspect", "ours")
+    assert ours.code == 0, ours.err
+    assert "retnet_hf's own" in ours.out
+    assert f"{1 - 1 / 32:.5g}" in ours.out
+    single = retnet_hf("inspect", "source/model.safetensors")
+    assert "fla" in single.out
+
+
+def test_inspect_of_what_cannot_be_expressed_says_why(retnet_hf, source):
+    held = weights(source) | {"model.layers.1.attn.surplus.weight": torch.ones(2)}
+    rewrite(source, held)
+    answer = retnet_hf("inspect", "source")
+    assert answer.code == 0
+    assert "convertible no: tensor model.layers.1.attn.surplus.weight has no place" in " ".join(answer.out.split())
+
+
+def test_a_header_that_promises_too_much_is_no_end_of_memory(retnet_hf, source):
+    (source / "model.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}")
+    answer = retnet_hf("inspect", "source")
+    assert answer.code == 2
+    assert "cut off within its header" in answer.err
