@@ -16,6 +16,7 @@ from transformers import (
 )
 from transformers.models.auto.image_processing_auto import AutoImageProcessor  # which 5.17 exports with torchvision only
 
+from .configuration_metaformer import MetaFormerConfig
 from .configuration_retnet import RetNetConfig
 from .configuration_rmt import RMTConfig
 from .configuration_vir import ViRConfig
@@ -23,6 +24,12 @@ from .image_processing_metaformer import MetaFormerImageProcessor, MetaFormerIma
 from .image_processing_retention import by_backend
 from .image_processing_rmt import RMTImageProcessor, RMTImageProcessorPil
 from .image_processing_vir import ViRImageProcessor, ViRImageProcessorPil
+from .modeling_metaformer import (
+    MetaFormerBackbone,
+    MetaFormerForImageClassification,
+    MetaFormerModel,
+    MetaFormerPreTrainedModel,
+)
 from .modeling_retnet import (
     RetNetForCausalLM,
     RetNetForMaskedLM,
@@ -61,6 +68,13 @@ AutoModelForQuestionAnswering.register(RetNetConfig, RetNetForQuestionAnswering)
 AutoModelForSequenceClassification.register(RetNetConfig, RetNetForSequenceClassification)
 AutoModelForTokenClassification.register(RetNetConfig, RetNetForTokenClassification)
 
+AutoConfig.register("metaformer", MetaFormerConfig)
+AutoModel.register(MetaFormerConfig, MetaFormerModel)
+AutoModelForImageClassification.register(MetaFormerConfig, MetaFormerForImageClassification)
+AutoBackbone.register(MetaFormerConfig, MetaFormerBackbone)
+AutoImageProcessor.register(
+    MetaFormerConfig, image_processor_classes=by_backend(MetaFormerImageProcessor, MetaFormerImageProcessorPil)
+)
 AutoConfig.register("rmt", RMTConfig)
 AutoModel.register(RMTConfig, RMTModel)
 AutoModelForImageClassification.register(RMTConfig, RMTForImageClassification)
@@ -75,8 +89,13 @@ AutoImageProcessor.register(ViRConfig, image_processor_classes=by_backend(ViRIma
 
 __all__ = [
     "CarryState",
+    "MetaFormerBackbone",
+    "MetaFormerConfig",
+    "MetaFormerForImageClassification",
     "MetaFormerImageProcessor",
     "MetaFormerImageProcessorPil",
+    "MetaFormerModel",
+    "MetaFormerPreTrainedModel",
     "RMTBackbone",
     "RMTConfig",
     "RMTForImageClassification",

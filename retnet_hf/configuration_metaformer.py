@@ -1,0 +1,248 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""MetaFormer configuration: stages described by lists, a token mixer named for each, and PoolFormer's sizes by name."""
+
+import math
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers.activations import ACT2FN
+from transformers.backbone_utils import BackboneConfigMixin
+from transformers.configuration_utils import PreTrainedConfig
+
+
+TOKEN_MIXERS = ("pooling", "retention", "manhattan", "attention", "identity")
+MIXERS_WITH_HEADS = ("retention", "manhattan", "attention")
+MIXERS_WITH_DECAY = ("retention", "manhattan")
+DECAY_SCHEDULES = ("rmt", "power_of_two", "log_linear", "none")
+RETENTION_FORMS = ("auto", "parallel", "recurrent", "chunkwise")
+
+# Fields with one value per stage.
+_PER_STAGE = (
+    "token_mixers",
+    "depths",
+    "hidden_sizes",
+    "num_attention_heads",
+    "patch_sizes",
+    "strides",
+    "padding",
+)
+
+# name: (hidden_sizes, depths, layer_scale_init_value, drop_path_rate)
+_SHAPES = {
+    # small ones for experiments, in the proportions of S12
+    "tiny": ([16, 32, 80, 128], [2, 2, 6, 2], 1e-5, 0.0),
+    "mini": ([32, 64, 160, 256], [2, 2, 6, 2], 1e-5, 0.0),
+    # PoolFormer, arXiv 2111.11418 table 1, with the stochastic depth of its training runs
+    "s12": ([64, 128, 320, 512], [2, 2, 6, 2], 1e-5, 0.1),
+    "s24": ([64, 128, 320, 512], [4, 4, 12, 4], 1e-5, 0.1),
+    "s36": ([64, 128, 320, 512], [6, 6, 18, 6], 1e-6, 0.2),
+    "m36": ([96, 192, 384, 768], [6, 6, 18, 6], 1e-6, 0.3),
+    "m48": ([96, 192, 384, 768], [8, 8, 24, 8], 1e-6, 0.4),
+}
+
+
+@strict
+class MetaFormerConfig(BackboneConfigMixin, PreTrainedConfig):
+    r"""Configuration of a MetaFormer (arXiv 2111.11418). The defaults are those of PoolFormer-S12.
+
+    Every list has one value per stage.
+
+    Args:
+        num_channels (`int`): colour channels of the images.
+        image_size (`int` or a pair): size trained on, for tools that ask. Nothing is limited by it: any size is taken.
+        token_mixers (`str` or `list[str]`): what mixes the tokens of each stage, one name for all or a list:
+            "pooling", the mean of a window less the token itself (PoolFormer);
+            "retention", over the tokens row by row, with decay γ^|n-m|;
+            "manhattan", retention over the grid, with decay γ^(|Δx| + |Δy|);
+            "attention", softmax attention; "identity", nothing.
+        depths (`list[int]`): blocks of each stage. hidden_sizes (`list[int]`): width of each stage.
+        num_attention_heads (`list[int]`, *optional*): heads of each stage whose mixer has any. Absent, heads are about 32
+            wide.
+        patch_sizes, strides, padding (`list[int]`): of the convolution with which a stage begins.
+        pool_size (`int`): side of the window of "pooling", odd.
+        mlp_ratio (`float`): width of the feed-forward over that of the stage, rounded down.
+        hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
+        key_expansion, value_expansion (`float`): size of all queries, and of all values, over that of the stage.
+        qkv_bias (`bool`): whether the projections to queries, keys, values and gate have biases.
+        bidirectional (`bool`): False: "retention" and "attention" show a token only those before it, and "manhattan" its own
+            row and those above.
+        decay_schedule (`str` or `list[list[float]]`): γ of head i of H of "retention" and "manhattan":
+            "rmt", 1 - 2^(-2 - 4 i / H), as RMT has it in its first stages; "power_of_two", 1 - 2^(-5 - i), and "log_linear",
+            1 - exp(linspace(ln 1/32, ln 1/512)), as RetNet has it; "none", 1; or for each stage one number in (0, 1] per
+            head.
+        use_output_gate (`bool`), output_gate_act (`str`): the gate on the output of "retention" and "manhattan", and its
+            activation.
+        use_head_norm (`bool`): RMS norm of each head's output of "retention" and "manhattan".
+        retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise".
+        use_layer_scale (`bool`), layer_scale_init_value (`float`): factors on the branches of a block, and what they start
+            from.
+        layer_norm_eps (`float`): epsilon of every norm.
+        drop_path_rate (`float`): stochastic depth of the last block; it rises linearly from 0 at the first.
+        initializer_range (`float`): standard deviation of the weights.
+        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among
+            "stem", "stage1", … ; the last stage if both are absent.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or one that is not allowed, in a sentence
+            that names the field, the value and what is allowed.
+        ValueError: for out_features and out_indices that do not fit the stages.
+
+    Example:
+
+    ```python
+    >>> from retnet_hf import MetaFormerConfig, MetaFormerForImageClassification
+
+    >>> config = MetaFormerConfig.from_preset("tiny", token_mixers=["pooling", "pooling", "manhattan", "attention"])
+    >>> model = MetaFormerForImageClassification(config)
+    ```
+    """
+
+    model_type = "metaformer"
+
+    num_channels: int = 3
+    image_size: int | list[int] | tuple[int, int] = 224
+    token_mixers: str | list[str] | tuple[str, ...] = "pooling"
+    depths: list[int] | tuple[int, ...] = (2, 2, 6, 2)
+    hidden_sizes: list[int] | tuple[int, ...] = (64, 128, 320, 512)
+    num_attention_heads: list[int] | tuple[int, ...] | None = None
+    patch_sizes: list[int] | tuple[int, ...] = (7, 3, 3, 3)
+    strides: list[int] | tuple[int, ...] = (4, 2, 2, 2)
+    padding: list[int] | tuple[int, ...] = (2, 1, 1, 1)
+    pool_size: int = 3
+    mlp_ratio: float | int = 4.0
+    hidden_act: str = "gelu"
+    key_expansion: float | int = 1.0
+    value_expansion: float | int = 1.0
+    qkv_bias: bool = False
+    bidirectional: bool = True
+    decay_schedule: str | list[list[float | int]] = "rmt"
+    use_output_gate: bool = True
+    output_gate_act: str = "silu"
+    use_head_norm: bool = True
+    retention_form: str = "auto"
+    use_layer_scale: bool = True
+    layer_scale_init_value: float = 1e-5
+    layer_norm_eps: float = 1e-5
+    drop_path_rate: float | int = 0.0
+    initializer_range: float = 0.02
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """Names that `from_preset` knows."""
+        return tuple(_SHAPES)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "MetaFormerConfig":
+        """Configuration of a named size, with pooling in every stage; any field may be overridden.
+
+        Raises:
+            ValueError: for an unknown name.
+        """
+        if name not in _SHAPES:
+            raise ValueError(f"preset must be one of {', '.join(_SHAPES)}, got {name!r}.")
+        fields = dict(zip(("hidden_sizes", "depths", "layer_scale_init_value", "drop_path_rate"), _SHAPES[name]))
+        return cls(**(fields | overrides))
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        stages = len(self.depths)
+        if isinstance(self.token_mixers, str):
+            self.token_mixers = [self.token_mixers] * stages
+        if self.num_attention_heads is None:
+            self.num_attention_heads = [_heads_of_about_32(size) for size in self.hidden_sizes]
+        for field in _PER_STAGE:
+            setattr(self, field, list(getattr(self, field)))
+        self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, stages + 1)]
+        self.set_output_features_output_indices(
+            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
+        )
+        super().__post_init__(**kwargs)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Hidden states that the model returns beside the stem's: one per stage."""
+        return len(self.depths)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the last stage."""
+        return self.hidden_sizes[-1]
+
+    def decays(self, stage: int) -> list[float]:
+        """γ of each head of a stage, in double precision."""
+        heads = self.num_attention_heads[stage]
+        if self.decay_schedule == "rmt":
+            return [1 - 2.0 ** (-2 - 4 * head / heads) for head in range(heads)]
+        if self.decay_schedule == "power_of_two":
+            return [1 - 2.0 ** (-5 - head) for head in range(heads)]
+        if self.decay_schedule == "log_linear":
+            first, last = math.log(1 / 32), math.log(1 / 512)
+            return [1 - math.exp(first + (last - first) * head / max(heads - 1, 1)) for head in range(heads)]
+        if self.decay_schedule == "none":
+            return [1.0] * heads
+        return [float(decay) for decay in self.decay_schedule[stage]]
+
+    def validate_architecture(self) -> None:
+        """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
+
+        def require(condition: bool, field: str, allowed: str) -> None:
+            if not condition:
+                raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}.")
+
+        stages = len(self.depths)
+        require(stages > 0, "depths", "a list of one number or more")
+        for field in _PER_STAGE:
+            require(len(getattr(self, field)) == stages, field, f"a list of one value per stage (depths has {stages})")
+        require(
+            all(name in TOKEN_MIXERS for name in self.token_mixers), "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}"
+        )
+        for field in ("depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides"):
+            require(all(number > 0 for number in getattr(self, field)), field, "positive integers")
+        require(all(number >= 0 for number in self.padding), "padding", "0 or positive")
+        require(self.pool_size > 0 and self.pool_size % 2 == 1, "pool_size", "odd and positive")
+        require(
+            all(int(self.mlp_ratio * size) > 0 for size in self.hidden_sizes),
+            "mlp_ratio",
+            f"such that times each of hidden_sizes ({self.hidden_sizes}) it is 1 or more",
+        )
+        for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
+            require(getattr(self, field) > 0, field, "positive")
+            for name, size, heads in zip(self.token_mixers, self.hidden_sizes, self.num_attention_heads):
+                expanded = size * getattr(self, field)
+                require(
+                    name not in MIXERS_WITH_HEADS
+                    or abs(expanded - round(expanded)) < 1e-6
+                    and round(expanded) > 0
+                    and round(expanded) % heads == 0,
+                    "num_attention_heads",
+                    f"such that each divides the size of its stage (hidden_sizes is {self.hidden_sizes}) times "
+                    f"{field} ({getattr(self, field)}) into {what} of whole size",
+                )
+        for field in ("hidden_act", "output_gate_act"):
+            require(getattr(self, field) in ACT2FN, field, "a name of transformers.activations.ACT2FN")
+        require(self.retention_form in RETENTION_FORMS, "retention_form", "one of " + ", ".join(RETENTION_FORMS))
+        for field in ("num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value"):
+            require(getattr(self, field) > 0, field, "positive")
+        require(0 <= self.drop_path_rate < 1, "drop_path_rate", "in [0, 1)")
+
+        schedule = self.decay_schedule
+        if isinstance(schedule, str):
+            require(schedule in DECAY_SCHEDULES, "decay_schedule", "one of " + ", ".join(DECAY_SCHEDULES))
+        else:
+            require(len(schedule) == stages, "decay_schedule", f"a list of one list per stage (depths has {stages})")
+            for name, decays, heads in zip(self.token_mixers, schedule, self.num_attention_heads):
+                require(
+                    name not in MIXERS_WITH_DECAY or len(decays) == heads and all(0 < decay <= 1 for decay in decays),
+                    "decay_schedule",
+                    f"for each stage one number in (0, 1] per head (num_attention_heads is {self.num_attention_heads})",
+                )
+
+
+def _heads_of_about_32(size: int) -> int:
+    """The most heads that divide a hidden size into heads no narrower than 32; one head where there is none."""
+    return next((heads for heads in range(size // 32, 1, -1) if size % heads == 0), 1)
+
+
+__all__ = ["MetaFormerConfig"]

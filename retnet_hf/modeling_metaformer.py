@@ -1,0 +1,475 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""MetaFormer: norm, token mixer, norm, feed-forward, in stages that each name their mixer (arXiv 2111.11418).
+
+With pooling in every stage it is PoolFormer.
+
+Shapes in comments: B images, R rows and L columns of tokens, T = R · L tokens counted row by row, H heads, K key size,
+V value size, C channels of a stage.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_metaformer import MetaFormerConfig
+from .retention import bidirectional_retention, decay_tables, retention, retention_map
+from .retention_2d import downward_manhattan_retention, manhattan_map, manhattan_retention
+
+
+class MetaFormerDecay(nn.Module):
+    """ln γ of every head of a stage, kept as integers, which no cast of the model to another type rounds."""
+
+    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
+        super().__init__()
+        self.config = config
+        self.stage = stage
+        self.log_decay = nn.Buffer(self.compute_log_decay(), persistent=False)
+
+    def compute_log_decay(self, device: torch.device | None = None) -> Tensor:
+        """(H,) int64: ln γ in units of 2^-56, but not below -100, where nothing is left of a token."""
+        log_decays = [round(max(math.log(decay), -100.0) * 2**56) for decay in self.config.decays(self.stage)]
+        return torch.tensor(log_decays, dtype=torch.int64, device=device)
+
+    def forward(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """(H,) ln γ, float32 or wider."""
+        return self.log_decay.to(device).to(torch.promote_types(dtype, torch.float32)) * 2**-56
+
+
+class MetaFormerPooling(nn.Module):
+    """The mean of the window around a token, less the token itself: equation 4 of the paper."""
+
+    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
+        super().__init__()
+        size = config.pool_size
+        self.pool = nn.AvgPool2d(size, stride=1, padding=size // 2, count_include_pad=False)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> tuple[Tensor, None]:
+        """(B, R, L, C) -> (B, R, L, C)."""
+        mean = self.pool(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return mean - hidden_states, None
+
+
+class MetaFormerIdentity(nn.Module):
+    """Leaves the tokens as they are."""
+
+    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
+        super().__init__()
+
+    def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> tuple[Tensor, None]:
+        return hidden_states, None
+
+
+class MetaFormerHeads(nn.Module):
+    """What the mixers with heads share: projections to queries, keys and values, and back."""
+
+    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
+        super().__init__()
+        self.config = config
+        size = config.hidden_sizes[stage]
+        key_size, value_size = round(size * config.key_expansion), round(size * config.value_expansion)
+        self.heads = config.num_attention_heads[stage]
+        self.scaling = (key_size // self.heads) ** -0.5
+        self.q_proj = nn.Linear(size, key_size, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(size, key_size, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(size, value_size, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(value_size, size)
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, R, L, C) -> query, key (B, H, R, L, K) and value (B, H, R, L, V)."""
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        return tuple(
+            projection(hidden_states).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4) for projection in projections
+        )
+
+
+class MetaFormerRetention(MetaFormerHeads):
+    """Multi-scale retention over the tokens row by row, with RetNet's norm of each head and its gate."""
+
+    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
+        super().__init__(config, stage)
+        size, value_size = self.o_proj.out_features, self.o_proj.in_features
+        self.decay = MetaFormerDecay(config, stage)
+        self.g_proj = nn.Linear(size, value_size, bias=config.qkv_bias) if config.use_output_gate else None
+        self.gate_fn = ACT2FN[config.output_gate_act]
+
+    def forward(
+        self, hidden_states: Tensor, output_attentions: bool | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, R, L, C) -> the mixed tokens (B, R, L, C) and, if asked for, the retention map (B, H, T, T)."""
+        query, key, value = self.project(hidden_states)
+        log_decay = self.decay(query.dtype, query.device)
+        output, maps = self.retain(query * self.scaling, key, value, log_decay, bool(output_attentions))  # (B, H, R, L, V)
+        if self.config.use_head_norm:
+            output = F.rms_norm(output, output.shape[-1:], eps=self.config.layer_norm_eps)
+        output = output.permute(0, 2, 3, 1, 4).flatten(3).to(hidden_states.dtype)
+        if self.g_proj is not None:
+            output = output * self.gate_fn(self.g_proj(hidden_states))
+        return self.o_proj(output), maps
+
+    def retain(
+        self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, output_maps: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Retention among the tokens; its map too, if asked for, and then the output is made of it."""
+        grid = query.shape[2:4]
+        query, key, value = (tensor.flatten(2, 3) for tensor in (query, key, value))  # (B, H, T, .)
+        maps, form = None, self.config.retention_form
+        if output_maps:
+            tables, form = decay_tables(log_decay, query.shape[2]), "parallel"
+            # without gaps, a sequence turned around decays as it does forwards
+            maps = retention_map(query, key, tables, tables if self.config.bidirectional else None)
+        if self.config.bidirectional:
+            output = bidirectional_retention(query, key, value, log_decay, form=form, scores=maps)
+        else:
+            output, _ = retention(query, key, value, log_decay, form=form, scores=maps)
+        return output.unflatten(2, grid), maps
+
+
+class MetaFormerManhattanRetention(MetaFormerRetention):
+    """Multi-scale retention over the grid of tokens."""
+
+    def retain(
+        self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, output_maps: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        maps, form, downward = None, self.config.retention_form, not self.config.bidirectional
+        if output_maps:
+            maps, form = manhattan_map(query, key, log_decay, downward=downward), "parallel"
+        if downward:
+            output, _ = downward_manhattan_retention(query, key, value, log_decay, form=form, scores=maps)
+        else:
+            output = manhattan_retention(query, key, value, log_decay, form=form, scores=maps)
+        return output, maps
+
+
+def eager_attention_forward(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, scaling: float, **kwargs
+) -> tuple[Tensor, Tensor]:
+    """Attention written out, in the form of transformers' attention functions: (B, H, T, V) -> (B, T, H, V)."""
+    scores = query @ key.transpose(-1, -2) * scaling  # (B, H, T, T)
+    if module.is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    attention = scores.softmax(dim=-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
+    return (attention @ value).transpose(1, 2), attention
+
+
+class MetaFormerAttention(MetaFormerHeads):
+    """Multi-head softmax attention, without positions."""
+
+    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
+        super().__init__(config, stage)
+        self.is_causal = not config.bidirectional
+
+    def forward(
+        self, hidden_states: Tensor, output_attentions: bool | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, R, L, C) -> the mixed tokens (B, R, L, C) and, if asked for, the attention (B, H, T, T)."""
+        query, key, value = (tensor.flatten(2, 3) for tensor in self.project(hidden_states))  # (B, H, T, .)
+        attend: Callable = eager_attention_forward
+        if not output_attentions:
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        output, attention = attend(self, query, key, value, None, scaling=self.scaling, dropout=0.0)
+        output = output.reshape(*hidden_states.shape[:3], -1)
+        return self.o_proj(output), attention if output_attentions else None
+
+
+MIXER_CLASSES = {
+    "pooling": MetaFormerPooling,
+    "retention": MetaFormerRetention,
+    "manhattan": MetaFormerManhattanRetention,
+    "attention": MetaFormerAttention,
+    "identity": MetaFormerIdentity,
+}
+
+
+class MetaFormerNorm(nn.GroupNorm):
+    """Norm over all tokens and channels of an image, with one weight and bias per channel, on (B, R, L, C)."""
+
+    def __init__(self, config: MetaFormerConfig, size: int) -> None:
+        super().__init__(1, size, eps=config.layer_norm_eps)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class MetaFormerMLP(nn.Module):
+    """Feed-forward network on each token."""
+
+    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
+        super().__init__()
+        size = config.hidden_sizes[stage]
+        inner_size = int(config.mlp_ratio * size)
+        self.fc1 = nn.Linear(size, inner_size)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.fc2 = nn.Linear(inner_size, size)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.fc2(self.act_fn(self.fc1(hidden_states)))
+
+
+class MetaFormerBranch(nn.Module):
+    """What happens to a branch before it joins the residual stream: layer scale, and stochastic depth per image."""
+
+    def __init__(self, config: MetaFormerConfig, size: int, drop_path_rate: float) -> None:
+        super().__init__()
+        self.init_value = config.layer_scale_init_value
+        self.drop_path_rate = drop_path_rate
+        self.scale = nn.Parameter(torch.full((size,), self.init_value)) if config.use_layer_scale else None
+
+    def forward(self, branch: Tensor) -> Tensor:
+        if self.scale is not None:
+            branch = branch * self.scale
+        if self.training and self.drop_path_rate > 0:
+            keep_rate = 1 - self.drop_path_rate
+            kept = torch.rand(branch.shape[0], 1, 1, 1, device=branch.device) < keep_rate
+            branch = branch * (kept / keep_rate).to(branch.dtype)
+        return branch
+
+    def extra_repr(self) -> str:
+        return f"drop_path_rate={self.drop_path_rate:.3g}"
+
+
+class MetaFormerBlock(GradientCheckpointingLayer):
+    """Token mixer and feed-forward, each a branch of the residual stream."""
+
+    def __init__(self, config: MetaFormerConfig, stage: int, drop_path_rate: float) -> None:
+        super().__init__()
+        size = config.hidden_sizes[stage]
+        self.mixer_norm = MetaFormerNorm(config, size)
+        self.mixer = MIXER_CLASSES[config.token_mixers[stage]](config, stage)
+        self.mixer_branch = MetaFormerBranch(config, size, drop_path_rate)
+        self.mlp_norm = MetaFormerNorm(config, size)
+        self.mlp = MetaFormerMLP(config, stage)
+        self.mlp_branch = MetaFormerBranch(config, size, drop_path_rate)
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, R, L, C)
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Tensor:
+        branch, _ = self.mixer(self.mixer_norm(hidden_states), **kwargs)
+        hidden_states = hidden_states + self.mixer_branch(branch)
+        return hidden_states + self.mlp_branch(self.mlp(self.mlp_norm(hidden_states)))
+
+
+class MetaFormerPatchEmbedding(nn.Conv2d):
+    """The overlapping patches with which a stage begins: (B, C of the stage before, R, L) -> (B, C, R, L)."""
+
+    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
+        super().__init__(
+            config.hidden_sizes[stage - 1] if stage > 0 else config.num_channels,
+            config.hidden_sizes[stage],
+            kernel_size=config.patch_sizes[stage],
+            stride=config.strides[stage],
+            padding=config.padding[stage],
+        )
+
+
+class MetaFormerStage(nn.Module):
+    """The blocks of one resolution and, in all stages but the first, the patches before them."""
+
+    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
+        super().__init__()
+        self.patch_embedding = MetaFormerPatchEmbedding(config, stage) if stage > 0 else None
+        first, last_of_all = sum(config.depths[:stage]), max(sum(config.depths) - 1, 1)
+        self.blocks = nn.ModuleList(
+            [
+                MetaFormerBlock(config, stage, drop_path_rate=config.drop_path_rate * (first + index) / last_of_all)
+                for index in range(config.depths[stage])
+            ]
+        )
+
+    def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
+        """(B, C, R, L) of the stage before -> (B, C, R, L)."""
+        if self.patch_embedding is not None:
+            hidden_states = self.patch_embedding(hidden_states)
+        hidden_states = hidden_states.permute(0, 2, 3, 1).contiguous()
+        for block in self.blocks:
+            hidden_states = block(hidden_states, **kwargs)
+        return hidden_states.permute(0, 3, 1, 2)
+
+
+class MetaFormerPreTrainedModel(PreTrainedModel):
+    config: MetaFormerConfig
+    config_class = MetaFormerConfig
+    base_model_prefix = "metaformer"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["MetaFormerBlock"]
+    _input_embed_layer = "stem"
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {
+        "hidden_states": MetaFormerStage,
+        "attentions": [MetaFormerRetention, MetaFormerAttention],
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            init.trunc_normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, MetaFormerBranch):
+            if module.scale is not None:
+                init.constant_(module.scale, module.init_value)
+        elif isinstance(module, MetaFormerDecay):
+            init.copy_(module.log_decay, module.compute_log_decay(module.log_decay.device))
+
+
+class MetaFormerModel(MetaFormerPreTrainedModel):
+    """Stem and stages, without a head."""
+
+    def __init__(self, config: MetaFormerConfig) -> None:
+        super().__init__(config)
+        self.stem = MetaFormerPatchEmbedding(config, 0)
+        self.stages = nn.ModuleList([MetaFormerStage(config, stage) for stage in range(len(config.depths))])
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self, pixel_values: torch.FloatTensor | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> BaseModelOutputWithPooling:
+        r"""
+        Args:
+            pixel_values: (B, num_channels, height, width), of any height and width.
+            output_hidden_states: returns what the stem and each stage put out, (B, C, R, L) with C, R and L of the stage.
+            output_attentions: returns, for each block whose mixer has heads, its attention or retention map, (B, H, T, T),
+                which takes memory quadratic in T.
+
+        Returns:
+            last_hidden_state: (B, C, R, L), R and L being height and width over the product of all strides, rounded up with
+            PoolFormer's paddings. pooler_output: (B, C), its mean over the tokens.
+
+        Raises:
+            ValueError: for missing pixel_values, or of another number of channels than the configuration says.
+        """
+        if pixel_values is None:
+            raise ValueError("You have to specify pixel_values.")
+        channels = self.config.num_channels
+        if pixel_values.dim() != 4 or pixel_values.shape[1] != channels:
+            raise ValueError(
+                f"pixel_values must be of shape (batch, {channels}, height, width), {channels} being the num_channels of "
+                f"the configuration, got {tuple(pixel_values.shape)}."
+            )
+        hidden_states = self.stem(pixel_values.to(self.stem.weight.dtype))
+        for stage in self.stages:
+            hidden_states = stage(hidden_states, **kwargs)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=hidden_states.mean(dim=(2, 3)))
+
+
+class MetaFormerForImageClassification(MetaFormerPreTrainedModel):
+    """MetaFormer with a classifier on the mean of its normalised tokens."""
+
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: MetaFormerConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.metaformer = MetaFormerModel(config)
+        self.norm = MetaFormerNorm(config, config.hidden_size)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.FloatTensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ImageClassifierOutput:
+        r"""
+        Arguments as in `MetaFormerModel.forward`, and
+
+        Args:
+            labels: (B,) class numbers; (B,) numbers for a regression; (B, num_labels) zeros and ones for several labels an
+                image. `config.problem_type` says which, or else `config.num_labels` and the type of the labels.
+
+        Returns:
+            logits: (B, num_labels).
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from retnet_hf import MetaFormerConfig, MetaFormerForImageClassification
+
+        >>> config = MetaFormerConfig.from_preset("tiny", token_mixers="retention", num_labels=10)
+        >>> MetaFormerForImageClassification(config).eval()(torch.rand(1, 3, 64, 96)).logits.shape
+        torch.Size([1, 10])
+        ```
+        """
+        outputs: BaseModelOutputWithPooling = self.metaformer(pixel_values, return_dict=True, **kwargs)
+        normed = self.norm(outputs.last_hidden_state.permute(0, 2, 3, 1))  # (B, R, L, C)
+        logits = self.classifier(normed.mean(dim=(1, 2)))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels, logits, self.config, **kwargs)
+        return ImageClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class MetaFormerBackbone(BackboneMixin, MetaFormerPreTrainedModel):
+    """MetaFormer as a pyramid of feature maps, each under a norm of its own, for detection and segmentation."""
+
+    def __init__(self, config: MetaFormerConfig) -> None:
+        super().__init__(config)
+        self.num_features = [config.hidden_sizes[0], *config.hidden_sizes]
+        self.metaformer = MetaFormerModel(config)
+        self.norms = nn.ModuleDict(
+            {name: MetaFormerNorm(config, size) for name, size in zip(self.out_features, self.channels)}
+        )
+        self.post_init()
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    def forward(self, pixel_values: torch.FloatTensor | None = None, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
+        r"""
+        Arguments as in `MetaFormerModel.forward`.
+
+        Returns:
+            feature_maps: of each of `config.out_features`, (B, C, R, L). hidden_states: those of `MetaFormerModel`, without
+            the norms of the feature maps.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from retnet_hf import MetaFormerBackbone, MetaFormerConfig
+
+        >>> config = MetaFormerConfig.from_preset("tiny", out_features=["stage1", "stage4"])
+        >>> [tuple(features.shape) for features in MetaFormerBackbone(config).eval()(torch.rand(1, 3, 64, 96)).feature_maps]
+        [(1, 16, 16, 24), (1, 128, 2, 3)]
+        ```
+        """
+        outputs: BaseModelOutputWithPooling = self.metaformer(pixel_values, return_dict=True, **kwargs)
+        feature_maps = tuple(
+            self.norms[name](hidden_states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            for name, hidden_states in zip(self.stage_names, outputs.hidden_states)
+            if name in self.out_features
+        )
+        return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+
+
+__all__ = [
+    "MetaFormerBackbone",
+    "MetaFormerForImageClassification",
+    "MetaFormerModel",
+    "MetaFormerPreTrainedModel",
+]
