@@ -115,7 +115,7 @@ class ViREmbeddings(nn.Module):
         rows, columns = (image // patch for image, patch in zip(image_shape, self.config.patch_shape))
         hidden_states = patches + self.positions(rows, columns, first_row, last_row)
         if self.class_token is not None and last_row == rows:
-            class_token = self.class_token.expand(len(hidden_states), -1, -1).to(hidden_states.dtype)
+            class_token = self.class_token.expand(hidden_states.shape[0], -1, -1).to(hidden_states.dtype)
             hidden_states = torch.cat([hidden_states, class_token], dim=1)
         return self.dropout(hidden_states)
 
@@ -251,7 +251,7 @@ class ViRBranch(nn.Module):
             branch = branch * self.scale
         if self.training and self.drop_path_rate > 0:
             keep_rate = 1 - self.drop_path_rate
-            kept = torch.rand(len(branch), 1, 1, device=branch.device) < keep_rate
+            kept = torch.rand(branch.shape[0], 1, 1, device=branch.device) < keep_rate
             branch = branch * (kept / keep_rate).to(branch.dtype)
         return branch
 
@@ -617,7 +617,7 @@ class ViRForMaskedImageModeling(ViRPreTrainedModel):
         loss = None
         if bool_masked_pos is not None:
             patch_height, patch_width = self.config.patch_shape
-            mask = bool_masked_pos.view(len(decoded), 1, *decoded.shape[2:])
+            mask = bool_masked_pos.view(-1, 1, *decoded.shape[2:])
             mask = mask.repeat_interleave(patch_height, dim=2).repeat_interleave(patch_width, dim=3)
             error = F.l1_loss(reconstruction, pixel_values.to(reconstruction.dtype), reduction="none")
             loss = (error * mask).sum() / (mask.sum() + 1e-5) / self.config.num_channels

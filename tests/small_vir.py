@@ -1,0 +1,66 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Small random ViRs, and images for them."""
+
+import torch
+from torch import Tensor, nn
+
+from retnet_hf import ViRConfig, ViRForImageClassification
+
+
+RECIPES = {
+    # the authors', with what the presets leave at its default
+    "authors": {"layer_scale_init_value": 0.5},
+    # BrianPulfer/vision-retention-networks'
+    "pulfer": {
+        "pooling": "last_patch",
+        "decay_schedule": [0.5, 0.9],
+        "use_per_head_projections": True,
+        "use_retention_norm": True,
+        "retention_act": "gelu",
+        "layer_norm_eps": 1e-5,
+    },
+    "mean": {"pooling": "mean", "decay_schedule": "power_of_two", "qkv_bias": False},
+    "bidirectional": {"bidirectional": True},
+    "mirrored": {"mirror_sequence": True, "pooling": "mean_but_first"},
+}
+
+
+def small_vir_config(recipe: str = "authors", **overrides) -> ViRConfig:
+    """Images of 3 x 4 patches, in chunks of which the last is not full."""
+    fields = {
+        "image_size": [24, 24],
+        "patch_size": [8, 6],
+        "hidden_size": 16,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "chunk_size": 5,
+        "num_labels": 5,
+    }
+    return ViRConfig(**(fields | RECIPES[recipe] | overrides))
+
+
+@torch.no_grad()
+def shake_vir(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Random weights, large enough that every pixel and every position sways the logits."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.shape[0] == 1:  # positions and tokens
+            parameter.normal_(generator=generator)
+        elif name.endswith("bias"):
+            parameter.normal_(0, 0.2, generator=generator)
+        elif parameter.dim() == 1:
+            parameter.uniform_(0.5, 1.5, generator=generator)
+        else:
+            inputs = parameter[0].numel() if parameter.dim() == 4 else parameter.shape[-1]
+            parameter.normal_(0, 1.5 * inputs**-0.5, generator=generator)
+    return model
+
+
+def small_vir(recipe: str = "authors", model_class: type = ViRForImageClassification, seed: int = 0, **overrides):
+    return shake_vir(model_class(small_vir_config(recipe, **overrides)), seed).eval()
+
+
+def images(batch: int = 2, height: int = 24, width: int = 24, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
