@@ -7,20 +7,21 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-from huggingface_hub import ModelCard
 from transformers import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from retnet_hf.errors import first_line
-from retnet_hf.model_card import model_card
-from retnet_hf.version import __version__
+from retnet_hf.image_processing_metaformer import MetaFormerImageProcessor
+from retnet_hf.image_processing_rmt import RMTImageProcessor
+from retnet_hf.image_processing_vir import ViRImageProcessor
 
+from .card import converted_card, licence_of
 from .checkpoint import Checkpoint
 from .formats import FORMATS
 from .plan import CheckpointError, Move, Plan
 
 
+IMAGE_PROCESSORS = {"vir": ViRImageProcessor, "rmt": RMTImageProcessor, "metaformer": MetaFormerImageProcessor}
 TOKENIZER_FILES = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -34,12 +35,6 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-
-_ORIGIN = """
-## Origin
-
-Converted from `{source}` ({description}) with retnet-hf {version}. Licence of the source: {licence}.
-"""
 
 
 def claim(output: Path, overwrite: bool) -> Path:
@@ -90,15 +85,9 @@ def write_folder(
             if (checkpoint.folder / name).is_file():
                 shutil.copyfile(checkpoint.folder / name, partial / name)
         save_image_processor(model, partial)
+        described = FORMATS[plan.format].DESCRIPTION
         licence = licence or licence_of(checkpoint.folder)
-        card = model_card(model, output.name)
-        card.data.license = licence
-        card.text += _ORIGIN.format(
-            source=source or checkpoint.path.name,
-            description=FORMATS[plan.format].DESCRIPTION,
-            version=__version__,
-            licence=licence or "not stated",
-        )
+        card = converted_card(model, output.name, source or checkpoint.path.name, described, licence)
         card.save(partial / "README.md")
         _publish(partial, output)
         return model
@@ -121,17 +110,6 @@ def _publish(partial: Path, output: Path) -> None:
     shutil.rmtree(retired, ignore_errors=True)
 
 
-def licence_of(folder: Path) -> str | None:
-    """What the model card in the source's folder says."""
-    card = folder / "README.md"
-    if not card.is_file():
-        return None
-    try:
-        return ModelCard.load(card, ignore_metadata_errors=True).data.to_dict().get("license")
-    except (ValueError, OSError, yaml.YAMLError):
-        return None
-
-
 def _generation_config(folder: Path) -> GenerationConfig:
     try:
         return GenerationConfig.from_pretrained(folder)
@@ -141,3 +119,9 @@ def _generation_config(folder: Path) -> GenerationConfig:
 
 def save_image_processor(model: PreTrainedModel, folder: Path) -> None:
     """For a vision model, the image processor of its family, at the model's image size."""
+    config = model.config
+    if config.model_type not in IMAGE_PROCESSORS:
+        return
+    size = getattr(config, "image_size", None) or 224
+    height, width = (size, size) if isinstance(size, int) else size
+    IMAGE_PROCESSORS[config.model_type](size={"height": height, "width": width}).save_pretrained(folder)

@@ -485,6 +485,7 @@ def convert(
     quiet()
     from rich.progress import track
 
+    from conversion.card import auto_class_of
     from conversion.checkpoint import Checkpoint, locate
     from conversion.folder import claim, write_folder
     from conversion.formats import FORMATS, plan_of
@@ -506,10 +507,9 @@ def convert(
     console.print(
         f"{used:,} tensors of format {plan.format}, each used once, became {model.num_parameters():,} parameters in {output}"
     )
-    auto_class = type(model).__name__.removeprefix(type(model.config).__name__.removesuffix("Config"))
+    auto_class = auto_class_of(model)
     console.print(
-        f"load it: import retnet_hf; from transformers import AutoModel{auto_class}; "
-        f"AutoModel{auto_class}.from_pretrained({str(output)!r})",
+        f"load it: import retnet_hf; from transformers import {auto_class}; {auto_class}.from_pretrained({str(output)!r})",
         markup=False,
         soft_wrap=True,
     )
