@@ -200,4 +200,5 @@ def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], 
     }
     with torch.no_grad():
         moves = planned_moves(ours, body="model.", positions=positions)
-        return Plan(NAME, type(model), ours, moves).reverse(model), arguments
+        theirs = Plan(NAME, type(model), ours, moves).reverse(model)
+    return {name: tensor.clone() for name, tensor in theirs.items()}, arguments  # masks of different layers are one tensor
