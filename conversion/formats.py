@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from huggingface_hub.errors import StrictDataclassError
 
-from . import fla, rmt, syncdoth, torchscale, vir_official, vir_pulfer, yet_another_retnet
+from . import fla, poolformer, rmt, syncdoth, torchscale, vir_official, vir_pulfer, yet_another_retnet
 from .checkpoint import Checkpoint
 from .plan import CheckpointError, Plan, Shape
 
@@ -24,12 +24,13 @@ class Format(Protocol):
 
 # The first that recognises a checkpoint has it: the vision formats have names that torchscale's also has.
 FORMATS: dict[str, Format] = {
-    module.NAME: module for module in (vir_official, vir_pulfer, rmt, fla, torchscale, syncdoth, yet_another_retnet)
+    module.NAME: module
+    for module in (vir_official, vir_pulfer, rmt, poolformer, fla, torchscale, syncdoth, yet_another_retnet)
 }
 OURS = "retnet_hf"
 _OUR_MODEL_TYPES = ("retnet", "vir", "rmt", "metaformer")
 # names that only models of this package have
-_OUR_SIGN = r"\.retention\.o_proj\.weight$|\.attention\.lepe\.weight$"
+_OUR_SIGN = r"\.retention\.o_proj\.weight$|\.attention\.lepe\.weight$|\.mixer_norm\.weight$"
 
 
 def format_of(checkpoint: Checkpoint) -> str | None:

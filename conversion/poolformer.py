@@ -1,0 +1,213 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""PoolFormer: transformers' folders (sail/poolformer_*), and sail-sg/poolformer's releases, classifiers and dense backbones.
+
+Both compute the same, but in training: transformers drops paths within the feed-forward too, where the authors have a
+dropout of rate 0. Ours is the authors'.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retnet_hf.configuration_metaformer import MetaFormerConfig
+from retnet_hf.modeling_metaformer import (
+    MetaFormerBackbone,
+    MetaFormerForImageClassification,
+    MetaFormerModel,
+    MetaFormerPreTrainedModel,
+)
+
+from .plan import Change, CheckpointError, Dropped, Move, Plan, Reshaped, Shape, model_from, require_field, saved_tensors
+
+
+NAME = "poolformer"
+DESCRIPTION = "PoolFormer: sail/poolformer_* of transformers, and sail-sg/poolformer"
+
+# Fields of PoolFormerConfig that MetaFormerConfig has by the same name.
+_SAME_FIELDS = (
+    "num_channels",
+    "pool_size",
+    "mlp_ratio",
+    "depths",
+    "hidden_sizes",
+    "patch_sizes",
+    "strides",
+    "padding",
+    "drop_path_rate",
+    "hidden_act",
+    "use_layer_scale",
+    "layer_scale_init_value",
+    "initializer_range",
+    "id2label",
+    "label2id",
+    "problem_type",
+)
+# ours within a block, transformers', and the authors'
+_BLOCK_NAMES = {
+    "mixer_norm": ("before_norm", "norm1"),
+    "mlp_norm": ("after_norm", "norm2"),
+    "mlp.fc1": ("output.conv1", "mlp.fc1"),
+    "mlp.fc2": ("output.conv2", "mlp.fc2"),
+    "mixer_branch.scale": ("layer_scale_1", "layer_scale_1"),
+    "mlp_branch.scale": ("layer_scale_2", "layer_scale_2"),
+}
+_OF_TRANSFORMERS = re.compile(r"^(poolformer\.)?encoder\.patch_embeddings\.0\.projection\.weight$")
+_OF_THE_AUTHORS = re.compile(r"^(backbone\.)?network\.0\.0\.mlp\.fc1\.weight$")
+
+
+def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
+    if any(_OF_TRANSFORMERS.search(name) for name in names):
+        return config is None or config.get("model_type", "poolformer") == "poolformer"
+    return any(_OF_THE_AUTHORS.search(name) for name in names)
+
+
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+    of_transformers = any(_OF_TRANSFORMERS.search(name) for name in shapes)
+    prefix = "backbone." if any(name.startswith("backbone.network.") for name in shapes) else ""
+    theirs = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+    model_class = MetaFormerForImageClassification
+    if of_transformers:
+        ours = config_from_transformers(theirs, config)
+        if not any(name.startswith("poolformer.") for name in theirs):
+            model_class = MetaFormerModel
+    else:
+        ours = config_from_shapes(theirs, config or {})
+        if any(re.match(r"norm\d", name) for name in theirs):
+            model_class = MetaFormerBackbone
+    moves = planned_moves(ours, model_class, of_transformers)
+    moves = [Move(tuple(prefix + source for source in move.sources), move.targets, move.change) for move in moves]
+    moves += [Move((name,), (), Dropped("not of the backbone")) for name in shapes if not name.startswith(prefix)]
+    return Plan(NAME, model_class, ours, moves)
+
+
+def config_from_transformers(shapes: Mapping[str, Shape], config: Mapping[str, Any] | None) -> MetaFormerConfig:
+    """Our configuration, by transformers' config.json."""
+    if config is None:
+        raise CheckpointError(
+            f"transformers' layout of the format {NAME} needs a config.json beside the weights: strides are in no tensor"
+        )
+    fields = {field: config[field] for field in _SAME_FIELDS if field in config}
+    if "id2label" not in fields and "classifier.weight" in shapes:
+        fields["num_labels"] = shapes["classifier.weight"][0]
+    return MetaFormerConfig(token_mixers="pooling", **fields)
+
+
+def config_from_shapes(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> MetaFormerConfig:
+    """Our configuration, by the shapes of the authors' layout and, where they are given, the constructor's arguments.
+
+    Raises:
+        CheckpointError: for tensors that are missing, or of another shape than the layout has.
+    """
+
+    def size(name: str, dimension: int) -> int:
+        if len(shapes.get(name, ())) <= dimension:
+            raise CheckpointError(f"tensor {name} is missing, or of another shape than a checkpoint of format {NAME} has")
+        return shapes[name][dimension]
+
+    # stages are the even entries of `network`, and the patches between them the odd ones
+    blocks = {
+        tuple(map(int, found.groups())) for found in map(re.compile(r"network\.(\d+)\.(\d+)\.").match, shapes) if found
+    }
+    stages = max(entry for entry, _ in blocks) // 2 + 1
+    hidden_sizes = [size(f"network.{2 * stage}.0.mlp.fc1.weight", 1) for stage in range(stages)]
+    embeddings = ["patch_embed.proj.weight", *(f"network.{2 * stage - 1}.proj.weight" for stage in range(1, stages))]
+    scaled = "network.0.0.layer_scale_1" in shapes
+    fields = {
+        "num_channels": size("patch_embed.proj.weight", 1),
+        "depths": [len({index for entry, index in blocks if entry == 2 * stage}) for stage in range(stages)],
+        "hidden_sizes": hidden_sizes,
+        "patch_sizes": [size(name, 2) for name in embeddings],
+        "strides": [arguments.get("in_stride", 4), *[arguments.get("down_stride", 2)] * (stages - 1)],
+        "padding": [arguments.get("in_pad", 2), *[arguments.get("down_pad", 1)] * (stages - 1)],
+        "pool_size": arguments.get("pool_size", 3),
+        "mlp_ratio": size("network.0.0.mlp.fc1.weight", 0) / hidden_sizes[0],
+        "drop_path_rate": arguments.get("drop_path_rate", 0.0),
+        "use_layer_scale": scaled,
+        "layer_scale_init_value": arguments.get("layer_scale_init_value", 1e-5),
+        "num_labels": size("head.weight", 0) if "head.weight" in shapes else 0,
+    }
+    if outputs := [index for index in range(stages) if f"norm{2 * index}.weight" in shapes]:
+        fields["out_indices"] = [index + 1 for index in outputs]
+    return MetaFormerConfig(token_mixers="pooling", **fields)
+
+
+def planned_moves(ours: MetaFormerConfig, model_class: type[MetaFormerPreTrainedModel], of_transformers: bool) -> list[Move]:
+    """Every move of the layout, by the configuration alone."""
+    their_name = _transformers_name if of_transformers else _authors_name
+    moves = []
+    for name, tensor in saved_tensors(Plan(NAME, model_class, ours, []).empty_model()).items():
+        change = Change()
+        if re.search(r"\.mlp\.fc\d\.weight$", name):  # which they have as convolutions of one pixel
+            change = Reshaped((*tensor.shape, 1, 1), tensor.shape)
+        moves.append(Move((their_name(name),), (name,), change))
+    return moves
+
+
+def _transformers_name(name: str) -> str:
+    """Transformers' name for one of ours, with the prefix of the base model where ours has it."""
+    prefix = "poolformer." if name.startswith("metaformer.") else ""
+    name = name.removeprefix("metaformer.")
+    if found := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.(.*)", name):
+        stage, block, rest = found.groups()
+        return f"{prefix}encoder.block.{stage}.{block}.{_in_block(rest, 0)}"
+    if found := re.match(r"stages\.(\d+)\.patch_embedding\.(.*)", name):
+        return f"{prefix}encoder.patch_embeddings.{found[1]}.projection.{found[2]}"
+    return re.sub(r"^stem\.", f"{prefix}encoder.patch_embeddings.0.projection.", name)
+
+
+def _authors_name(name: str) -> str:
+    """The authors' name for one of ours."""
+    name = name.removeprefix("metaformer.")
+    if found := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.(.*)", name):
+        stage, block, rest = found.groups()
+        return f"network.{2 * int(stage)}.{block}.{_in_block(rest, 1)}"
+    if found := re.match(r"stages\.(\d+)\.patch_embedding\.(.*)", name):
+        return f"network.{2 * int(found[1]) - 1}.proj.{found[2]}"
+    if found := re.match(r"norms\.stage(\d+)\.(.*)", name):
+        return f"norm{2 * (int(found[1]) - 1)}.{found[2]}"
+    return re.sub(r"^classifier\.", "head.", re.sub(r"^stem\.", "patch_embed.proj.", name))
+
+
+def _in_block(name: str, layout: int) -> str:
+    """Their name for one of ours, both within a block."""
+    ours = next(module for module in _BLOCK_NAMES if name == module or name.startswith(f"{module}."))
+    return _BLOCK_NAMES[ours][layout] + name.removeprefix(ours)
+
+
+def from_poolformer(state_dict: Mapping[str, Tensor], config: dict[str, Any] | None = None) -> MetaFormerPreTrainedModel:
+    """The model of a PoolFormer: a classifier, a base model, or, of a dense release, a backbone.
+
+    Args:
+        state_dict: its tensors, by transformers' names or the authors'. Of a whole detector or segmenter only those that
+            begin with `backbone.` are taken.
+        config: transformers' config.json. For the authors' layout, arguments of the constructor by name where they are not
+            the defaults: `in_stride`, `in_pad`, `down_stride`, `down_pad`, `pool_size`, `drop_path_rate`.
+
+    Raises:
+        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite.
+    """
+    return model_from(plan, state_dict, config)
+
+
+def to_poolformer(
+    model: MetaFormerForImageClassification | MetaFormerModel,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State dict and config.json of the same model for transformers' PoolFormer.
+
+    Raises:
+        ValueError: naming the field of the configuration that PoolFormer has no option for.
+    """
+    ours = model.config
+    require_field(ours, NAME, "token_mixers", ["pooling"] * len(ours.depths))
+    require_field(ours, NAME, "layer_norm_eps", 1e-5)
+    config = ours.to_dict()
+    fields = {field: config[field] for field in _SAME_FIELDS if field in config}
+    name = "PoolFormerModel" if isinstance(model, MetaFormerModel) else "PoolFormerForImageClassification"
+    theirs = {"architectures": [name], "model_type": "poolformer", "num_encoder_blocks": len(ours.depths)}
+    with torch.no_grad():
+        moves = planned_moves(ours, type(model), of_transformers=True)
+        return Plan(NAME, type(model), ours, moves).reverse(model), theirs | fields
