@@ -98,7 +98,6 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RM
         return RMTConfig.from_preset(_released_size(shapes), **({"token_classifier_input": None} | seen))
 
     stages = len(arguments["embed_dims"])
-    scaled = arguments.get("layerscales", [False] * stages)
     decomposed = arguments.get("chunkwise_recurrents", [True, True, False, False])
     return RMTConfig(
         hidden_sizes=arguments["embed_dims"],
@@ -108,7 +107,8 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RM
         attention_types=["decomposed" if flag else "whole" for flag in decomposed],
         decay_exponents=arguments.get("init_values", [1] * stages),
         decay_exponent_ranges=arguments.get("heads_ranges", [3] * stages),
-        layer_scale_init_values=[arguments.get("layer_init_values", 1e-6) if flag else 0 for flag in scaled],
+        use_layer_scale=arguments.get("layerscales", [False] * stages),
+        layer_scale_init_value=arguments.get("layer_init_values", 1e-6),
         drop_path_rate=arguments.get("drop_path_rate", 0.1),
         **seen,
     )
@@ -202,12 +202,8 @@ def to_rmt(model: RMTForImageClassification | RMTBackbone) -> tuple[dict[str, Te
         ("token_classifier_input", None, "hidden_states"),
     ):
         require_field(ours, NAME, field, *allowed)
-    init_values = {value for value in ours.layer_scale_init_values if value > 0}
-    if len(ours.depths) != 4 or len(init_values) > 1:
-        raise ValueError(
-            f"depths must have four stages and layer_scale_init_values one number beside 0 for the format {NAME}, got "
-            f"{ours.depths!r} and {ours.layer_scale_init_values!r}."
-        )
+    if len(ours.depths) != 4:
+        raise ValueError(f"depths must be of four stages for the format {NAME}, got {ours.depths!r}.")
     if dense and ours.out_features != ours.stage_names[1:]:
         raise ValueError(f"out_features must be {ours.stage_names[1:]!r} for the format {NAME}, got {ours.out_features!r}.")
     arguments = {
@@ -220,8 +216,8 @@ def to_rmt(model: RMTForImageClassification | RMTBackbone) -> tuple[dict[str, Te
         "mlp_ratios": ours.mlp_ratios,
         "drop_path_rate": ours.drop_path_rate,
         "chunkwise_recurrents": [kind == "decomposed" for kind in ours.attention_types],
-        "layerscales": [value > 0 for value in ours.layer_scale_init_values],
-        "layer_init_values": max(init_values, default=1e-6),
+        "layerscales": ours.use_layer_scale,
+        "layer_init_values": ours.layer_scale_init_value,
     }
     if dense:
         arguments |= {"out_indices": [0, 1, 2, 3]}

@@ -22,7 +22,7 @@ _PER_STAGE = (
     "attention_types",
     "decay_exponents",
     "decay_exponent_ranges",
-    "layer_scale_init_values",
+    "use_layer_scale",
 )
 
 # name: (hidden_sizes, depths, num_attention_heads, mlp_ratios, decomposed stages, decay_exponent_ranges,
@@ -65,7 +65,8 @@ class RMTConfig(BackboneConfigMixin, PreTrainedConfig):
         decay_exponents (`list[float]`), decay_exponent_ranges (`list[float]`): γ of head i of N is
             1 - 2^(-exponent - range · i / N).
         rope_theta (`float`): the tokens, counted row by row, are rotated by frequencies rope_theta^(-linspace(0, 1, K/2)).
-        layer_scale_init_values (`list[float]`): what the factors on the branches of a block start from; 0 is no factors.
+        use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): factors on the branches of a block, and what they
+            start from.
         projection_size (`int`): width of the classifier's hidden layer.
         token_classifier_input (`str`, *optional*): adds the classifier of single tokens of the token-label releases (the
             starred ones), on the last stage's "hidden_states" or on their "projection".
@@ -103,7 +104,8 @@ class RMTConfig(BackboneConfigMixin, PreTrainedConfig):
     decay_exponents: list[float | int] | tuple[float | int, ...] = (2, 2, 2, 2)
     decay_exponent_ranges: list[float | int] | tuple[float | int, ...] = (4, 4, 6, 6)
     rope_theta: float | int = 10000.0
-    layer_scale_init_values: list[float | int] | tuple[float | int, ...] = (0, 0, 0, 0)
+    use_layer_scale: list[bool] | tuple[bool, ...] = (False, False, False, False)
+    layer_scale_init_value: float | int = 1e-6
     projection_size: int = 1024
     token_classifier_input: str | None = None
     hidden_act: str = "gelu"
@@ -139,7 +141,7 @@ class RMTConfig(BackboneConfigMixin, PreTrainedConfig):
             "mlp_ratios": mlp_ratios,
             "attention_types": ["decomposed"] * decomposed + ["whole"] * (4 - decomposed),
             "decay_exponent_ranges": ranges,
-            "layer_scale_init_values": [0] * (4 - scaled) + [1e-6] * scaled,
+            "use_layer_scale": [False] * (4 - scaled) + [True] * scaled,
             "drop_path_rate": drop_path_rate,
             "token_classifier_input": None if size == name else "hidden_states",
         }
@@ -209,7 +211,6 @@ class RMTConfig(BackboneConfigMixin, PreTrainedConfig):
                 f"such that with decay_exponent_ranges ({self.decay_exponent_ranges}) every decay "
                 "1 - 2^(-exponent - range · head / heads) lies between 0 and 1",
             )
-        require(all(value >= 0 for value in self.layer_scale_init_values), "layer_scale_init_values", "0 or positive")
         require(
             self.token_classifier_input is None or self.token_classifier_input in TOKEN_CLASSIFIER_INPUTS,
             "token_classifier_input",
@@ -217,7 +218,14 @@ class RMTConfig(BackboneConfigMixin, PreTrainedConfig):
         )
         for field in ("hidden_act", "projection_act"):
             require(getattr(self, field) in ACT2FN, field, "a name of transformers.activations.ACT2FN")
-        for field in ("num_channels", "projection_size", "layer_norm_eps", "batch_norm_eps", "initializer_range"):
+        for field in (
+            "num_channels",
+            "projection_size",
+            "layer_scale_init_value",
+            "layer_norm_eps",
+            "batch_norm_eps",
+            "initializer_range",
+        ):
             require(getattr(self, field) > 0, field, "positive")
         require(self.rope_theta >= 1, "rope_theta", "1 or more")
         require(0 <= self.drop_path_rate < 1, "drop_path_rate", "in [0, 1)")

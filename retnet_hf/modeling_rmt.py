@@ -140,6 +140,8 @@ class RMTAttention(nn.Module):
         query = rotate(heads(self.q_proj(hidden_states)), geometry.cos, geometry.sin)
         key = rotate(heads(self.k_proj(hidden_states)), geometry.cos, geometry.sin)
         value, attention = heads(value), None
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
         if output_attentions:  # the output is made of the map, so that a gradient reaches it
             attention = self._map(query, key, geometry, (rows, columns))
             output = torch.einsum("bhts,bshk->bthk", attention, value)
@@ -206,11 +208,12 @@ class RMTMLP(nn.Module):
 class RMTBranch(nn.Module):
     """What happens to a branch before it joins the residual stream: layer scale, and stochastic depth per image."""
 
-    def __init__(self, size: int, init_value: float, drop_path_rate: float) -> None:
+    def __init__(self, config: RMTConfig, stage: int, drop_path_rate: float) -> None:
         super().__init__()
-        self.init_value = init_value
         self.drop_path_rate = drop_path_rate
-        self.scale = nn.Parameter(torch.full((size,), float(init_value))) if init_value > 0 else None
+        self.scale = None
+        if config.use_layer_scale[stage]:
+            self.scale = nn.Parameter(torch.full((config.hidden_sizes[stage],), float(config.layer_scale_init_value)))
 
     def forward(self, branch: Tensor) -> Tensor:
         if self.scale is not None:
@@ -230,14 +233,14 @@ class RMTBlock(GradientCheckpointingLayer):
 
     def __init__(self, config: RMTConfig, stage: int, drop_path_rate: float) -> None:
         super().__init__()
-        size, init_value = config.hidden_sizes[stage], config.layer_scale_init_values[stage]
+        size = config.hidden_sizes[stage]
         self.position_encoding = RMTDepthwiseConvolution(size, kernel_size=3)
         self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.attention = RMTAttention(config, stage)
-        self.attention_branch = RMTBranch(size, init_value, drop_path_rate)
+        self.attention_branch = RMTBranch(config, stage, drop_path_rate)
         self.mlp_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.mlp = RMTMLP(config, stage)
-        self.mlp_branch = RMTBranch(size, init_value, drop_path_rate)
+        self.mlp_branch = RMTBranch(config, stage, drop_path_rate)
 
     def forward(
         self,
@@ -345,7 +348,7 @@ class RMTPreTrainedModel(PreTrainedModel):
             init.copy_(module.frequency, module.compute_frequency(module.frequency.device))
         elif isinstance(module, RMTBranch):
             if module.scale is not None:
-                init.constant_(module.scale, module.init_value)
+                init.constant_(module.scale, self.config.layer_scale_init_value)
         elif isinstance(module, nn.Conv2d):  # as the authors leave them, in PyTorch's own initialisation
             init.kaiming_uniform_(module.weight, a=math.sqrt(5))
             bound = module.weight[0].numel() ** -0.5

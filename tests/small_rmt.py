@@ -15,7 +15,7 @@ def small_rmt_config(**overrides) -> RMTConfig:
         "depths": [1, 1, 2, 1],
         "num_attention_heads": [2, 2, 2, 4],
         "mlp_ratios": [2, 2, 1.5, 2],
-        "layer_scale_init_values": [0, 0, 0, 0.5],
+        "use_layer_scale": [False, False, False, True],
         "projection_size": 20,
         "num_labels": 5,
     }

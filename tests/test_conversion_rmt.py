@@ -157,7 +157,7 @@ def test_what_does_not_fit_is_named(change, sentence):
     [
         ({"rope_theta": 100.0}, "rope_theta must be 10000 for the format rmt"),
         ({"hidden_act": "relu"}, "hidden_act must be 'gelu' for the format rmt"),
-        ({"layer_scale_init_values": [0, 0, 0.1, 0.2]}, "layer_scale_init_values one number beside 0 for the format rmt"),
+        ({"projection_act": "relu"}, "projection_act must be 'silu' or 'swish' for the format rmt"),
     ],
 )
 def test_what_the_peer_cannot_express_is_refused(overrides, sentence):

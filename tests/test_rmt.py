@@ -303,7 +303,7 @@ def test_attention_maps():
     assert all(maps.grad.abs().sum() > 0 for maps in out.attentions)
     model.set_attn_implementation("eager")
     model.config.output_attentions = True
-    for ours, theirs in zip(model(pixel_values).attentions, out.attentions):
+    for ours, theirs in zip(model(pixel_values).attentions, out.attentions, strict=True):
         close(ours, theirs, 1e-5)
 
 
@@ -330,7 +330,7 @@ def test_stochastic_depth():
     model = RMTModel(small_rmt_config(drop_path_rate=0.4))
     rates = [block.mlp_branch.drop_path_rate for stage in model.stages for block in stage.blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
-    branch = RMTBranch(3, init_value=0, drop_path_rate=0.4).train()
+    branch = RMTBranch(model.config, stage=0, drop_path_rate=0.4).train()
     ones = torch.ones(4000, 2, 2, 3)
     out = branch(ones)
     per_image = out.flatten(1)
@@ -341,7 +341,7 @@ def test_stochastic_depth():
 
 
 def test_layer_scale_begins_as_configured():
-    model = RMTModel(small_rmt_config(layer_scale_init_values=[0, 0, 0, 1e-6]))
+    model = RMTModel(small_rmt_config(layer_scale_init_value=1e-6))
     assert model.stages[2].blocks[0].attention_branch.scale is None
     branch = model.stages[3].blocks[0].attention_branch.eval()
     assert torch.equal(branch.scale.data, torch.full((16,), 1e-6))
@@ -370,7 +370,7 @@ def test_other_numbers_of_stages(stages):
         attention_types=["whole"] * stages,
         decay_exponents=[2] * stages,
         decay_exponent_ranges=[4] * stages,
-        layer_scale_init_values=[0] * stages,
+        use_layer_scale=[True] * stages,
         out_indices=list(range(stages + 1)),
     )
     with torch.no_grad():
@@ -388,7 +388,7 @@ def test_backbone_normalises_what_it_gives_away_only():
         norm = model.norms[name]
         expected = nn.functional.layer_norm(out.hidden_states[stage].permute(0, 2, 3, 1), norm.normalized_shape)
         close(features.permute(0, 2, 3, 1), expected * norm.weight + norm.bias, 1e-5)
-    for ours, theirs in zip(out.hidden_states, base.hidden_states):
+    for ours, theirs in zip(out.hidden_states, base.hidden_states, strict=True):
         assert torch.equal(ours, theirs)
 
 
@@ -442,7 +442,11 @@ def test_configuration_survives_saving(tmp_path):
         ({"mlp_ratios": [2, 0, 2, 2]}, r"mlp_ratios must be such that .* it is 1 or more, got \[2, 0, 2, 2\]"),
         ({"attention_types": ["whole"] * 3 + ["both"]}, "attention_types must be a list of decomposed and whole, got"),
         ({"decay_exponents": [2, 0, 2, 2]}, r"decay_exponents must be such that .* between 0 and 1, got \[2, 0, 2, 2\]"),
-        ({"layer_scale_init_values": [0, -1, 0, 0]}, r"layer_scale_init_values must be 0 or positive, got \[0, -1, 0, 0\]"),
+        (
+            {"use_layer_scale": [True]},
+            r"use_layer_scale must be a list of one value per stage \(depths has 4\), got \[True\]",
+        ),
+        ({"layer_scale_init_value": 0.0}, "layer_scale_init_value must be positive, got 0.0"),
         (
             {"token_classifier_input": "pixels"},
             "token_classifier_input must be None, hidden_states or projection, got 'pixels'",
@@ -492,7 +496,7 @@ def two_stages():
         attention_types=["decomposed", "whole"],
         decay_exponents=[2, 2],
         decay_exponent_ranges=[4, 6],
-        layer_scale_init_values=[0, 0.5],
+        use_layer_scale=[False, True],
         token_classifier_input="hidden_states",
         drop_path_rate=0.0,
     )
