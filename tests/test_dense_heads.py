@@ -1,0 +1,79 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Our backbones under a dense head of transformers: UperNet, which labels every pixel."""
+
+import math
+
+import pytest
+import torch
+from small_models import close
+from transformers import AutoBackbone, UperNetConfig, UperNetForSemanticSegmentation
+
+from retnet_hf import MetaFormerConfig, RMTConfig, ViRConfig
+
+
+STAGES = ["stage1", "stage2", "stage3", "stage4"]
+
+
+def backbone_config(family: str):
+    if family == "rmt":
+        return RMTConfig.from_preset("tiny", hidden_sizes=[16, 16, 32, 64], depths=[1, 1, 1, 1], out_features=STAGES)
+    if family == "metaformer":
+        return MetaFormerConfig.from_preset("tiny", depths=[1, 1, 1, 1], out_features=STAGES)
+    return ViRConfig.from_preset("tiny-16", image_size=64, hidden_size=48, num_hidden_layers=4, out_features=STAGES)
+
+
+def segmenter(family: str) -> UperNetForSemanticSegmentation:
+    config = UperNetConfig(
+        backbone_config=backbone_config(family),
+        hidden_size=16,
+        pool_scales=[1, 2],
+        auxiliary_channels=8,
+        auxiliary_in_channels=None,
+        num_labels=3,
+    )
+    torch.manual_seed(0)
+    return UperNetForSemanticSegmentation(config)
+
+
+@pytest.fixture(params=["vir", "rmt", "metaformer"])
+def family(request):
+    return request.param
+
+
+def test_every_pixel_gets_logits_and_every_stage_a_gradient(family):
+    model = segmenter(family)
+    pixel_values, labels = torch.randn(2, 3, 64, 96), torch.randint(0, 3, (2, 64, 96))
+    out = model(pixel_values, labels=labels)
+    assert out.logits.shape == (2, 3, 64, 96)
+    out.loss.backward()
+    silent = [name for name, parameter in model.backbone.named_parameters() if parameter.grad is None]
+    assert silent == []
+
+
+def test_the_backbone_learns(family):
+    """To tell the bright half of each picture from the dark one, head and backbone together."""
+    model = segmenter(family).train()
+    pixel_values = torch.zeros(2, 3, 32, 64)
+    pixel_values[0, :, :, :32] = pixel_values[1, :, :, 32:] = 2
+    labels = (pixel_values[:, 0] > 0).long()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(16):
+        loss = model(pixel_values, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    blind = math.log(2) * (1 + model.config.auxiliary_loss_weight)  # of both heads, for an answer that has not looked
+    assert loss.item() < 0.85 * blind
+
+
+def test_saved_and_loaded(family, tmp_path):
+    """The folder names the backbone's configuration, from which transformers finds the class."""
+    model = segmenter(family).eval()
+    model.save_pretrained(tmp_path)
+    loaded = UperNetForSemanticSegmentation.from_pretrained(tmp_path).eval()
+    backbone = AutoBackbone.from_config(backbone_config(family))
+    assert type(loaded.backbone) is type(model.backbone) is type(backbone)
+    pixel_values = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        close(loaded(pixel_values).logits, model(pixel_values).logits, 1e-6)
