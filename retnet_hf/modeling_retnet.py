@@ -29,7 +29,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto import AutoModel
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -51,6 +51,9 @@ from .retention import (
 )
 from .retention_state import RetNetState, TakenIn, install_retention_layers
 from .sequence_layout import SequenceLayout, sequence_layout
+
+
+logger = logging.get_logger(__name__)
 
 
 class RetentionPlan(NamedTuple):
@@ -599,8 +602,13 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
         implementation = generation_config.cache_implementation
         if implementation == "quantized":
             raise ValueError(
-                'cache_implementation must be None, "dynamic", "static" or "offloaded", got "quantized": '
+                'cache_implementation must be None, "dynamic" or "static", got "quantized": '
                 "a retention state is constant in size and accumulates, so it is kept in full precision."
+            )
+        if implementation is not None and implementation.startswith("offloaded"):
+            logger.warning_once(
+                f"cache_implementation={implementation!r} moves nothing: a retention state does not grow, so it stays where "
+                "the layers are."
             )
         given = model_kwargs.get("past_key_values")
         if generation_mode == GenerationMode.ASSISTED_GENERATION and RetNetState.length_of(given):

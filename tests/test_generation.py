@@ -3,6 +3,7 @@
 """generate(): with the state as without it, in every mode that transformers has."""
 
 import functools
+import logging
 
 import pytest
 import torch
@@ -345,6 +346,16 @@ def test_static_cache_generate(model):
 def test_cache_implementations(fla_model, implementation):
     expected = greedy(fla_model, random_ids(2, 7), 20)
     assert greedy(fla_model, random_ids(2, 7), 20, cache_implementation=implementation).equal(expected)
+
+
+def test_an_offloaded_cache_says_that_it_is_none(fla_model, caplog):
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    try:
+        greedy(fla_model, random_ids(1, 7), 4, cache_implementation="offloaded_static")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "'offloaded_static' moves nothing" in caplog.text
 
 
 def test_quantized_cache_is_refused(fla_model):
