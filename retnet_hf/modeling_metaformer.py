@@ -88,6 +88,10 @@ class MetaFormerHeads(nn.Module):
         self.v_proj = nn.Linear(size, value_size, bias=config.qkv_bias)
         self.o_proj = nn.Linear(value_size, size)
 
+    def gives_maps(self, output_attentions: bool | None) -> bool:
+        """Whether maps are asked for, by argument or by configuration."""
+        return bool(self.config.output_attentions if output_attentions is None else output_attentions)
+
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, R, L, C) -> query, key (B, H, R, L, K) and value (B, H, R, L, V)."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
@@ -112,7 +116,8 @@ class MetaFormerRetention(MetaFormerHeads):
         """(B, R, L, C) -> the mixed tokens (B, R, L, C) and, if asked for, the retention map (B, H, T, T)."""
         query, key, value = self.project(hidden_states)
         log_decay = self.decay(query.dtype, query.device)
-        output, maps = self.retain(query * self.scaling, key, value, log_decay, bool(output_attentions))  # (B, H, R, L, V)
+        maps_too = self.gives_maps(output_attentions)
+        output, maps = self.retain(query * self.scaling, key, value, log_decay, maps_too)  # (B, H, R, L, V)
         if self.config.use_head_norm:
             output = F.rms_norm(output, output.shape[-1:], eps=self.config.layer_norm_eps)
         output = output.permute(0, 2, 3, 1, 4).flatten(3).to(hidden_states.dtype)
@@ -178,11 +183,12 @@ class MetaFormerAttention(MetaFormerHeads):
         """(B, R, L, C) -> the mixed tokens (B, R, L, C) and, if asked for, the attention (B, H, T, T)."""
         query, key, value = (tensor.flatten(2, 3) for tensor in self.project(hidden_states))  # (B, H, T, .)
         attend: Callable = eager_attention_forward
-        if not output_attentions:
+        gives_map = self.gives_maps(output_attentions)
+        if not gives_map:
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         output, attention = attend(self, query, key, value, None, scaling=self.scaling, dropout=0.0)
         output = output.reshape(*hidden_states.shape[:3], -1)
-        return self.o_proj(output), attention if output_attentions else None
+        return self.o_proj(output), attention if gives_map else None
 
 
 MIXER_CLASSES = {

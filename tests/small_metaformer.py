@@ -1,0 +1,49 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Small random MetaFormers, one of each mixer and of all together, and images for them."""
+
+import torch
+from torch import Tensor, nn
+
+from retnet_hf import MetaFormerConfig, MetaFormerForImageClassification
+
+
+MIXERS = {name: [name] * 4 for name in ("pooling", "retention", "manhattan", "attention", "identity")}
+MIXERS["all"] = ["pooling", "retention", "manhattan", "attention"]
+
+
+def small_metaformer_config(mixers: str = "all", **overrides) -> MetaFormerConfig:
+    """Four stages, with heads of unlike sizes for queries and values."""
+    fields = {
+        "token_mixers": MIXERS[mixers],
+        "hidden_sizes": [8, 12, 16, 24],
+        "depths": [1, 1, 2, 1],
+        "num_attention_heads": [2, 2, 4, 3],
+        "value_expansion": 2.0,
+        "mlp_ratio": 1.5,
+        "layer_scale_init_value": 0.5,
+        "num_labels": 5,
+    }
+    return MetaFormerConfig(**(fields | overrides))
+
+
+@torch.no_grad()
+def shake_metaformer(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Random weights, large enough that every pixel sways the logits."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.normal_(0, 0.2, generator=generator)
+        elif parameter.dim() == 1:
+            parameter.uniform_(0.5, 1.5, generator=generator)
+        else:
+            parameter.normal_(0, 1.5 * parameter[0].numel() ** -0.5, generator=generator)
+    return model
+
+
+def small_metaformer(mixers: str = "all", model_class: type = MetaFormerForImageClassification, seed: int = 0, **overrides):
+    return shake_metaformer(model_class(small_metaformer_config(mixers, **overrides)), seed).eval()
+
+
+def images(batch: int = 2, height: int = 64, width: int = 48, seed: int = 0) -> Tensor:
+    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(seed))
