@@ -23,6 +23,7 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.generation import TextIteratorStreamer
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils import logging as transformers_logging
 
 from retnet_hf import RetNetState
 
@@ -349,6 +350,7 @@ def test_cache_implementations(fla_model, implementation):
 
 
 def test_an_offloaded_cache_says_that_it_is_none(fla_model, caplog):
+    transformers_logging.warning_once.cache_clear()  # other tests may have heard it already
     logger = logging.getLogger("transformers")
     logger.addHandler(caplog.handler)
     try:
