@@ -26,7 +26,7 @@ _PER_STAGE = (
 )
 
 # name: (hidden_sizes, depths, num_attention_heads, mlp_ratios, decomposed stages, decay_exponent_ranges,
-#        stages with layer scale, drop_path_rate), arXiv 2309.11523 table 12 and the authors' code
+#        stages with layer scale, drop_path_rate), from arXiv 2309.11523 and the authors' code
 _SHAPES = {
     "tiny": ([64, 128, 256, 512], [2, 2, 8, 2], [4, 4, 8, 16], [3, 3, 3, 3], 2, [4, 4, 6, 6], 0, 0.1),
     "small": ([64, 128, 256, 512], [3, 4, 18, 4], [4, 4, 8, 16], [4, 4, 3, 3], 3, [4, 4, 6, 6], 0, 0.15),

@@ -102,10 +102,10 @@ def eager_attention_forward(
 
 
 class RMTAttention(nn.Module):
-    """Manhattan self-attention with locally enhanced position encoding, equations 5 to 8 of the paper.
+    """Manhattan self-attention, whole or decomposed, with locally enhanced position encoding (LePE).
 
     The decay is added to the scores as a logarithm, under the softmax, as the released models have it; the paper multiplies
-    it to the softmax.
+    the softmax by it.
     """
 
     def __init__(self, config: RMTConfig, stage: int) -> None:
