@@ -132,7 +132,6 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
     image_size = arguments.get("img_size")
     if image_size is None:
         image_size = [math.isqrt(patches) * patch for patch in patch_size]
-    scaled = "blocks.0.ls1.gamma" in shapes
     ours = ViRConfig(
         image_size=image_size,
         patch_size=patch_size[0] if patch_size[0] == patch_size[1] else patch_size,
@@ -143,7 +142,8 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
         intermediate_size=shapes["blocks.0.mlp.fc1.weight"][0],
         pooling=pooling,
         mirror_sequence=mode == "bidirectional",
-        layer_scale_init_value=(arguments.get("init_values") or 1e-5) if scaled else None,
+        use_layer_scale="blocks.0.ls1.gamma" in shapes,
+        layer_scale_init_value=arguments.get("init_values") or 1e-5,
         embedding_dropout=arguments.get("pos_drop_rate", 0.0),
         drop_path_rate=arguments.get("drop_path_rate", 0.0),
         num_labels=shapes.get("head.weight", (0,))[0],
@@ -213,7 +213,7 @@ def to_vir_official(model: ViRForImageClassification) -> tuple[dict[str, Tensor]
         "depth": ours.num_hidden_layers,
         "num_heads": ours.num_attention_heads,
         "mlp_ratio": ours.intermediate_size / ours.hidden_size,
-        "init_values": ours.layer_scale_init_value,
+        "init_values": ours.layer_scale_init_value if ours.use_layer_scale else None,
         "class_token": class_token,
         "pos_drop_rate": ours.embedding_dropout,
         "drop_path_rate": ours.drop_path_rate,

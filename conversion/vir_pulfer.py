@@ -181,7 +181,7 @@ def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], 
         ("use_per_head_projections", True),
         ("use_retention_norm", True),
         ("retention_act", "gelu"),
-        ("layer_scale_init_value", None),
+        ("use_layer_scale", False),
         ("layer_norm_eps", 1e-5),
     ):
         require_field(ours, NAME, field, *allowed)

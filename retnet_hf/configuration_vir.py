@@ -33,7 +33,7 @@ _PAPER_NAMES = {
     "ViR-L/14": "large-14",
 }
 # What the two public implementations do differently; the sizes without a prefix are the authors'.
-_AUTHORS = {"layer_scale_init_value": 1e-5}
+_AUTHORS = {"use_layer_scale": True}
 _PULFER = {
     "pooling": "last_patch",
     "decay_schedule": "power_of_two",
@@ -71,8 +71,8 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
         use_per_head_projections (`bool`): queries, keys and values of a head see its slice of the hidden state alone.
         use_retention_norm (`bool`), retention_act (`str`, *optional*): layer norm over all heads' outputs, and the
             activation after it, a name of ACT2FN.
-        layer_scale_init_value (`float`, *optional*): what the factors on the branches of a block start from; without one,
-            there are no factors.
+        use_layer_scale (`bool`), layer_scale_init_value (`float`): factors on the branches of a block, and what they start
+            from.
         layer_norm_eps (`float`): epsilon of every norm.
         embedding_dropout (`float`), hidden_dropout (`float`), activation_dropout (`float`): dropout of the embeddings, of
             the output of each branch, and inside the feed-forward.
@@ -116,7 +116,8 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
     use_per_head_projections: bool = False
     use_retention_norm: bool = False
     retention_act: str | None = None
-    layer_scale_init_value: float | int | None = None
+    use_layer_scale: bool = False
+    layer_scale_init_value: float | int = 1e-5
     layer_norm_eps: float = 1e-6
     embedding_dropout: float | int = 0.0
     hidden_dropout: float | int = 0.0
@@ -245,13 +246,8 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
         )
         for field in ("embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate"):
             require(0 <= getattr(self, field) < 1, field, "in [0, 1)")
-        for field in ("layer_norm_eps", "initializer_range"):
+        for field in ("layer_norm_eps", "initializer_range", "layer_scale_init_value"):
             require(getattr(self, field) > 0, field, "positive")
-        require(
-            self.layer_scale_init_value is None or self.layer_scale_init_value > 0,
-            "layer_scale_init_value",
-            "positive, or None",
-        )
         schedule, heads = self.decay_schedule, self.num_attention_heads
         if isinstance(schedule, str):
             choice("decay_schedule", DECAY_SCHEDULES)

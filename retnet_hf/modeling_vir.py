@@ -242,7 +242,7 @@ class ViRBranch(nn.Module):
         self.drop_path_rate = drop_path_rate
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.scale = None
-        if self.init_value is not None:
+        if config.use_layer_scale:
             self.scale = nn.Parameter(torch.full((config.hidden_size,), float(self.init_value)))
 
     def forward(self, branch: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from retnet_hf import ViRConfig, ViRForImageClassification
 
 RECIPES = {
     # the authors', with what the presets leave at its default
-    "authors": {"layer_scale_init_value": 0.5},
+    "authors": {"use_layer_scale": True, "layer_scale_init_value": 0.5},
     # BrianPulfer/vision-retention-networks'
     "pulfer": {
         "pooling": "last_patch",

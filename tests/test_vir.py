@@ -353,7 +353,7 @@ def test_meta_device_model_gets_its_buffers():
 def test_initialisation():
     """Truncated normal of 0.02, biases of 0, layer scale as configured; the mask token too."""
     model = ViRForMaskedImageModeling(
-        small_vir_config("pulfer", hidden_size=64, layer_scale_init_value=1e-5, pooling="class_token")
+        small_vir_config("pulfer", hidden_size=64, use_layer_scale=True, pooling="class_token")
     )
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -534,7 +534,7 @@ def test_configuration_survives_saving(tmp_path):
             "mirror_sequence must be False where bidirectional is True",
         ),
         ({"drop_path_rate": 1.0}, r"drop_path_rate must be in \[0, 1\), got 1.0"),
-        ({"layer_scale_init_value": 0.0}, "layer_scale_init_value must be positive, or None, got 0.0"),
+        ({"layer_scale_init_value": 0.0}, "layer_scale_init_value must be positive, got 0.0"),
         ({"chunk_size": 0}, "chunk_size must be a positive integer or None, got 0"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
     ],
@@ -548,7 +548,7 @@ def test_configuration_errors_say_what_is_allowed(overrides, sentence):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_half_precision(recipe, dtype):
     """Close to float32 at the own size and at another, in the type of the weights."""
-    model = small_vir(recipe, layer_scale_init_value=None)
+    model = small_vir(recipe, use_layer_scale=False)
     half = copy.deepcopy(model).to(dtype)
     with torch.no_grad():
         for size in ((24, 24), (32, 48)):
