@@ -268,12 +268,14 @@ def chunkwise_retention(
     scores = (query @ key.transpose(-1, -2)) * tables.inner  # (B, H, N, C, C)
     output = scores @ value  # (B, H, N, C, V)
     written = (key * tables.key).transpose(-1, -2) @ value  # (B, H, N, K, V) what each chunk adds to the state
+    # unbound rather than indexed: the gradient of every index would be a tensor of all chunks
+    written, decay = written.unbind(2), tables.state.expand(-1, -1, chunks, -1, -1).unbind(2)
 
-    state = written.new_zeros(written.shape[:2] + written.shape[3:]) if initial_state is None else initial_state.to(dtype)
+    state = torch.zeros_like(written[0]) if initial_state is None else initial_state.to(dtype)
     states = []  # before each chunk
     for n in range(chunks):
         states.append(state)
-        state = torch.addcmul(written[:, :, n], tables.state[:, :, n if tables.state.shape[2] > 1 else 0], state)
+        state = torch.addcmul(written[n], decay[n], state)
     output = torch.addcmul(output, tables.query, query @ torch.stack(states, dim=2))
     return output.flatten(2, 3)[:, :, :length], state
 
