@@ -24,7 +24,7 @@ from .plan import CheckpointError, Shape
 
 
 SAFETENSORS = (".safetensors",)
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
 _INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
 # where training scripts put the weights within what they pickle; the averaged ones are those that were published
@@ -139,7 +139,7 @@ def locate(source: str) -> Path:
 def _weight_files(path: Path) -> list[Path]:
     """The files of weights `path` stands for, every one of them there."""
     if path.is_file():
-        if path.suffix not in SAFETENSORS + PICKLES:
+        if not path.name.endswith(SAFETENSORS + PICKLES):
             raise CheckpointError(
                 f"{path} is no file of weights: its name ends with none of {', '.join(SAFETENSORS + PICKLES)}"
             )
@@ -159,7 +159,7 @@ def _weight_files(path: Path) -> list[Path]:
         if (path / name).is_file():
             return [path / name]
     for suffixes in (SAFETENSORS, PICKLES):
-        files = sorted(file for file in path.iterdir() if file.is_file() and file.suffix in suffixes)
+        files = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(suffixes))
         if len(files) > 1:
             raise CheckpointError(f"{path} holds several files of weights and no index: give one of them by name")
         if files:
