@@ -129,7 +129,7 @@ FAMILIES = {
                 "attention_types": ["whole", "whole"],
                 "decay_exponents": [2, 2],
                 "decay_exponent_ranges": [4, 4],
-                "layer_scale_init_values": [0, 0],
+                "use_layer_scale": [False, False],
                 "projection_size": 256,
                 "drop_path_rate": 0.0,
             },

@@ -1,0 +1,164 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""One small random model of each vision family, for images of 32 x 32 pixels, and what several test files measure with."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel
+
+from retnet_hf import (
+    MetaFormerBackbone,
+    MetaFormerConfig,
+    MetaFormerForImageClassification,
+    MetaFormerImageProcessor,
+    MetaFormerModel,
+    RMTBackbone,
+    RMTConfig,
+    RMTForImageClassification,
+    RMTImageProcessor,
+    RMTModel,
+    ViRBackbone,
+    ViRConfig,
+    ViRForImageClassification,
+    ViRImageProcessor,
+    ViRModel,
+)
+
+
+@dataclass(frozen=True)
+class VisionFamily:
+    """The classes of a family, and the fields of a small configuration."""
+
+    config_class: type[PreTrainedConfig]
+    model_class: type[PreTrainedModel]
+    classifier_class: type[PreTrainedModel]
+    backbone_class: type[PreTrainedModel]
+    processor_class: type[BaseImageProcessor]
+    fields: dict[str, Any]
+    smallest: dict[str, Any]  # fields of a model that is quick to compile
+    module: str  # that the code of the model is in
+
+    def config(self, **overrides: Any) -> PreTrainedConfig:
+        return self.config_class(**({"image_size": 32, "num_labels": 5} | self.fields | overrides))
+
+    def model(self, model_class: type | None = None, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+        """A classifier, or a model of another class, with random weights."""
+        return shake_vision_model((model_class or self.classifier_class)(self.config(**overrides)), seed).eval()
+
+    def fresh(self, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+        """A classifier as it is initialised."""
+        torch.manual_seed(seed)
+        return self.classifier_class(self.config(**overrides))
+
+    def processor(self, **options: Any) -> BaseImageProcessor:
+        return self.processor_class(**({"size": {"height": 32, "width": 32}} | options))
+
+
+VISION_FAMILIES = {
+    "vir": VisionFamily(
+        ViRConfig,
+        ViRModel,
+        ViRForImageClassification,
+        ViRBackbone,
+        ViRImageProcessor,
+        {
+            "patch_size": 8,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 48,
+            "use_layer_scale": True,
+            "layer_scale_init_value": 0.5,
+        },
+        {"num_hidden_layers": 1},
+        "modeling_vir",
+    ),
+    "rmt": VisionFamily(
+        RMTConfig,
+        RMTModel,
+        RMTForImageClassification,
+        RMTBackbone,
+        RMTImageProcessor,
+        {
+            "hidden_sizes": [8, 12, 16],
+            "depths": [1, 1, 2],
+            "num_attention_heads": [2, 2, 4],
+            "mlp_ratios": [2, 2, 2],
+            "attention_types": ["decomposed", "whole", "whole"],
+            "decay_exponents": [2, 2, 2],
+            "decay_exponent_ranges": [4, 4, 6],
+            "use_layer_scale": [False, False, True],
+            "layer_scale_init_value": 0.5,
+            "projection_size": 20,
+            "drop_path_rate": 0.0,
+        },
+        {
+            "hidden_sizes": [8],
+            "depths": [1],
+            "num_attention_heads": [2],
+            "mlp_ratios": [2],
+            "attention_types": ["whole"],
+            "decay_exponents": [2],
+            "decay_exponent_ranges": [4],
+            "use_layer_scale": [True],
+        },
+        "modeling_rmt",
+    ),
+    "metaformer": VisionFamily(
+        MetaFormerConfig,
+        MetaFormerModel,
+        MetaFormerForImageClassification,
+        MetaFormerBackbone,
+        MetaFormerImageProcessor,
+        {
+            "token_mixers": ["pooling", "manhattan", "retention", "attention"],
+            "depths": [1, 1, 1, 1],
+            "hidden_sizes": [8, 16, 16, 24],
+            "num_attention_heads": [1, 2, 2, 2],
+            "mlp_ratio": 2,
+            "layer_scale_init_value": 0.5,
+        },
+        {
+            "token_mixers": ["manhattan"],
+            "depths": [1],
+            "hidden_sizes": [16],
+            "num_attention_heads": [2],
+            "patch_sizes": [7],
+            "strides": [4],
+            "padding": [2],
+        },
+        "modeling_metaformer",
+    ),
+}
+
+
+@torch.no_grad()
+def shake_vision_model(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Random weights, large enough that every pixel sways the logits, and batch norms that have seen something."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if not tensor.is_floating_point() or name.endswith("log_decay"):
+            continue
+        if name.endswith(("bias", "running_mean")):
+            tensor.normal_(0, 0.2, generator=generator)
+        elif tensor.dim() == 1 or name.endswith("scale"):
+            tensor.uniform_(0.5, 1.5, generator=generator)
+        elif tensor.shape[0] == 1:  # positions and tokens
+            tensor.normal_(generator=generator)
+        else:
+            tensor.normal_(0, 1.5 * tensor[0].numel() ** -0.5, generator=generator)
+    return model
+
+
+def random_images(batch: int = 2, height: int = 32, width: int = 32, seed: int = 0, channels: int = 3) -> Tensor:
+    return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+def random_picture(height: int = 40, width: int = 48, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    levels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(levels).convert(mode)

@@ -1,0 +1,836 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What users of a Hugging Face image classifier rely on, one test per promise, for ViR, RMT and MetaFormer."""
+
+import copy
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from accelerate import init_empty_weights
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file
+from small_models import PACKAGE_ABSENT, close
+from small_vision_models import VISION_FAMILIES, random_images, random_picture
+from torch import Tensor
+from torch.export import Dim
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+from transformers import (
+    AutoBackbone,
+    AutoConfig,
+    AutoModel,
+    AutoModelForImageClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    pipeline,
+)
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING, AutoImageProcessor
+
+
+@pytest.fixture(scope="module", params=VISION_FAMILIES)
+def family(request):
+    return VISION_FAMILIES[request.param]
+
+
+@pytest.fixture(scope="module")
+def model(family):
+    """A classifier, which tests do not change."""
+    return family.model()
+
+
+@pytest.fixture
+def folder(family, model, tmp_path):
+    """The classifier, saved with its image processor."""
+    model.save_pretrained(tmp_path)
+    family.processor().save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def fresh_compiler():
+    logging.getLogger("torch.__trace").propagate = False  # pytest would record the compiler's trace of itself
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def logits_of(model, pixel_values: Tensor | None = None, **kwargs) -> Tensor:
+    with torch.no_grad():
+        return model(random_images() if pixel_values is None else pixel_values, **kwargs).logits
+
+
+def same_tensors(actual: dict, expected: dict) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert actual[name].dtype == tensor.dtype, name
+        assert actual[name].equal(tensor), name
+
+
+def same_buffers(actual, expected) -> None:
+    same_tensors(dict(actual.named_buffers()), dict(expected.named_buffers()))
+
+
+def computed_buffers(model) -> dict[str, Tensor]:
+    """Buffers that no checkpoint holds: they follow from the configuration."""
+    saved = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
+
+
+# Outputs
+
+
+def test_forward_shapes(family, model):
+    """(batch, num_labels) logits; the base model gives last_hidden_state."""
+    assert logits_of(model, random_images(3)).shape == (3, 5)
+    base = family.model(family.model_class)
+    with torch.no_grad():
+        out = base(random_images(3))
+    assert out.last_hidden_state.shape[0] == 3
+    assert out.last_hidden_state.isfinite().all()
+    assert out.pooler_output.shape == (3, base.config.hidden_size)
+    close(model.base_model(random_images(3)).pooler_output, model.base_model(pixel_values=random_images(3))[1], 0)
+
+
+def test_batch_equals_rows(model):
+    together = random_images(4)
+    close(logits_of(model, together), torch.cat([logits_of(model, row[None]) for row in together]), 1e-5)
+    assert not logits_of(model, together)[0].allclose(logits_of(model, together)[1], atol=1e-2)
+
+
+def test_eval_is_deterministic(model):
+    assert not model.training
+    assert logits_of(model).equal(logits_of(model))
+
+
+def test_tuple_output(model):
+    options = {"labels": torch.tensor([0, 3]), "output_hidden_states": True}
+    for one, inputs in ((model, options), (model, {}), (model.base_model, {"output_hidden_states": True})):
+        with torch.no_grad():
+            named = one(random_images(), **inputs)
+            plain = one(random_images(), return_dict=False, **inputs)
+        assert type(plain) is tuple
+        assert len(plain) == len(named.to_tuple())
+        for mine, theirs in zip(flat(plain), flat(named.to_tuple())):
+            assert mine.equal(theirs)
+
+
+def flat(thing) -> list[Tensor]:
+    return [thing] if isinstance(thing, Tensor) else [tensor for child in thing for tensor in flat(child)]
+
+
+def test_output_hidden_states(family, model):
+    """One per layer, or stage, and the embeddings, by argument and by config; none unasked."""
+    with torch.no_grad():
+        assert model(random_images()).hidden_states is None
+        asked = model(random_images(), output_hidden_states=True)
+        by_config = family.model(output_hidden_states=True)(random_images())
+    assert len(asked.hidden_states) == model.config.num_hidden_layers + 1
+    assert asked.logits.equal(logits_of(model))
+    for mine, theirs in zip(asked.hidden_states, by_config.hidden_states, strict=True):
+        assert mine.equal(theirs)
+        assert mine.shape[0] == 2
+    states = asked.hidden_states
+    assert not any(torch.equal(state, following) for state, following in zip(states, states[1:]))
+
+
+# Sizes and channels
+
+
+@pytest.mark.parametrize("size", [(64, 64), (64, 40), (24, 48)])
+def test_bigger_images(family, model, size):
+    """Taken as they are, or with interpolate_pos_encoding=True."""
+    pixel_values = random_images(2, *size)
+    logits = logits_of(model, pixel_values, interpolate_pos_encoding=True)
+    assert logits.shape == (2, 5)
+    assert logits.isfinite().all()
+    close(logits, torch.cat([logits_of(model, row[None], interpolate_pos_encoding=True) for row in pixel_values]), 1e-5)
+    corner = pixel_values.clone()
+    corner[:, :, -8:, -8:] += 1
+    assert not logits_of(model, corner, interpolate_pos_encoding=True).allclose(logits, atol=1e-4)
+
+
+def answer_or_refusal(model, pixel_values: Tensor, **kwargs) -> Tensor | str:
+    """Logits, or the message of a ValueError."""
+    try:
+        return logits_of(model, pixel_values, **kwargs)
+    except ValueError as error:
+        return str(error)
+
+
+def test_wrong_size_is_refused(model):
+    """Without interpolation another size works, or is refused with a ValueError that says the size."""
+    answer = answer_or_refusal(model, random_images(1, 64, 64))
+    if isinstance(answer, str):
+        assert "64" in answer
+        assert "32" in answer
+    else:
+        assert answer.isfinite().all()
+
+
+def test_interpolation_at_the_own_size(model):
+    assert logits_of(model, interpolate_pos_encoding=True).equal(logits_of(model))
+
+
+def test_other_configs_run(family):
+    """Non-square images and patches where the config has them, grey images, one label."""
+    shapes = {"image_size": (24, 40)} | ({"patch_size": (4, 8)} if "patch_size" in family.fields else {})
+    assert logits_of(family.model(**shapes), random_images(2, 24, 40)).shape == (2, 5)
+    assert logits_of(family.model(num_channels=1), random_images(channels=1)).shape == (2, 5)
+    assert logits_of(family.model(num_labels=1)).shape == (2, 1)
+
+
+def test_wrong_channels_are_refused(model):
+    for channels in (1, 4):
+        with pytest.raises(ValueError, match="num_channels"):
+            logits_of(model, random_images(channels=channels))
+
+
+@pytest.mark.parametrize("size", [(33, 33), (32, 35), (31, 32)])
+def test_odd_sizes_are_refused_or_work(model, size):
+    """A size that is no multiple of the patch: a ValueError, or an answer to which the last pixels matter."""
+    pixel_values = random_images(2, *size)
+    logits = answer_or_refusal(model, pixel_values, interpolate_pos_encoding=True)
+    if isinstance(logits, str):
+        assert str(size) in logits
+        return
+    assert logits.isfinite().all()
+    for edge in (pixel_values[:, :, -1, :], pixel_values[:, :, :, -1]):
+        edge += 10
+        moved = logits_of(model, pixel_values, interpolate_pos_encoding=True)
+        assert not moved.allclose(logits, atol=1e-4)
+        logits = moved
+
+
+# Labels and losses
+
+
+def test_labels_in_the_config(family, tmp_path):
+    names = ["cat", "dog", "bird", "fish", "yak", "zebu", "ant"]
+    labels = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+    model = family.classifier_class(family.config_class(**(family.fields | {"image_size": 32} | labels)))
+    assert model.config.num_labels == 7
+    assert logits_of(model.eval()).shape == (2, 7)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert loaded.config.id2label == labels["id2label"]
+    assert loaded.config.label2id == labels["label2id"]
+    assert logits_of(loaded).equal(logits_of(model))
+
+
+def test_another_number_of_labels(family, model, folder):
+    """The body is kept and the head made anew."""
+    loaded, report = AutoModelForImageClassification.from_pretrained(
+        folder, num_labels=8, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    assert logits_of(loaded).shape == (2, 8)
+    assert {key for key, *_ in report["mismatched_keys"]} == {"classifier.weight", "classifier.bias"}
+    assert not report["missing_keys"]
+    kept = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("classifier.")}
+    same_tensors({name: loaded.state_dict()[name] for name in kept}, kept)
+    assert loaded.classifier.weight.isfinite().all()
+    assert loaded.classifier.weight.std() < 0.1
+    with pytest.raises(RuntimeError, match="size mismatch|mismatched"):
+        AutoModelForImageClassification.from_pretrained(folder, num_labels=8)
+
+
+PROBLEMS = {
+    "single_label_classification": (5, torch.tensor([0, 3]), lambda z, y: F.cross_entropy(z, y)),
+    "multi_label_classification": (
+        5,
+        torch.tensor([[1.0, 0, 0, 1, 0], [0, 0, 1, 0, 0]]),
+        lambda z, y: F.binary_cross_entropy_with_logits(z, y),
+    ),
+    "regression": (1, torch.tensor([0.5, -2.0]), lambda z, y: F.mse_loss(z.squeeze(), y)),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_problem_types(family, problem):
+    """The loss is that of the formula, by problem_type and by guess."""
+    num_labels, labels, formula = PROBLEMS[problem]
+    for options in ({}, {"problem_type": problem}):
+        model = family.model(num_labels=num_labels, **options)
+        out = model(random_images(), labels=labels)
+        close(out.loss, formula(out.logits, labels), 1e-6)
+        assert out.loss.requires_grad
+
+
+# Image processors
+
+
+def test_image_processor_inputs(family):
+    """PIL in RGB/L/RGBA, NumPy, torch, one or a list, of different sizes: always (n, 3, 32, 32) floats."""
+    processor, picture = family.processor(), random_picture()
+    array = np.asarray(picture)
+    tensor = torch.tensor(array)
+    other = [random_picture(32, 32), random_picture(17, 60), random_picture(100, 9)]
+    for images in (picture, array, array.transpose(2, 0, 1), tensor, tensor.movedim(-1, 0), *other):
+        assert processor(images, return_tensors="pt").pixel_values.shape == (1, 3, 32, 32)
+        assert processor([images, images], return_tensors="pt").pixel_values.shape == (2, 3, 32, 32)
+    for images in (other, [np.asarray(image) for image in other], [torch.tensor(np.asarray(image)) for image in other]):
+        pixel_values = processor(images, return_tensors="pt").pixel_values
+        assert pixel_values.shape == (3, 3, 32, 32)
+        assert pixel_values.dtype == torch.float32
+        assert pixel_values.isfinite().all()
+        assert 0.3 < pixel_values.std() < 3
+    assert isinstance(processor(picture, return_tensors="np").pixel_values, np.ndarray)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "LA", "P", "1"])
+def test_image_processor_grey_and_alpha(family, mode):
+    processor, picture = family.processor(), random_picture(mode=mode)
+    assert processor(picture, return_tensors="pt").pixel_values.shape == (1, 3, 32, 32)
+    assert processor(picture.convert("RGB"), return_tensors="pt").pixel_values.shape == (1, 3, 32, 32)
+    assert processor([picture, random_picture()], return_tensors="pt").pixel_values.shape == (2, 3, 32, 32)
+
+
+def test_image_processor_roundtrip(family, tmp_path):
+    processor = family.processor(size={"height": 24, "width": 20}, image_mean=[0.4, 0.5, 0.6])
+    processor.save_pretrained(tmp_path)
+    expected = processor(random_picture(), return_tensors="pt").pixel_values
+    for loaded in (family.processor_class.from_pretrained(tmp_path), AutoImageProcessor.from_pretrained(tmp_path)):
+        assert type(loaded) is family.processor_class
+        assert loaded.to_dict() == processor.to_dict()
+        assert loaded(random_picture(), return_tensors="pt").pixel_values.equal(expected)
+
+
+def test_auto_image_processor_by_model(family, folder):
+    """It is registered for the configuration, also where the file of the processor does not name its class."""
+    assert family.processor_class in IMAGE_PROCESSOR_MAPPING[family.config_class].values()
+    (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 32, "width": 32}}))
+    processor = AutoImageProcessor.from_pretrained(folder)
+    assert type(processor) is family.processor_class
+    assert processor(random_picture(), return_tensors="pt").pixel_values.shape == (1, 3, 32, 32)
+    pil = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    assert pil.backend == "pil"
+    assert isinstance(pil, family.processor_class) or type(pil).__name__ == family.processor_class.__name__ + "Pil"
+
+
+# Pipelines
+
+
+def expected_scores(family, model, picture) -> dict[str, float]:
+    probabilities = logits_of(model, family.processor()(picture, return_tensors="pt").pixel_values).softmax(-1)[0]
+    return {model.config.id2label[number]: score.item() for number, score in enumerate(probabilities)}
+
+
+def test_pipeline_image_classification(family):
+    """Labels of the config, scores that sum to one, top_k, batches."""
+    names = dict(enumerate(["ant", "bee", "cow", "dog", "eel"]))
+    model = family.model(id2label=names)
+    classifier = pipeline("image-classification", model=model, image_processor=family.processor())
+    pictures = [random_picture(seed=seed) for seed in range(5)]
+    alone = [classifier(picture) for picture in pictures]
+    for picture, answer in zip(pictures, alone):
+        scores = [label["score"] for label in answer]
+        assert scores == sorted(scores, reverse=True)
+        assert sum(scores) == pytest.approx(1, abs=1e-5)
+        assert {label["label"]: label["score"] for label in answer} == pytest.approx(
+            expected_scores(family, model, picture), abs=1e-5
+        )
+    for batch_size in (1, 2, 5):
+        for one, other in zip(classifier(pictures, batch_size=batch_size), alone, strict=True):
+            assert [label["label"] for label in one] == [label["label"] for label in other]
+            assert [label["score"] for label in one] == pytest.approx([label["score"] for label in other], abs=1e-5)
+    assert [label["label"] for label in classifier(pictures[0], top_k=2)] == [label["label"] for label in alone[0][:2]]
+    assert len(classifier(random_picture(mode="L"))) == 5
+
+
+def test_pipeline_from_folder(family, model, folder):
+    """pipeline(model=<saved folder>) finds model and processor by itself; image-feature-extraction too."""
+    picture = random_picture()
+    picture.save(folder / "picture.png")
+    classifier = pipeline("image-classification", model=str(folder))
+    assert type(classifier.model) is family.classifier_class
+    assert type(classifier.image_processor) is family.processor_class
+    expected = expected_scores(family, model, picture)
+    for inputs in (picture, str(folder / "picture.png")):
+        assert {label["label"]: label["score"] for label in classifier(inputs)} == pytest.approx(expected, abs=1e-5)
+    assert pipeline(model=str(folder), task="image-classification", dtype=torch.bfloat16).model.dtype == torch.bfloat16
+
+    extractor = pipeline("image-feature-extraction", model=str(folder))
+    assert type(extractor.model) is family.model_class
+    with torch.no_grad():
+        hidden = model.base_model(family.processor()(picture, return_tensors="pt").pixel_values).last_hidden_state
+    close(torch.tensor(extractor(picture)), hidden)
+    for features in extractor([picture, picture], batch_size=2):
+        close(torch.tensor(features), hidden)
+    close(extractor(picture, return_tensors=True), hidden)
+    pooled = torch.tensor(extractor(picture, pool=True))
+    with torch.no_grad():
+        close(pooled, model.base_model(family.processor()(picture, return_tensors="pt").pixel_values).pooler_output)
+
+
+IN_ANOTHER_PROCESS = (
+    PACKAGE_ABSENT
+    + """
+sys.modules["torchvision"] = None  # neither found nor imported
+
+import json, pathlib
+from PIL import Image
+from transformers import AutoModelForImageClassification, pipeline
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+folder, out = map(pathlib.Path, sys.argv[1:])
+picture = Image.open(folder / "picture.png")
+names = sorted(path.name for path in folder.iterdir() if (path / "config.json").exists() and not path.name.endswith("-base"))
+
+def ask(name, **kwargs):
+    classifier = pipeline("image-classification", model=str(folder / name), **kwargs)
+    extractor = pipeline("image-feature-extraction", model=str(folder / f"{name}-base"), **kwargs)
+    parts = [part for one in (classifier, extractor) for part in (one.model, one.image_processor)]
+    assert classifier.image_processor.backend == extractor.image_processor.backend == "pil"
+    return {
+        "modules": sorted({type(part).__module__.split(".")[0] for part in parts}),
+        "scores": {label["label"]: label["score"] for label in classifier(picture)},
+        "features": extractor(picture, return_tensors=True).flatten().tolist(),
+    }
+
+answers = {"remote": {name: ask(name, trust_remote_code=True) for name in names}}
+for name in names:
+    for auto_class in (AutoModelForImageClassification, AutoImageProcessor):
+        auto_class.from_pretrained(folder / name, trust_remote_code=True).save_pretrained(out / name)
+
+[absent] = [finder for finder in sys.meta_path if type(finder).__name__ == "Absent"]
+sys.meta_path.remove(absent)
+import retnet_hf
+answers["package"] = {name: ask(name) for name in names}
+(out / "answers.json").write_text(json.dumps(answers))
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def another_process(tmp_path_factory):
+    """What pipelines answer in a process without torchvision, from folders with code and without the package, then with."""
+    path, out, picture = tmp_path_factory.mktemp("with_code"), tmp_path_factory.mktemp("out"), random_picture()
+    picture.save(path / "picture.png")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, family in VISION_FAMILIES.items():
+            classes = {
+                family.config_class: "AutoConfig",
+                family.model_class: "AutoModel",
+                family.classifier_class: "AutoModelForImageClassification",
+                family.processor_class: "AutoImageProcessor",
+            }
+            for one, auto_class in classes.items():
+                patch.setattr(one, "_auto_class", None)
+                one.register_for_auto_class(auto_class)
+            for one, place in ((family.model(), path / name), (family.model().base_model, path / f"{name}-base")):
+                one.save_pretrained(place)
+                family.processor().save_pretrained(place)
+    environment = os.environ | {
+        "HF_HOME": str(out / "hf_home"),
+        "HF_MODULES_CACHE": str(out / "modules"),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(path), str(out)]
+    done = subprocess.run(command, env=environment, cwd=out, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return path, out, json.loads((out / "answers.json").read_text())
+
+
+def check_answers(family, answer: dict) -> None:
+    """Scores and features of the picture are those of this process, with Pillow."""
+    pil = getattr(sys.modules[family.processor_class.__module__], family.processor_class.__name__ + "Pil")
+    pixel_values = pil(size=32)(random_picture(), return_tensors="pt").pixel_values
+    model = family.model()
+    probabilities = logits_of(model, pixel_values).softmax(-1)[0]
+    expected = {model.config.id2label[number]: score.item() for number, score in enumerate(probabilities)}
+    assert answer["scores"] == pytest.approx(expected, abs=1e-5)
+    with torch.no_grad():
+        close(torch.tensor(answer["features"]), model.base_model(pixel_values).last_hidden_state.flatten())
+
+
+def test_pipeline_without_torchvision(family, another_process):
+    """In a process that cannot import torchvision the pipeline answers."""
+    *_, answers = another_process
+    answer = answers["package"][family.config_class.model_type]
+    assert answer["modules"] == ["retnet_hf"]
+    check_answers(family, answer)
+
+
+def test_trust_remote_code(family, another_process):
+    """Saved with its code, the pipeline runs with trust_remote_code where the package cannot be imported."""
+    path, out, answers = another_process
+    name = family.config_class.model_type
+    assert answers["remote"][name]["modules"] == ["transformers_modules"]
+    check_answers(family, answers["remote"][name])
+    code = {file.name for file in (path / name).glob("*.py")}
+    assert {f"configuration_{name}.py", f"modeling_{name}.py", f"image_processing_{name}.py"} <= code
+    assert code <= {file.name for file in (out / name).glob("*.py")}
+
+
+# Saving and loading
+
+
+def test_save_load_roundtrip(family, model, folder):
+    loaded, report = AutoModelForImageClassification.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    assert not loaded.training
+    same_tensors(loaded.state_dict(), model.state_dict())
+    same_buffers(loaded, model)
+    assert logits_of(loaded).equal(logits_of(model))
+    assert {**loaded.config.to_dict(), "_name_or_path": None} == {**model.config.to_dict(), "_name_or_path": None}
+    assert load_file(folder / "model.safetensors").keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_save_load_dtypes(family, model, folder, tmp_path_factory, dtype):
+    half = family.model().to(dtype)
+    path = tmp_path_factory.mktemp("half")
+    half.save_pretrained(path)
+    with safe_open(path / "model.safetensors", "pt") as file:
+        saved = {file.get_tensor(name).dtype for name in file.keys() if not name.endswith("num_batches_tracked")}  # noqa: SIM118
+    assert saved == {dtype}
+    loaded = AutoModelForImageClassification.from_pretrained(path, dtype="auto")
+    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    assert loaded.config.dtype == dtype
+    same_tensors(loaded.state_dict(), half.state_dict())
+    assert logits_of(loaded, random_images().to(dtype)).equal(logits_of(half, random_images().to(dtype)))
+
+    asked = AutoModelForImageClassification.from_pretrained(folder, dtype=dtype)
+    assert {parameter.dtype for parameter in asked.parameters()} == {dtype}
+    for mine, theirs in zip(asked.parameters(), model.parameters()):
+        assert mine.equal(theirs.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_buffers_survive_loading(model, folder, dtype):
+    """Buffers of a loaded model equal those of a fresh one, also in bf16 and with a device map."""
+    expected = computed_buffers(model)
+    assert expected
+    for kwargs in ({}, {"device_map": "auto"}, {"device_map": {"": "cpu"}}):
+        loaded = AutoModelForImageClassification.from_pretrained(folder, dtype=dtype, **kwargs)
+        same_tensors(computed_buffers(loaded), expected)
+    same_tensors(computed_buffers(copy.deepcopy(model).to(dtype)), expected)
+
+
+def test_sharded_and_device_map(family, model, tmp_path):
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    shards = sorted(tmp_path.glob("model-*-of-*.safetensors"))
+    assert len(shards) > 2
+    assert (
+        json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"].keys() == model.state_dict().keys()
+    )
+    for kwargs in ({}, {"device_map": "auto"}):
+        loaded = AutoModelForImageClassification.from_pretrained(tmp_path, **kwargs)
+        same_tensors(loaded.state_dict(), model.state_dict())
+        assert logits_of(loaded).equal(logits_of(model))
+
+
+def test_no_split_modules(model):
+    names = {type(module).__name__ for module in model.modules()}
+    assert model._no_split_modules
+    assert set(model._no_split_modules) <= names
+
+
+def test_base_model_loads_from_classifier(family, model, folder, tmp_path_factory):
+    base, report = AutoModel.from_pretrained(folder, output_loading_info=True)
+    assert type(base) is family.model_class
+    assert not report["missing_keys"]
+    same_tensors(base.state_dict(), model.base_model.state_dict())
+    with torch.no_grad():
+        assert base(random_images())[0].equal(model.base_model(random_images())[0])
+
+    path = tmp_path_factory.mktemp("base")
+    base.save_pretrained(path)
+    classifier, report = AutoModelForImageClassification.from_pretrained(path, num_labels=5, output_loading_info=True)
+    assert not report["unexpected_keys"]
+    same_tensors(classifier.base_model.state_dict(), base.state_dict())
+
+
+def test_auto_classes(family, folder):
+    assert type(AutoConfig.from_pretrained(folder)) is family.config_class
+    assert type(AutoConfig.for_model(family.config_class.model_type)) is family.config_class
+    for auto_class, model_class in (
+        (AutoModel, family.model_class),
+        (AutoModelForImageClassification, family.classifier_class),
+    ):
+        assert type(auto_class.from_pretrained(folder)) is model_class
+        assert type(auto_class.from_config(family.config())) is model_class
+    assert type(AutoBackbone.from_config(family.config())) is family.backbone_class
+
+
+def test_auto_backbone(family, folder):
+    """Feature maps (n, channels, h, w) of the chosen stages, with the weights of the classifier's folder.
+
+    AutoBackbone.from_pretrained itself takes names of the Hub only, whatever the model.
+    """
+    names = family.config().stage_names
+    for chosen in ([names[-1]], names[1:], names[-2:]):
+        backbone, report = family.backbone_class.from_pretrained(folder, out_features=chosen, output_loading_info=True)
+        assert all(name.startswith("norms.") for name in report["missing_keys"])  # those that a classifier has not
+        assert type(AutoBackbone.from_config(backbone.config)) is type(backbone)
+        assert backbone.out_features == chosen
+        assert len(backbone.channels) == len(chosen)
+        with torch.no_grad():
+            maps = backbone(random_images()).feature_maps
+        assert [feature_map.shape[:2] for feature_map in maps] == [(2, channels) for channels in backbone.channels]
+        for feature_map in maps:
+            assert feature_map.dim() == 4
+            assert feature_map.isfinite().all()
+    by_index = AutoBackbone.from_config(family.config(out_indices=[len(names) - 1]))
+    assert by_index.out_features == names[-1:]
+    with torch.no_grad():
+        out = by_index.eval()(random_images(), output_hidden_states=True)
+        assert len(out.hidden_states) == len(names)
+        assert by_index(random_images()).hidden_states is None
+
+
+def test_deepcopy_and_pickle(family, tmp_path):
+    model = family.model()
+    expected = logits_of(model)
+    torch.save(model, tmp_path / "model.pt")
+    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(tmp_path / "model.pt", weights_only=False)]
+    for twin in twins:
+        assert logits_of(twin).equal(expected)
+        same_buffers(twin, model)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    fresh = family.fresh(seed=9).eval()
+    fresh.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    assert logits_of(fresh).equal(expected)
+
+
+def test_meta_device_load(family, model):
+    """Built on the meta device, materialised and initialised, the model runs and its buffers are right."""
+    with init_empty_weights(include_buffers=True):
+        empty = family.classifier_class(model.config)
+    assert {tensor.device.type for tensor in [*empty.parameters(), *empty.buffers()]} == {"meta"}
+    empty.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in [*empty.parameters(), *empty.buffers()]:
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 77)  # what materialised memory may hold
+    for module in empty.modules():
+        module._is_hf_initialized = False
+    empty.init_weights()
+    fresh = family.fresh()
+    same_buffers(empty, fresh)
+    for (name, mine), theirs in zip(empty.named_parameters(), fresh.parameters()):
+        assert mine.isfinite().all(), name
+        if mine.numel() > 200:
+            assert mine.std().item() == pytest.approx(theirs.std().item(), rel=0.3), name
+    assert logits_of(empty.eval()).isfinite().all()
+    empty.load_state_dict(model.state_dict())
+    assert logits_of(empty).equal(logits_of(model))
+
+
+# Precision, gradients, compilation
+
+
+def test_half_precision(family, model):
+    """bf16 close to fp32, fp16 finite, autocast trains."""
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    full = copy.deepcopy(model)
+    full.load_state_dict(half.state_dict())
+    expected = logits_of(full)
+    logits = logits_of(half, random_images().to(torch.bfloat16))
+    assert logits.dtype == torch.bfloat16
+    assert (logits.float() - expected).norm() < 0.06 * expected.norm()
+    small = logits_of(copy.deepcopy(model).half(), random_images().half())
+    assert small.dtype == torch.float16
+    assert small.isfinite().all()
+    assert (small.float() - logits_of(model)).norm() < 0.03 * expected.norm()
+
+    labels = torch.tensor([0, 3])
+    trained = family.model().train()
+    with torch.autocast("cpu", torch.bfloat16):
+        out = trained(random_images(), labels=labels)
+    out.loss.backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in trained.parameters())
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(10):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = trained(random_images(), labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def gradients_of(model, forward=None) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    loss = (model if forward is None else forward)(pixel_values=random_images(3), labels=torch.tensor([0, 3, 1])).loss
+    loss.backward()
+    return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(family, reentrant):
+    """Loss and gradients are the same, and blocks are run again; in evaluation nothing is."""
+    model = family.model().train()
+    blocks = [module for module in model.modules() if type(module).__name__.endswith("Block")]
+    layers = [layer for block in blocks for layer in block.modules() if isinstance(layer, torch.nn.Linear)]
+    runs = []
+    for layer in layers:
+        layer.register_forward_hook(lambda *_: runs.append(1))
+    loss, expected = gradients_of(model)
+    assert len(runs) == len(layers) > 0
+    assert model.supports_gradient_checkpointing
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    runs.clear()
+    checkpointed_loss, gradients = gradients_of(model)
+    assert 1.8 * len(layers) < len(runs) <= 2 * len(layers)  # the last of a block need not be run again
+    close(checkpointed_loss, loss, 1e-6)
+    for name in expected:
+        close(gradients[name], expected[name], 1e-5)
+    runs.clear()
+    logits_of(model.eval())
+    assert len(runs) == len(layers)
+
+
+def test_every_parameter_gets_a_gradient(family):
+    """No dead parameters in the classifier."""
+    _, gradients = gradients_of(family.model().train())
+    assert [name for name, gradient in gradients.items() if not gradient.abs().max() > 0] == []
+
+
+def test_compiled_forward(family, fresh_compiler):
+    """One graph, default backend: same logits."""
+    model = family.model(**family.smallest)
+    compiled = torch.compile(model, fullgraph=True)
+    close(logits_of(compiled), logits_of(model))
+
+
+def test_compiled_training_step(family, fresh_compiler):
+    """One graph (aot_eager): same loss and gradients."""
+    model = family.model(**family.smallest).train()
+    loss, expected = gradients_of(model)
+    compiled_loss, gradients = gradients_of(model, torch.compile(model, fullgraph=True, backend="aot_eager"))
+    close(compiled_loss, loss, 1e-5)
+    for name in expected:
+        close(gradients[name], expected[name])
+
+
+def test_torch_export(family, fresh_compiler):
+    """With the batch size left open."""
+    model = family.model(**family.smallest)
+    program = torch.export.export(
+        copy.deepcopy(model), (), {"pixel_values": random_images(3)}, dynamic_shapes={"pixel_values": {0: Dim("batch")}}
+    )
+    for batch in (1, 2, 5):
+        close(program.module()(pixel_values=random_images(batch)).logits, logits_of(model, random_images(batch)))
+
+
+# Training
+
+
+class Colours(Dataset):
+    """Noisy pictures of one of five colours, each a class."""
+
+    def __init__(self, count: int = 64, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        colours = torch.randn(5, 3, 1, 1, generator=torch.Generator().manual_seed(1))
+        self.labels = torch.randint(5, (count,), generator=generator)
+        self.images = 2 * colours[self.labels] + 0.5 * torch.randn(count, 3, 32, 32, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict:
+        return {"pixel_values": self.images[index], "labels": self.labels[index]}
+
+
+def accuracy(evaluated) -> dict[str, float]:
+    assert evaluated.predictions.shape == (20, 5)
+    return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
+
+
+def trainer(folder, model, callbacks=(), **arguments) -> Trainer:
+    defaults = {
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-2,
+        "max_steps": 20,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 1,
+    }
+    return Trainer(
+        model=model,
+        args=TrainingArguments(output_dir=str(folder), **(defaults | arguments)),
+        train_dataset=Colours(),
+        eval_dataset=Colours(20, seed=5),
+        compute_metrics=accuracy,
+        callbacks=list(callbacks),
+    )
+
+
+def losses(run: Trainer) -> list[float]:
+    return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+
+
+class StopAtTen(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= 10
+
+
+def test_trainer_learns(family, tmp_path):
+    """20 steps lower the loss, evaluate() returns the metric, resuming at step 10 ends at the same weights."""
+    whole = trainer(tmp_path / "whole", family.fresh())
+    whole.train()
+    assert len(losses(whole)) == 20
+    assert sum(losses(whole)[-3:]) / 3 < 0.8 * losses(whole)[0]
+    metrics = whole.evaluate()
+    assert metrics["eval_accuracy"] > 0.5
+    assert whole.predict(Colours(20, seed=5)).predictions.shape == (20, 5)
+
+    saving = {"save_strategy": "steps", "save_steps": 10}
+    first = trainer(tmp_path / "two", family.fresh(), callbacks=[StopAtTen()], **saving)
+    first.train()
+    assert first.state.global_step == 10
+    second = trainer(tmp_path / "two", family.fresh(seed=9), **saving)
+    second.train(resume_from_checkpoint=True)
+    assert second.state.global_step == 20
+    same_tensors(second.model.state_dict(), whole.model.state_dict())
+    assert losses(second) == losses(whole)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path / "two" / "checkpoint-20")
+    same_tensors(loaded.state_dict(), whole.model.state_dict())
+
+
+def test_peft_lora(family, tmp_path):
+    """On all linear layers with the head trained: attaches, trains, saves, loads, merges to the same logits."""
+    base = family.model()
+    options = {"r": 4, "lora_alpha": 16, "target_modules": "all-linear", "modules_to_save": ["classifier"]}
+    tuned = get_peft_model(copy.deepcopy(base), LoraConfig(**options))
+    close(logits_of(tuned), logits_of(base), 1e-6)
+    frozen = {name: parameter.clone() for name, parameter in tuned.named_parameters() if not parameter.requires_grad}
+    trained = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
+    assert frozen
+    assert len(trained) > 4
+    batch = next(iter(torch.utils.data.DataLoader(Colours(), batch_size=16)))
+    optimizer, history = torch.optim.AdamW(trained, lr=1e-2), []
+    for _ in range(12):
+        loss = tuned(**batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append(loss.item())
+    assert history[-1] < 0.7 * history[0]
+    assert all(parameter.equal(frozen[name]) for name, parameter in tuned.named_parameters() if name in frozen)
+
+    tuned.eval()
+    expected = logits_of(tuned)
+    tuned.save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "adapter").eval()
+    close(logits_of(loaded), expected, 1e-6)
+    merged = loaded.merge_and_unload()
+    assert type(merged) is family.classifier_class
+    close(logits_of(merged), expected)
+    merged.save_pretrained(tmp_path / "merged")
+    close(logits_of(AutoModelForImageClassification.from_pretrained(tmp_path / "merged")), expected)
