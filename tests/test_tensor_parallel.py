@@ -5,9 +5,11 @@
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 from small_models import random_ids, small_model
+from test_checkpoint_loading import FOREIGN, foreign, write_folder
 
 
 RANK = """
@@ -29,11 +31,35 @@ if torch.distributed.get_rank() == 0:
 torch.distributed.destroy_process_group()
 """
 
+LOADED = """
+import os, sys, torch
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+from transformers import AutoModelForCausalLM
+import retnet_hf
+for folder in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
+    weights = {name: getattr(value, "full_tensor", lambda: value)() for name, value in model.state_dict().items()}
+    if torch.distributed.get_rank() == 0:
+        torch.save(weights, folder + "/loaded.pt")
+torch.distributed.destroy_process_group()
+"""
+
 
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def run_two_ranks(program: str, folder: Path, *arguments: Path) -> None:
+    """Runs a program, written into `folder`, in two processes."""
+    file = folder / "rank.py"
+    file.write_text(program, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+    command += [f"--master-port={free_port()}", *map(str, (file, *arguments))]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert result.returncode == 0, result.stderr[-3000:]
 
 
 def test_two_ranks_compute_what_one_process_does(tmp_path):
@@ -44,11 +70,7 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
     mask[0, :4] = 0
     inputs = {"input_ids": ids, "attention_mask": mask}
     torch.save(inputs, tmp_path / "inputs.pt")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
-    (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
-    command += [f"--master-port={free_port()}", str(tmp_path / "rank.py"), str(tmp_path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_two_ranks(RANK, tmp_path, tmp_path)
 
     outputs = torch.load(tmp_path / "outputs.pt")
     with torch.no_grad():
@@ -57,3 +79,16 @@ def test_two_ranks_compute_what_one_process_does(tmp_path):
     assert (outputs["logits"] - expected).abs().max().item() < 1e-4
     assert outputs["tokens"].tolist() == model.generate(**inputs, max_new_tokens=6, do_sample=False).tolist()
     assert torch.allclose(outputs["loss"], loss, atol=1e-5)
+
+
+def test_two_ranks_read_published_folders_to_the_same_weights(tmp_path):
+    models, folders = {}, {}
+    for dialect in FOREIGN:
+        models[dialect], state_dict, config = foreign(dialect)
+        folders[dialect] = write_folder(tmp_path / dialect.replace(" ", "_"), state_dict, config)
+    run_two_ranks(LOADED, tmp_path, *folders.values())
+    for dialect, model in models.items():
+        loaded = torch.load(folders[dialect] / "loaded.pt")
+        assert set(loaded) == set(model.state_dict())
+        for name, value in model.state_dict().items():
+            assert torch.equal(loaded[name], value), (dialect, name)
