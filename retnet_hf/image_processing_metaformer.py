@@ -2,7 +2,14 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Image processors for MetaFormer."""
 
-from .image_processing_retention import RetentionImageProcessor, RetentionImageProcessorPil
+from .image_processing_retention import (
+    RetentionImageProcessor,
+    RetentionImageProcessorKwargs,
+    RetentionImageProcessorPil,
+)
+
+
+MetaFormerImageProcessorKwargs = RetentionImageProcessorKwargs
 
 
 class MetaFormerImageProcessor(RetentionImageProcessor):
@@ -31,4 +38,4 @@ class MetaFormerImageProcessorPil(RetentionImageProcessorPil):
     crop_pct = 0.9
 
 
-__all__ = ["MetaFormerImageProcessor", "MetaFormerImageProcessorPil"]
+__all__ = ["MetaFormerImageProcessor", "MetaFormerImageProcessorKwargs", "MetaFormerImageProcessorPil"]

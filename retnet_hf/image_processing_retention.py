@@ -110,11 +110,6 @@ class RetentionImageProcessing:
     image_mean = IMAGENET_DEFAULT_MEAN
     image_std = IMAGENET_DEFAULT_STD
 
-    def __init__(self, **kwargs) -> None:
-        super().__init__(**kwargs)
-        if "crop_pct" in kwargs:  # transformers takes a None for the default
-            self.crop_pct = kwargs["crop_pct"]
-
     def _standardize_kwargs(self, size=None, crop_pct: float | None = None, **kwargs) -> dict:
         kwargs = super()._standardize_kwargs(size=size, **kwargs)
         height, width = (kwargs["size"].height, kwargs["size"].width) if size is not None else (None, None)

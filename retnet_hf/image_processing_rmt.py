@@ -2,7 +2,14 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Image processors for RMT."""
 
-from .image_processing_retention import RetentionImageProcessor, RetentionImageProcessorPil
+from .image_processing_retention import (
+    RetentionImageProcessor,
+    RetentionImageProcessorKwargs,
+    RetentionImageProcessorPil,
+)
+
+
+RMTImageProcessorKwargs = RetentionImageProcessorKwargs
 
 
 class RMTImageProcessor(RetentionImageProcessor):
@@ -31,4 +38,4 @@ class RMTImageProcessorPil(RetentionImageProcessorPil):
     crop_pct = 0.875
 
 
-__all__ = ["RMTImageProcessor", "RMTImageProcessorPil"]
+__all__ = ["RMTImageProcessor", "RMTImageProcessorKwargs", "RMTImageProcessorPil"]
