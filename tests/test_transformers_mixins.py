@@ -5,17 +5,15 @@
 `ModelTesterMixin`, `PipelineTesterMixin` and `TrainingTesterMixin` come from the source distribution of the installed
 transformers, by `transformers_suite`. What they skip by themselves they say; what is switched off here is in SWITCHED_OFF.
 
-The distribution has no tests of generation and of export, and none of single pipeline tasks. Of the pipelines, what runs is
-the mixin's own procedure (load a saved model and tokenizer, build the pipeline, check it, read ten examples in batches of
-four), in float32 and float16, on models saved here, with checks of each task written here.
+The distribution has no tests of generation and of export. What runs of the tests of pipelines, `pipeline_suite` says.
 """
 
 import unittest
-from unittest import mock
 
 import pytest
 import torch
 import transformers_suite
+from pipeline_suite import PipelineChecks, PipelineTests
 from small_models import small_config, small_model, word_tokenizer
 from transformers.pipelines import (
     FeatureExtractionPipeline,
@@ -38,9 +36,7 @@ from retnet_hf import (
 
 
 try:
-    common, pipeline_mixin, training_mixin = transformers_suite.load(
-        "test_modeling_common", "test_pipeline_mixin", "test_training_mixin"
-    )
+    common, training_mixin = transformers_suite.load("test_modeling_common", "test_training_mixin")
 except transformers_suite.SuiteUnavailable as reason:
     pytest.skip(str(reason), allow_module_level=True)
 
@@ -52,17 +48,18 @@ SWITCHED_OFF = {
     ),
 }
 
-# What a model is for, the mixin looks up by the name of its class, in tables of its own: transformers' stay as they are.
-for kind, model_class in {
-    "MODEL": RetNetModel,
-    "MODEL_FOR_CAUSAL_LM": RetNetForCausalLM,
-    "MODEL_FOR_MASKED_LM": RetNetForMaskedLM,
-    "MODEL_FOR_QUESTION_ANSWERING": RetNetForQuestionAnswering,
-    "MODEL_FOR_SEQUENCE_CLASSIFICATION": RetNetForSequenceClassification,
-    "MODEL_FOR_TOKEN_CLASSIFICATION": RetNetForTokenClassification,
-}.items():
-    table = f"{kind}_MAPPING_NAMES"
-    setattr(common, table, {**getattr(common, table), "retnet": model_class.__name__})
+transformers_suite.enter_classes(
+    common,
+    "retnet",
+    {
+        "MODEL": RetNetModel,
+        "MODEL_FOR_CAUSAL_LM": RetNetForCausalLM,
+        "MODEL_FOR_MASKED_LM": RetNetForMaskedLM,
+        "MODEL_FOR_QUESTION_ANSWERING": RetNetForQuestionAnswering,
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION": RetNetForSequenceClassification,
+        "MODEL_FOR_TOKEN_CLASSIFICATION": RetNetForTokenClassification,
+    },
+)
 
 
 class RetNetModelTester:
@@ -97,20 +94,11 @@ class RetNetEncoderTester(RetNetModelTester):
         return super().get_config(bidirectional=True)
 
 
-class PipelineChecks:
-    """The tests of one pipeline task, in the shape in which the mixin calls them."""
-
-    pipeline_class = None
-    options = {}
+class TextChecks(PipelineChecks):
     examples = ["w5 w9", "w7 w3 w11 w20 w4", "w8"]
 
-    def get_test_pipeline(self, model, tokenizer=None, dtype="float32"):
-        self.close = {"rtol": 0, "atol": 1e-5 if dtype == "float32" else 1e-2}
-        model = model.to(getattr(torch, dtype))
-        return self.pipeline_class(model=model, tokenizer=tokenizer, **self.options), self.examples
 
-
-class FeatureExtractionChecks(PipelineChecks):
+class FeatureExtractionChecks(TextChecks):
     pipeline_class = FeatureExtractionPipeline
 
     def run_pipeline_test(self, extract, examples):
@@ -122,7 +110,7 @@ class FeatureExtractionChecks(PipelineChecks):
             torch.testing.assert_close(batched[:, padding:], features, **self.close)
 
 
-class FillMaskChecks(PipelineChecks):
+class FillMaskChecks(TextChecks):
     pipeline_class = FillMaskPipeline
     examples = ["w5 <unk> w9", "<unk> w7 w3 w11 w20 w4", "w8 <unk>"]
 
@@ -133,11 +121,10 @@ class FillMaskChecks(PipelineChecks):
             assert {word["token_str"] for word in alone} == set(words)
             assert [word["token_str"] for word in batched] == [word["token_str"] for word in alone]
             assert [word["sequence"] for word in alone] == [text.replace("<unk>", word["token_str"]) for word in alone]
-            scores = [torch.tensor([word["score"] for word in answer]) for answer in (batched, alone)]
-            torch.testing.assert_close(*scores, **self.close)
+            self.close_scores(batched, alone)
 
 
-class TextClassificationChecks(PipelineChecks):
+class TextClassificationChecks(TextChecks):
     pipeline_class = TextClassificationPipeline
 
     def run_pipeline_test(self, classify, examples):
@@ -146,11 +133,10 @@ class TextClassificationChecks(PipelineChecks):
             assert {label["label"] for label in labels} == set(classify.model.config.id2label.values())
             assert sum(label["score"] for label in labels) == pytest.approx(1, abs=1e-2)
         for labels, batched in zip(alone, classify(examples, batch_size=3, top_k=None)):
-            scores = [torch.tensor([label["score"] for label in answer]) for answer in (batched, labels)]
-            torch.testing.assert_close(*scores, **self.close)
+            self.close_scores(batched, labels)
 
 
-class ZeroShotClassificationChecks(PipelineChecks):
+class ZeroShotClassificationChecks(TextChecks):
     pipeline_class = ZeroShotClassificationPipeline
     options = {"candidate_labels": ["w30", "w40 w41"], "hypothesis_template": "w50 {}"}
 
@@ -163,7 +149,7 @@ class ZeroShotClassificationChecks(PipelineChecks):
             assert answer["scores"] == sorted(answer["scores"], reverse=True)
 
 
-class TokenClassificationChecks(PipelineChecks):
+class TokenClassificationChecks(TextChecks):
     pipeline_class = TokenClassificationPipeline
 
     def run_pipeline_test(self, classify, examples):
@@ -175,7 +161,7 @@ class TokenClassificationChecks(PipelineChecks):
             assert " ".join(spans) == text
 
 
-class TextGenerationChecks(PipelineChecks):
+class TextGenerationChecks(TextChecks):
     pipeline_class = TextGenerationPipeline
     options = {"max_new_tokens": 5, "do_sample": False}
 
@@ -191,46 +177,6 @@ class TextGenerationChecks(PipelineChecks):
         assert len(generate(examples[0], do_sample=True, num_return_sequences=2)) == 2
 
 
-PIPELINES = {
-    "feature-extraction": (RetNetModel, FeatureExtractionChecks),
-    "fill-mask": (RetNetForMaskedLM, FillMaskChecks),
-    "text-classification": (RetNetForSequenceClassification, TextClassificationChecks),
-    "text-generation": (RetNetForCausalLM, TextGenerationChecks),
-    "token-classification": (RetNetForTokenClassification, TokenClassificationChecks),
-    "zero-shot": (RetNetForSequenceClassification, ZeroShotClassificationChecks),
-}
-for task, (_, checks) in PIPELINES.items():
-    entry = pipeline_mixin.pipeline_test_mapping[task]
-    # transformers 5.17 has classes there, 5.23 their names
-    entry["test"] = f"{__name__}.{checks.__name__}" if isinstance(entry["test"], str) else checks
-
-
-@pytest.fixture(scope="module", autouse=True)
-def saved_models(tmp_path_factory):
-    """The models that the pipelines load: what the mixin otherwise finds on the Hub."""
-    folder, summary = tmp_path_factory.mktemp("models"), {}
-    for model_class in {model_class for model_class, _ in PIPELINES.values()}:
-        name, labels = model_class.__name__, {0: "contradiction", 1: "neutral", 2: "entailment"}
-        options = {"id2label": labels, "label2id": {label: number for number, label in labels.items()}}
-        model = small_model("fla", model_class, bidirectional=model_class is RetNetForMaskedLM, **options)
-        tokenizer = word_tokenizer()
-        tokenizer.mask_token = tokenizer.unk_token
-        model.save_pretrained(folder / "retnet" / name)
-        tokenizer.save_pretrained(folder / "retnet" / name)
-        summary[name] = {"tokenizer_classes": ["PreTrainedTokenizerFast"], "processor_classes": []}
-    with mock.patch.multiple(pipeline_mixin, TRANSFORMERS_TINY_MODEL_PATH=str(folder), tiny_model_summary=summary):
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def single_thread():
-    """Models this small lose more by handing work between threads than they gain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def switch_off(test_class: type[unittest.TestCase]) -> type[unittest.TestCase]:
     for test, reason in SWITCHED_OFF.items():
         setattr(test_class, test, unittest.skip(reason)(getattr(test_class, test)))
@@ -238,9 +184,7 @@ def switch_off(test_class: type[unittest.TestCase]) -> type[unittest.TestCase]:
 
 
 @switch_off
-class RetNetModelTest(
-    common.ModelTesterMixin, pipeline_mixin.PipelineTesterMixin, training_mixin.TrainingTesterMixin, unittest.TestCase
-):
+class RetNetModelTest(common.ModelTesterMixin, PipelineTests, training_mixin.TrainingTesterMixin, unittest.TestCase):
     model_tester = RetNetModelTester()
     all_model_classes = (
         RetNetModel,
@@ -250,12 +194,31 @@ class RetNetModelTest(
         RetNetForQuestionAnswering,
     )
     _torch_compile_train_cls = RetNetForCausalLM  # a slow test, for accelerators only
-    pipeline_model_mapping = {task: model_class for task, (model_class, _) in PIPELINES.items()}
+    pipeline_model_mapping = {
+        "feature-extraction": RetNetModel,
+        "fill-mask": RetNetForMaskedLM,
+        "text-classification": RetNetForSequenceClassification,
+        "text-generation": RetNetForCausalLM,
+        "token-classification": RetNetForTokenClassification,
+        "zero-shot": RetNetForSequenceClassification,
+    }
+    pipeline_checks = {
+        "feature-extraction": FeatureExtractionChecks,
+        "fill-mask": FillMaskChecks,
+        "text-classification": TextClassificationChecks,
+        "text-generation": TextGenerationChecks,
+        "token-classification": TokenClassificationChecks,
+        "zero-shot": ZeroShotClassificationChecks,
+    }
 
-    def skipTest(self, reason):
-        if reason.startswith("Could not"):  # what the pipeline tests say of a model that does not load
-            self.fail(reason)
-        super().skipTest(reason)
+    @classmethod
+    def model_and_preprocessor(cls, model_class):
+        labels = {0: "contradiction", 1: "neutral", 2: "entailment"}
+        options = {"id2label": labels, "label2id": {label: number for number, label in labels.items()}}
+        model = small_model("fla", model_class, bidirectional=model_class is RetNetForMaskedLM, **options)
+        tokenizer = word_tokenizer()
+        tokenizer.mask_token = tokenizer.unk_token
+        return model, tokenizer
 
 
 @switch_off

@@ -54,6 +54,15 @@ def load(*names: str) -> list[ModuleType]:
         return [importlib.import_module(f"{PACKAGE}.{name}") for name in names]
 
 
+def enter_classes(common: ModuleType, model_type: str, classes: dict[str, type]) -> None:
+    """Say what each class is for: `test_modeling_common` looks it up by its name, in tables of its own, where
+    "MODEL_FOR_IMAGE_CLASSIFICATION" is the beginning of a table's name. transformers' tables stay as they are.
+    """
+    for kind, model_class in classes.items():
+        table = f"{kind}_MAPPING_NAMES"
+        setattr(common, table, {**getattr(common, table, {}), model_type: model_class.__name__})
+
+
 class _StandIns(MetaPathFinder, Loader):
     """Modules of the suite that the distribution leaves out. It comes last, after the search on disk."""
 
