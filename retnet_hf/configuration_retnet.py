@@ -238,6 +238,8 @@ class RetNetConfig(PreTrainedConfig):
         return cls(**(fields | overrides))
 
     def __post_init__(self, **kwargs: Any) -> None:
+        if "decoder_embed_dim" in kwargs or "expand_k" in kwargs:
+            kwargs.pop("auto_map", None)  # it names code of theirs, which would not be beside what saves from here
         if "decoder_embed_dim" in kwargs:
             kwargs = self._read_torchscale(kwargs)
         for alias, name in self.attribute_map.items():

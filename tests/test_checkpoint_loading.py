@@ -181,4 +181,7 @@ def test_a_published_config_may_name_remote_code_that_is_not_needed(tmp_path):
         "AutoModelForCausalLM": "modeling_retnet.RetNetForCausalLM",
     }
     write_folder(tmp_path, state_dict, config | {"auto_map": remote, "transformers_version": "4.38.0"})
-    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is RetNetForCausalLM
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(model) is RetNetForCausalLM
+    model.save_pretrained(tmp_path / "saved")
+    assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text()), "that code is not beside it"
