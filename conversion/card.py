@@ -3,6 +3,7 @@
 """The model card of a converted checkpoint: what it is, how to load it, where it is from and under which licence."""
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
@@ -41,12 +42,15 @@ model = {auto_class}.from_pretrained("{name}")
 """
 
 
-def converted_card(model: PreTrainedModel, name: str, source: str, description: str, licence: str | None) -> ModelCard:
+def converted_card(
+    model: PreTrainedModel, name: str, source: str, description: str, licence: dict[str, Any] | None
+) -> ModelCard:
     """The card.
 
     Args:
         name: what `from_pretrained` is to be given. source, description: the checkpoint, and whose format it is of.
-        licence: of the weights, as the source states it.
+        licence: of the weights, as the metadata of the source's card states it: `license`, for one without an identifier
+            also `license_name` and `license_link`.
     """
     if isinstance(model.config, RetNetConfig):
         card = model_card(model, name)
@@ -65,8 +69,12 @@ def converted_card(model: PreTrainedModel, name: str, source: str, description: 
             auto_class=auto_class_of(model),
         )
         card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
-    card.data.license = licence
-    card.text += _ORIGIN.format(source=source, description=description, version=__version__, licence=licence or "not stated")
+    licence = licence or {}
+    for field, value in licence.items():
+        card.data[field] = value
+    stated = licence.get("license_name") or licence.get("license") or "not stated"
+    stated = ", ".join(map(str, stated)) if isinstance(stated, list) else stated
+    card.text += _ORIGIN.format(source=source, description=description, version=__version__, licence=stated)
     return card
 
 
@@ -76,12 +84,13 @@ def auto_class_of(model: PreTrainedModel) -> str:
     return {"Backbone": "AutoBackbone", "Model": "AutoModel"}.get(suffix, f"AutoModel{suffix}")
 
 
-def licence_of(folder: Path) -> str | None:
+def licence_of(folder: Path) -> dict[str, Any] | None:
     """What the model card in the source's folder says."""
     card = folder / "README.md"
     if not card.is_file():
         return None
     try:
-        return ModelCard.load(card, ignore_metadata_errors=True).data.to_dict().get("license")
+        data = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict()
+        return {field: data[field] for field in ("license", "license_name", "license_link") if field in data}
     except (ValueError, OSError, yaml.YAMLError):
         return None

@@ -2,7 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A converted checkpoint as a complete Hugging Face folder: weights, configurations, tokenizer, model card."""
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from retnet_hf.errors import first_line
 from retnet_hf.image_processing_metaformer import MetaFormerImageProcessor
 from retnet_hf.image_processing_rmt import RMTImageProcessor
 from retnet_hf.image_processing_vir import ViRImageProcessor
+from retnet_hf.replaced_folder import replace, restore
 
 from .card import converted_card, licence_of
 from .checkpoint import Checkpoint
@@ -37,13 +37,19 @@ TOKENIZER_FILES = (
 )
 
 
-def claim(output: Path, overwrite: bool) -> Path:
+def claim(output: Path, overwrite: bool, source: Path | None = None) -> Path:
     """The folder beside `output` in which it is made.
+
+    Args:
+        source: what is converted, which must not be replaced.
 
     Raises:
         CheckpointError: if `output` holds something that may not be replaced.
     """
     output = output.expanduser().resolve()
+    restore(output)
+    if source is not None and output in (source.resolve(), *source.resolve().parents):
+        raise CheckpointError(f"{output} holds what is to be converted, which would be lost: give another folder")
     if output.exists() and not output.is_dir():
         raise CheckpointError(f"{output} is a file, not a folder")
     if output.exists() and any(output.iterdir()):
@@ -51,7 +57,7 @@ def claim(output: Path, overwrite: bool) -> Path:
             raise CheckpointError(f"{output} is not empty: --overwrite replaces it once the new model is finished")
         if not (output / "config.json").exists():
             raise CheckpointError(f"{output} holds something else than a model, which --overwrite does not replace")
-    return output.with_name(f"{output.name}.partial")
+    return output.with_name(f".{output.name}.converting")
 
 
 def write_folder(
@@ -72,7 +78,7 @@ def write_folder(
     Raises:
         CheckpointError: for values that cannot be read or are not finite, and for an `output` that is taken.
     """
-    partial = claim(output, overwrite)
+    partial = claim(output, overwrite, checkpoint.path)
     output = output.expanduser().resolve()
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -86,28 +92,13 @@ def write_folder(
                 shutil.copyfile(checkpoint.folder / name, partial / name)
         save_image_processor(model, partial)
         described = FORMATS[plan.format].DESCRIPTION
-        licence = licence or licence_of(checkpoint.folder)
-        card = converted_card(model, output.name, source or checkpoint.path.name, described, licence)
+        stated = {"license": licence} if licence else licence_of(checkpoint.folder)
+        card = converted_card(model, output.name, source or checkpoint.path.name, described, stated)
         card.save(partial / "README.md")
-        _publish(partial, output)
+        replace(output, partial)
         return model
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _publish(partial: Path, output: Path) -> None:
-    """Puts the finished folder in the place of `output`, which is kept until then."""
-    retired = output.with_name(f".{output.name}.replaced")
-    shutil.rmtree(retired, ignore_errors=True)
-    if output.exists():
-        os.replace(output, retired)
-    try:
-        os.replace(partial, output)
-    except BaseException:
-        if retired.exists():
-            os.replace(retired, output)
-        raise
-    shutil.rmtree(retired, ignore_errors=True)
 
 
 def _generation_config(folder: Path) -> GenerationConfig:

@@ -7,7 +7,6 @@ Whatever happens before, an earlier result stays as it is, and the partial folde
 """
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from safetensors import safe_open
 
 from .errors import InputError, first_line
+from .replaced_folder import replace, restore
 
 
 RECORD = "training_run.json"
@@ -28,7 +28,6 @@ class TrainingFolder:
     def __init__(self, output: Path) -> None:
         self.output = output.expanduser().resolve()
         self.partial = self.output.with_name(self.output.name + ".partial")
-        self._retired = self.output.with_name(f".{self.output.name}.replaced")
 
     @property
     def occupied(self) -> bool:
@@ -44,8 +43,7 @@ class TrainingFolder:
         Raises:
             InputError: if the output folder is taken and the flags do not say what to do about it.
         """
-        if self._retired.exists() and not self.output.exists():  # a crash between the two renames of `publish`
-            os.replace(self._retired, self.output)
+        restore(self.output)
         if resume and overwrite:
             raise InputError("--resume and --overwrite exclude each other")
         if self.output.exists() and not self.output.is_dir():
@@ -111,16 +109,7 @@ class TrainingFolder:
 
     def publish(self) -> None:
         """Puts the finished partial folder in the place of the output folder."""
-        shutil.rmtree(self._retired, ignore_errors=True)
-        if self.output.exists():
-            os.replace(self.output, self._retired)
-        try:
-            os.replace(self.partial, self.output)
-        except BaseException:
-            if self._retired.exists():
-                os.replace(self._retired, self.output)
-            raise
-        shutil.rmtree(self._retired, ignore_errors=True)
+        replace(self.output, self.partial)
 
     def discard(self) -> None:
         """Drops the partial folder if there is nothing in it to resume from."""
