@@ -6,12 +6,14 @@ import argparse
 import json
 import os
 import pickle
+import re
 import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
@@ -25,10 +27,21 @@ from .plan import CheckpointError, Shape
 
 SAFETENSORS = (".safetensors",)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
-_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_SINGLE = ("model.safetensors", "pytorch_model.bin")
+# in the order in which from_pretrained looks for them
+_NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # where training scripts put the weights within what they pickle; the averaged ones are those that were published
 _WRAPPERS = ("model_ema", "state_dict_ema", "model", "state_dict", "module")
+_WRAPPED = re.compile(r"^(module\.|_orig_mod\.)+")  # what distributed training and compiling put before every name
+_GIT_LFS = b"version https://git-lfs.github.com/spec/"
+
+# What may be in a pickle beside tensors and plain values: arguments of a script, and a measured loss or accuracy.
+_numpy_scalar = np.float64(0).__reduce__()[0]
+_HARMLESS = [
+    argparse.Namespace,
+    np.dtype,
+    *{type(np.dtype(code)) for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + "?"},
+    *((_numpy_scalar, f"numpy.{package}.multiarray.scalar") for package in ("core", "_core")),
+]
 
 
 class Checkpoint:
@@ -53,6 +66,7 @@ class Checkpoint:
         self.shapes: dict[str, Shape] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         for file in self.files:
+            _require_content(file)
             if file.suffix in SAFETENSORS:
                 self._open_safetensors(file)
             else:
@@ -86,12 +100,13 @@ class Checkpoint:
     def _open_safetensors(self, file: Path) -> None:
         try:
             handle = safe_open(file, framework="pt")
-        except (SafetensorError, OSError) as error:
+        except SafetensorError as error:
             raise CheckpointError(_what_is_cut_off(file) or f"{file} is damaged: {first_line(error)}") from error
         for name in handle.keys():  # noqa: SIM118, a handle is no dictionary
             entry = handle.get_slice(name)
-            # a tensor of no elements has the type, at no cost
-            self._add(name, tuple(entry.get_shape()), _DTYPES.get(entry.get_dtype(), torch.float32), file)
+            if (dtype := _DTYPES.get(entry.get_dtype())) is None:
+                raise CheckpointError(f"tensor {name} is of type {entry.get_dtype()}, which cannot be converted")
+            self._add(name, tuple(entry.get_shape()), dtype, file)
             self._handles[name] = handle
 
     def _open_pickle(self, file: Path) -> None:
@@ -109,6 +124,9 @@ _DTYPES = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -127,7 +145,8 @@ def locate(source: str) -> Path:
     path = Path(source).expanduser()
     if path.exists() or source.count("/") != 1 or source.startswith((".", "~", "/")):
         return path
-    patterns = ["*.json", "*.safetensors", "*.bin", "*.pt", "*.pth", "*.model", "*.txt", "README.md", "LICENSE*"]
+    weights = [f"*{ending}" for ending in SAFETENSORS + PICKLES]
+    patterns = [*weights, "*.json", "*.model", "*.txt", "*.jinja", "README.md", "LICENSE*"]
     try:
         return Path(snapshot_download(source, allow_patterns=patterns))
     except (OSError, ValueError, HFValidationError) as error:
@@ -144,20 +163,9 @@ def _weight_files(path: Path) -> list[Path]:
                 f"{path} is no file of weights: its name ends with none of {', '.join(SAFETENSORS + PICKLES)}"
             )
         return [path]
-    for name in _INDICES:
+    for name in _NAMES:
         if (path / name).is_file():
-            index = _read_json(path / name)
-            if not isinstance(index.get("weight_map"), dict):
-                raise CheckpointError(f"{path / name} has no weight_map")
-            files = [path / file for file in sorted(set(index["weight_map"].values()))]
-            for file in files:
-                if not file.is_file():
-                    lost = next(tensor for tensor, home in index["weight_map"].items() if path / home == file)
-                    raise CheckpointError(f"tensor {lost} is missing: {file.name}, which {name} names, is not there")
-            return files
-    for name in _SINGLE:
-        if (path / name).is_file():
-            return [path / name]
+            return _files_of_index(path / name) if name.endswith(".json") else [path / name]
     for suffixes in (SAFETENSORS, PICKLES):
         files = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(suffixes))
         if len(files) > 1:
@@ -165,6 +173,16 @@ def _weight_files(path: Path) -> list[Path]:
         if files:
             return files
     raise CheckpointError(f"{path} holds no weights: no file in it ends with {', '.join(SAFETENSORS + PICKLES)}")
+
+
+def _files_of_index(index: Path) -> list[Path]:
+    homes = _read_json(index).get("weight_map")
+    if not isinstance(homes, dict) or not all(isinstance(home, str) for home in homes.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files")
+    for tensor, home in homes.items():
+        if not (index.parent / home).is_file():
+            raise CheckpointError(f"tensor {tensor} is missing: {home}, which {index.name} names, is not there")
+    return [index.parent / home for home in sorted(set(homes.values()))]
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -179,6 +197,17 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _read_config(folder: Path) -> dict[str, Any] | None:
     return _read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+
+
+def _require_content(file: Path) -> None:
+    """Raises CheckpointError for a file that cannot be read, or that only stands for one that git has not downloaded."""
+    try:
+        with open(file, "rb") as stream:
+            pointer = stream.read(len(_GIT_LFS)) == _GIT_LFS
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    if pointer:
+        raise CheckpointError(f"{file} is a pointer of git-lfs, not the weights: run 'git lfs pull' in {file.parent}")
 
 
 def _what_is_cut_off(file: Path) -> str | None:
@@ -201,9 +230,9 @@ def _what_is_cut_off(file: Path) -> str | None:
 
 
 def _unpickle(file: Path) -> Any:
-    """What is pickled in `file`, of tensors, plain containers and argparse's namespaces; anything else is refused."""
+    """What is pickled in `file`, of tensors, plain containers, numbers and argparse's namespaces; the rest is refused."""
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals(_HARMLESS):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file) or None)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
@@ -223,11 +252,11 @@ def _refused_name(error: Exception) -> str:
 def _weights_in(held: Any, file: Path) -> Mapping[str, Tensor]:
     """The state dict in what was pickled."""
     for _ in range(2):
-        if isinstance(held, Mapping) and not any(isinstance(value, Tensor) for value in held.values()):
-            held = next((held[key] for key in _WRAPPERS if isinstance(held.get(key), Mapping)), held)
+        if isinstance(held, Mapping):
+            held = next((held[key] for key in _WRAPPERS if held.get(key) and isinstance(held[key], Mapping)), held)
     if not isinstance(held, Mapping):
         raise CheckpointError(f"{file} holds a {type(held).__name__}, not a state dict")
-    weights = {name.removeprefix("module."): value for name, value in held.items() if isinstance(value, Tensor)}
+    weights = {_WRAPPED.sub("", str(name)): value for name, value in held.items() if isinstance(value, Tensor)}
     if not weights:
         raise CheckpointError(f"{file} holds no tensors")
     return weights

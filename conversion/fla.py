@@ -14,7 +14,7 @@ from torch import Tensor
 
 from retnet_hf.checkpoint_dialects import FLA, dialect_of, is_fused
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .plan import CheckpointError, Halves, Move, Plan, Shape, Tied, model_from, require_field, saved_tensors
 
@@ -32,22 +32,26 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
         raise CheckpointError("the format fla needs a config.json beside the weights: the number of heads is in no tensor")
     ours = RetNetConfig(**config)
     fused = ours.use_gated_mlp and is_fused(shapes)
+    complete = any(name.startswith("model.") for name in shapes)  # else it is fla's RetNetModel by itself, without a head
+    tied = complete and ours.tie_word_embeddings
+    embedding = next((name for name in shapes if FLA.canonical(name) == "model.embed_tokens.weight"), None)
     moves = []
     for name in shapes:
         target = FLA.canonical(name)
         if fused and target.endswith("mlp.gate_proj.weight"):
             moves.append(Move((name,), (target, target.replace("gate_proj", "up_proj")), Halves()))
-        elif ours.tie_word_embeddings and target == "lm_head.weight":
-            continue
-        elif ours.tie_word_embeddings and target == "model.embed_tokens.weight" and "lm_head.weight" in shapes:
+        elif tied and target == "lm_head.weight":
+            if embedding is None:  # some writers keep the first name of a tensor that has two
+                moves.append(Move((name,), ("model.embed_tokens.weight",)))
+        elif tied and name == embedding and "lm_head.weight" in shapes:
             moves.append(Move((name, "lm_head.weight"), (target,), Tied()))
         else:
             moves.append(Move((name,), (target,)))
-    return Plan(NAME, RetNetForCausalLM, ours, moves)
+    return Plan(NAME, RetNetForCausalLM if complete else RetNetModel, ours, moves)
 
 
-def from_fla(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:
-    """The model of an fla checkpoint.
+def from_fla(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM | RetNetModel:
+    """The model of an fla checkpoint; the base model, where that was saved by itself.
 
     Args:
         state_dict: tensors by fla's names. config: its config.json.

@@ -28,6 +28,8 @@ FORMATS: dict[str, Format] = {
     for module in (vir_official, vir_pulfer, rmt, poolformer, fla, torchscale, syncdoth, yet_another_retnet)
 }
 OURS = "retnet_hf"
+# what a configuration raises about its fields, or at values that none of its checks foresees
+CONFIGURATION_ERRORS = (StrictDataclassError, ValueError, TypeError, KeyError, IndexError, ArithmeticError)
 _OUR_MODEL_TYPES = ("retnet", "vir", "rmt", "metaformer")
 # names that only models of this package have
 _OUR_SIGN = r"\.retention\.o_proj\.weight$|\.attention\.lepe\.weight$|\.mixer_norm\.weight$"
@@ -66,13 +68,13 @@ def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Plan:
         plan.check(checkpoint.shapes)
     except CheckpointError:
         raise
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:  # what a configuration says of its own fields
-        reason = f"{error} is missing" if isinstance(error, KeyError) else _reason(error)
+    except CONFIGURATION_ERRORS as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else reason_of(error)
         raise CheckpointError(f"the configuration of {checkpoint.path} does not fit the format {found}: {reason}") from error
     return plan
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """The sentence in an error of a `@strict` configuration, which comes last, or else the whole message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return re.sub(r"^\w*Error: ", "", lines[-1]) if lines else type(error).__name__

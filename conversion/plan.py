@@ -73,8 +73,8 @@ class Known(Change):
 
     Args:
         expected: its values.
-        tolerance: how far, relative to the largest, the given ones may be from them, for what was computed elsewhere or
-            saved in half precision.
+        tolerance: how far, relative to each, the given ones may be from them, for what was computed elsewhere or saved in
+            half precision.
     """
 
     label = "known from the configuration"
@@ -83,12 +83,7 @@ class Known(Change):
         self.expected, self.tolerance = expected, tolerance
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        given = tensors[0]
-        if not given.is_meta and given.is_floating_point():
-            distance = (given.double() - self.expected.double()).abs().max()
-            if distance > self.tolerance * self.expected.double().abs().max():
-                raise CheckpointError("holds other values than those that follow from the configuration")
-        elif not given.is_meta and not torch.equal(given, self.expected.to(given.dtype)):
+        if not torch.allclose(tensors[0].double(), self.expected.double(), rtol=self.tolerance, atol=1e-6):
             raise CheckpointError("holds other values than those that follow from the configuration")
         return []
 
@@ -103,7 +98,7 @@ class Tied(Change):
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         first, second = tensors
-        if not first.is_meta and not torch.equal(first, second):
+        if not torch.equal(first, second):
             raise CheckpointError("differs from the tensor it is tied to")
         return [first]
 
@@ -213,22 +208,26 @@ class Plan:
             done: called after each move.
 
         Raises:
-            CheckpointError: for values that are not finite, or not those that the configuration implies.
+            CheckpointError: for values that are not finite, of a type that no model is trained in, or not those that the
+                configuration implies.
         """
+        model = self.empty_model()
+        expected = saved_tensors(model)
         values: dict[str, Tensor] = {}
         for move in self.moves:
             tensors = [read(name) for name in move.sources]
             for name, tensor in zip(move.sources, tensors):
-                if tensor.is_floating_point() and not tensor.isfinite().all():
-                    raise CheckpointError(f"tensor {name} holds values that are not finite")
+                _require_numbers(name, tensor)
             try:
                 made = move.change.forward(tensors)
             except CheckpointError as error:
                 raise CheckpointError(f"tensor {move.sources[-1]} {error}") from error
-            values.update((name, tensor.contiguous()) for name, tensor in zip(move.targets, made, strict=True))
+            for name, tensor in zip(move.targets, made, strict=True):
+                if tensor.is_floating_point() != expected[name].is_floating_point():
+                    raise CheckpointError(f"tensor {move.sources[0]} is of type {tensor.dtype}, which {name} cannot have")
+                values[name] = tensor.contiguous()
             done(move)
 
-        model = self.empty_model()
         model.load_state_dict(values, strict=False, assign=True)  # `check` has made sure that only tied names are missing
         model.tie_weights()
         model.config.dtype = Counter(t.dtype for t in values.values() if t.is_floating_point()).most_common(1)[0][0]
@@ -242,6 +241,15 @@ class Plan:
             tensors = move.change.backward([ours[name] for name in move.targets])
             theirs.update((name, tensor.detach().contiguous()) for name, tensor in zip(move.sources, tensors, strict=True))
         return theirs
+
+
+def _require_numbers(name: str, tensor: Tensor) -> None:
+    """Raises CheckpointError for values that no parameter can have."""
+    if tensor.layout is not torch.strided or tensor.is_complex() or (tensor.is_floating_point() and tensor.itemsize < 2):
+        kind = tensor.dtype if tensor.layout is torch.strided else tensor.layout
+        raise CheckpointError(f"tensor {name} is of type {kind}: only checkpoints of 16 bits or more can be converted")
+    if tensor.is_floating_point() and not tensor.isfinite().all():
+        raise CheckpointError(f"tensor {name} holds values that are not finite")
 
 
 def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:

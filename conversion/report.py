@@ -11,10 +11,9 @@ from transformers import AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.errors import first_line
 
 from .checkpoint import Checkpoint
-from .formats import FORMATS, OURS, format_of, plan_of
+from .formats import CONFIGURATION_ERRORS, FORMATS, OURS, format_of, plan_of, reason_of
 from .plan import Change, CheckpointError, Move, Plan, Shape
 
 
@@ -76,8 +75,8 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     if format_name == OURS:
         try:
             config = AutoConfig.from_pretrained(checkpoint.folder)
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(f"the configuration of {checkpoint.path} cannot be used: {first_line(error)}") from error
+        except (OSError, *CONFIGURATION_ERRORS) as error:
+            raise CheckpointError(f"the configuration of {checkpoint.path} cannot be used: {reason_of(error)}") from error
     elif format_name is not None:
         try:
             plan = plan_of(checkpoint)

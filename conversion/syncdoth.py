@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from retnet_hf.checkpoint_dialects import TORCHSCALE, dialect_of
-from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .plan import Plan, Shape, model_from
-from .torchscale import plan_with_prefixes, planned_moves, torchscale_arguments
+from .torchscale import of_syncdoth, plan_with_prefixes, planned_moves, torchscale_arguments
 
 
 NAME = "syncdoth"
@@ -26,15 +26,17 @@ DESCRIPTION = "syncdoth/RetNet (Spiral-AI, isek-ai)"
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     if dialect_of(names) is not TORCHSCALE:
         return False
-    return any(name.startswith("model.") for name in names) and (config is None or "decoder_embed_dim" in config)
+    return of_syncdoth(names, config) and (config is None or "decoder_embed_dim" in config)
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
-    return plan_with_prefixes(NAME, shapes, config, body="model.", head="lm_head.weight")
+    complete = any(name.startswith("model.") for name in shapes)
+    body, model_class = ("model.", RetNetForCausalLM) if complete else ("", RetNetModel)
+    return plan_with_prefixes(NAME, shapes, config, body, "lm_head.weight", model_class)
 
 
-def from_syncdoth(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:
-    """The model of a syncdoth checkpoint.
+def from_syncdoth(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM | RetNetModel:
+    """The model of a syncdoth checkpoint; the base model, where that was saved by itself.
 
     Args:
         state_dict: its tensors. config: its config.json.

@@ -7,6 +7,7 @@ The layout of 2023-07, with biases and LayerNorms, is recognised and refused: Re
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from retnet_hf.checkpoint_dialects import TORCHSCALE, dialect_of, pairs_apart, pairs_together
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .plan import Change, CheckpointError, Known, Move, Plan, Shape, Tied, model_from, require_field
 
@@ -63,7 +64,13 @@ class PairsApart(Change):
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     if dialect_of(names) is not TORCHSCALE:
         return False
-    return not any(name.startswith("model.") for name in names) and (config is None or "decoder_embed_dim" in config)
+    return not of_syncdoth(names, config) and (config is None or "decoder_embed_dim" in config)
+
+
+def of_syncdoth(names: Collection[str], config: dict[str, Any] | None) -> bool:
+    """Whether these names of torchscale's are syncdoth's: those of a whole model, or of its base model saved by itself."""
+    headless = not any("output_projection." in name for name in names)
+    return any(name.startswith("model.") for name in names) or (headless and (config or {}).get("model_type") == "retnet")
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
@@ -74,7 +81,12 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
 
 
 def plan_with_prefixes(
-    target_format: str, shapes: Mapping[str, Shape], config: dict[str, Any] | None, body: str, head: str
+    target_format: str,
+    shapes: Mapping[str, Shape],
+    config: dict[str, Any] | None,
+    body: str,
+    head: str,
+    model_class: type[RetNetForCausalLM | RetNetModel] = RetNetForCausalLM,
 ) -> Plan:
     """The plan of torchscale's layout, and of syncdoth's, which puts the same tensors under other prefixes."""
     if config is None:
@@ -86,11 +98,17 @@ def plan_with_prefixes(
         config = {**config, "vocab_size": shapes[f"{body}embed_tokens.weight"][0]}
     ours = RetNetConfig(**config)
     moves = planned_moves(ours, body, head, tied_twice=head in shapes)
+    if model_class is RetNetModel:
+        moves = [
+            replace(move, targets=tuple(name.removeprefix("model.") for name in move.targets))
+            for move in moves
+            if move.sources != (head,)
+        ]
     used = {source for move in moves for source in move.sources}
     # what is left over is told by Plan.check; a checkpoint without the buffers loses nothing
     moves = [move for move in moves if move.targets or move.sources[0] in shapes]
     moves += [Move((name,), (TORCHSCALE.canonical(name),)) for name in shapes if name not in used]
-    return Plan(target_format, RetNetForCausalLM, ours, moves)
+    return Plan(target_format, model_class, ours, moves)
 
 
 def refuse_biases(target_format: str, shapes: Collection[str]) -> None:

@@ -493,7 +493,7 @@ def convert(
 
     if format_name is not None and format_name not in FORMATS:
         raise InputError(f"--from must be one of {', '.join(FORMATS)}, got {format_name!r}")
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     claim(output, overwrite)
     checkpoint = Checkpoint(path := locate(source))
     plan = plan_of(checkpoint, format_name)
@@ -510,7 +510,6 @@ def convert(
     auto_class = auto_class_of(model)
     console.print(
         f"load it: import retnet_hf; from transformers import {auto_class}; {auto_class}.from_pretrained({str(output)!r})",
-        markup=False,
         soft_wrap=True,
     )
 
@@ -534,7 +533,7 @@ def inspect(
     from conversion.checkpoint import Checkpoint, locate
     from conversion.report import describe
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     facts, decays = describe(Checkpoint(locate(source)))
     console.print(facts, soft_wrap=True)
     if decays is not None:

@@ -11,13 +11,14 @@ import re
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from small_models import small_model, word_tokenizer
 from test_checkpoint_loading import foreign, fused, write_folder
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, pipeline
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, pipeline
 
 from conversion.fla import to_fla
 from conversion.torchscale import to_torchscale
@@ -190,8 +191,50 @@ def no_config(folder: Path) -> None:
 
 
 def lost_shard(folder: Path) -> None:
-    index = {"weight_map": dict.fromkeys(weights(folder), "model-00001-of-00001.safetensors")}
+    os.rename(folder / "model.safetensors", folder / "moved.safetensors")
+    index = {"weight_map": dict.fromkeys(load_file(folder / "moved.safetensors"), "model-00001-of-00001.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def git_lfs_pointer(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 136304\n")
+
+
+def retyped(folder: Path, change) -> None:
+    rewrite(folder, {name: change(value) if "k_proj" in name else value for name, value in weights(folder).items()})
+
+
+def quantised(folder: Path) -> None:
+    retyped(folder, lambda value: value.to(torch.int8))
+
+
+def quantised_to_floats(folder: Path) -> None:
+    retyped(folder, lambda value: value.to(torch.float8_e4m3fn))
+
+
+def complex_numbers(folder: Path) -> None:
+    retyped(folder, lambda value: value.to(torch.complex64))
+
+
+def nonsense_index(folder: Path) -> None:
+    os.remove(folder / "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": 1}}')
+
+
+def scalar_where_a_matrix_was(folder: Path) -> None:
+    _, state_dict, config = foreign("syncdoth")
+    state_dict["model.embed_tokens.weight"] = torch.tensor(1.0)
+    write_folder(folder, state_dict, config | {"vocab_size": -1})
+
+
+def width_of_zero(folder: Path) -> None:
+    _, state_dict, config = foreign("syncdoth")
+    write_folder(folder, state_dict, config | {"decoder_embed_dim": 0})
+
+
+def infinite_width(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_ratio": math.inf, "intermediate_size": None}))
 
 
 BROKEN = {
@@ -211,6 +254,14 @@ BROKEN = {
     impossible_config: "the configuration of .*source does not fit the format fla: .*expansion must be",
     no_config: "the format fla needs a config.json",
     lost_shard: "tensor .* is missing: model-00001-of-00001.safetensors",
+    git_lfs_pointer: "is a pointer of git-lfs, not the weights: run 'git lfs pull'",
+    quantised: r"tensor model.layers.0.attn.k_proj.weight is of type torch.int8, which .*k_proj.weight cannot have",
+    quantised_to_floats: "tensor model.layers.0.attn.k_proj.weight is of type torch.float8_e4m3fn: only",
+    complex_numbers: "tensor model.layers.0.attn.k_proj.weight is of type torch.complex64: only",
+    nonsense_index: "index.json has no weight_map from tensors to files",
+    scalar_where_a_matrix_was: "the configuration of .*source does not fit the format syncdoth",
+    width_of_zero: "the configuration of .*source does not fit the format syncdoth",
+    infinite_width: "the configuration of .*source does not fit the format fla",
 }
 
 
@@ -292,3 +343,111 @@ def test_a_header_that_promises_too_much_is_no_end_of_memory(retnet_hf, source):
     answer = retnet_hf("inspect", "source")
     assert answer.code == 2
     assert "cut off within its header" in answer.err
+
+
+WRAPPERS = {
+    "beside a tensor": lambda held: {"model": held, "epoch": torch.tensor(3)},
+    "beside a measured loss": lambda held: {"model": held, "best_loss": np.float64(2.5)},
+    "with an empty average": lambda held: {"model": held, "model_ema": {}},
+    "of which the average counts": lambda held: {
+        "model": {name: 0 * value for name, value in held.items()},
+        "model_ema": held,
+    },
+    "in two wrappers": lambda held: {"state_dict": {"model": held}},
+    "of a compiled and distributed model": lambda held: {f"_orig_mod.module.{name}": value for name, value in held.items()},
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_weights_are_found_in_what_training_scripts_save(retnet_hf, source, wrapper):
+    torch.save(WRAPPERS[wrapper](weights(source)), source / "pytorch_model.bin")
+    os.remove(source / "model.safetensors")
+    answer = retnet_hf("convert", "source", "made")
+    assert answer.code == 0, answer.err
+    made = weights(Path("made"))
+    assert all(torch.equal(made[name], value) for name, value in small_model().state_dict().items())
+
+
+def test_of_several_files_the_one_that_from_pretrained_reads_is_converted(retnet_hf, source):
+    other = {name: 0 * value for name, value in weights(source).items()}
+    torch.save(other, source / "pytorch_model-00001-of-00001.bin")
+    index = {"weight_map": dict.fromkeys(other, "pytorch_model-00001-of-00001.bin")}
+    (source / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    assert retnet_hf("convert", "source", "made").code == 0
+    assert torch.equal(weights(Path("made"))["lm_head.weight"], small_model().lm_head.weight)
+
+
+@pytest.mark.parametrize("dialect", ["fla", "fla of 2024", "syncdoth"])
+def test_a_base_model_saved_by_itself_becomes_one(retnet_hf, tmp_path, monkeypatch, dialect):
+    monkeypatch.chdir(tmp_path)
+    model, state_dict, config = foreign(dialect)
+    base = {name.removeprefix("model."): value for name, value in state_dict.items() if name.startswith("model.")}
+    write_folder(tmp_path / "source", base, config)
+    answer = retnet_hf("convert", "source", "made")
+    assert answer.code == 0, answer.err
+    assert "AutoModel.from_pretrained('made')" in answer.out
+    made, report = AutoModel.from_pretrained("made", output_loading_info=True)
+    assert not any(report.values())
+    assert all(torch.equal(made.state_dict()[name], value) for name, value in model.model.state_dict().items())
+
+
+def test_a_tied_tensor_may_be_there_under_either_of_its_names(retnet_hf, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, state_dict, config = foreign("fla", tie_word_embeddings=True)
+    for lost in ("lm_head.weight", "model.embeddings.weight"):
+        write_folder(tmp_path / "source", {name: value for name, value in state_dict.items() if name != lost}, config)
+        answer = retnet_hf("convert", "source", "made", "--overwrite")
+        assert answer.code == 0, answer.err
+        assert torch.equal(AutoModelForCausalLM.from_pretrained("made").lm_head.weight, model.lm_head.weight)
+
+
+def test_the_unfinished_training_run_beside_the_output_is_left_alone(retnet_hf, source):
+    checkpoint = Path("made.partial/checkpoint-5")
+    checkpoint.mkdir(parents=True)
+    assert retnet_hf("convert", "source", "made").code == 0
+    assert checkpoint.is_dir()
+
+
+def test_what_is_converted_is_never_overwritten(retnet_hf, source):
+    before = weights(source)
+    Path("config.json").write_text("{}")
+    for output in ("source", "."):
+        answer = retnet_hf("convert", "source", output, "--overwrite")
+        assert answer.code == 2
+        assert "would be lost" in answer.err
+    assert set(weights(source)) == set(before)
+
+
+def test_a_crash_between_the_renames_is_made_good(retnet_hf, source):
+    assert retnet_hf("convert", "source", "made").code == 0
+    os.rename("made", ".made.replaced")
+    answer = retnet_hf("convert", "source", "made")
+    assert answer.code == 2
+    assert "--overwrite" in answer.err
+    assert (Path("made") / "model.safetensors").is_file()
+
+
+def test_names_with_brackets_are_printed_as_they_are(retnet_hf, source):
+    Path("source[").mkdir()
+    source.rename("source[/b]")
+    answer = retnet_hf("convert", "source[/b]", "made[v2]")
+    assert answer.code == 0, answer.err
+    assert "parameters in made[v2]" in " ".join(answer.out.split())
+    assert "source[/b]" in retnet_hf("inspect", "source[/b]").out
+
+
+def test_a_licence_of_its_own_keeps_its_name(retnet_hf, source):
+    (source / "README.md").write_text("---\nlicense: other\nlicense_name: calm\nlicense_link: LICENSE\n---\n")
+    assert retnet_hf("convert", "source", "made").code == 0
+    card = ModelCard.load("made/README.md")
+    assert (card.data.license, card.data.license_name, card.data.license_link) == ("other", "calm", "LICENSE")
+    assert "Licence of the source: calm." in card.text
+
+
+def test_inspect_of_our_own_folder_with_an_impossible_configuration_says_what_is_wrong(retnet_hf, source):
+    small_model().save_pretrained("ours")
+    config = json.loads(Path("ours/config.json").read_text())
+    Path("ours/config.json").write_text(json.dumps(config | {"num_attention_heads": 5}))
+    answer = retnet_hf("inspect", "ours")
+    assert answer.code == 2
+    assert "num_key_value_heads must be a divisor" in answer.err

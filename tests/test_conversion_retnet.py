@@ -8,7 +8,7 @@ from golden import Golden, golden, needs_golden
 from small_models import small_model
 
 from conversion.fla import from_fla, to_fla
-from conversion.plan import CheckpointError
+from conversion.plan import CheckpointError, Known
 from conversion.syncdoth import from_syncdoth, to_syncdoth
 from conversion.torchscale import from_torchscale, to_torchscale
 from conversion.yet_another_retnet import from_yet_another_retnet
@@ -275,6 +275,15 @@ def test_a_buffer_that_contradicts_the_configuration_is_refused():
         from_torchscale(state_dict | {"retnet_rel_pos.decay": decay}, config)
     without = {name: value for name, value in state_dict.items() if "retnet_rel_pos" not in name}
     assert from_torchscale(without, config).num_parameters() == small_model(**EXPRESSIBLE).num_parameters()
+
+
+def test_the_frequencies_of_another_convention_are_told_at_any_size():
+    size = 256  # at which the two conventions are nowhere further apart than 0.003
+    angle = 10000 ** -torch.linspace(0, 1, size // 2)
+    other = 10000 ** -(torch.arange(0, size, 2) / size)
+    Known(angle).forward([angle.bfloat16()])
+    with pytest.raises(CheckpointError, match="other values"):
+        Known(angle).forward([other])
 
 
 def test_a_head_that_is_not_the_embedding_it_is_tied_to_is_refused():
