@@ -37,7 +37,6 @@ Rules that hold in every form:
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -60,13 +59,14 @@ def default_tile_size(key_dim: int, value_dim: int) -> int:
 
 
 def choose_form(height: int, width: int, key_dim: int, value_dim: int) -> str:
-    """The form "auto" stands for: parallel up to the size of three tiles, chunkwise beyond it.
+    """The form "auto" stands for: parallel for up to 50 tokens per side of a tile, chunkwise beyond.
 
+    That is where one overtakes the other on one CPU core: 500, 700, 1000 and 1450 tokens for K = V = 16, 32, 64 and 128.
     An exported program with an open height or width has no loop over tiles to unroll, so it is given the parallel form.
     """
     if torch.compiler.is_compiling() and not (isinstance(height, int) and isinstance(width, int)):
         return "parallel"
-    return "parallel" if height * width <= 3 * default_tile_size(key_dim, value_dim) ** 2 else "chunkwise"
+    return "parallel" if height * width <= 50 * default_tile_size(key_dim, value_dim) else "chunkwise"
 
 
 def powers(log_decay: Tensor, exponent: Tensor) -> Tensor:
@@ -93,87 +93,80 @@ def grid_decay(log_decay: Tensor, height: int, width: int, downward: bool = Fals
     return (rows * columns).reshape(-1, height * width, height * width)
 
 
-def edge_decay(log_decay: Tensor, length: int, one_way: bool = False) -> tuple[Tensor, Tensor]:
-    """Decays between the tokens of a chunk and its edges, both (H, C, 2), or (H, C, 1) with `one_way`.
-
-    The first leads from a token to the last and to the first token of its chunk, the second to it from the last token of the
-    chunk before and from the first of the chunk after.
-    """
-    place = places(length, log_decay)
-    leaving = torch.stack([length - 1 - place, place], dim=-1)
-    entering = leaving.flip(-1) + 1
-    edges = slice(1) if one_way else slice(2)
-    return powers(log_decay, leaving[:, edges]), powers(log_decay, entering[:, edges])
+def steps_onwards(length: int, like: Tensor, backwards: bool) -> Tensor:
+    """Steps from each token of a chunk to its last one or, backwards, to its first, (C,)."""
+    place = places(length, like)
+    return place if backwards else place.flip(0)
 
 
-def carry(written: Sequence[Tensor], step: Tensor, state: Tensor | None = None) -> list[Tensor]:
-    """The recurrence from chunk to chunk: the state before each of them, given what each writes and γ^C."""
-    states = [torch.zeros_like(written[0]) if state is None else state]
-    for added in written[:-1]:
-        states.append(torch.addcmul(added, step, states[-1]))
-    return states
-
-
-def carry_both_ways(ahead: Sequence[Tensor], back: Sequence[Tensor], step: Tensor) -> list[Tensor]:
-    """For each chunk, the state that reaches it from before and the one from after: S_1, S'_1, S_2, S'_2, …"""
-    before, after = carry(ahead, step), carry(back[::-1], step)[::-1]
-    return [state for pair in zip(before, after) for state in pair]
+def in_order(parts: int, backwards: bool) -> range:
+    """0, 1, …, parts - 1, or the other way round."""
+    return range(parts - 1, -1, -1) if backwards else range(parts)
 
 
 def combine_line(states: Tensor, log_decay: Tensor, one_way: bool = False) -> Tensor:
     """Σ_m γ^|n-m| S_m along lines of states (B, H, …, L, F); with `one_way`, over m ≤ n. Linear in L."""
-    length = states.shape[-2]
-    heads = (log_decay.shape[0], *[1] * (states.dim() - 4))
-    if length <= COMBINED_AT_ONCE:
-        return line_decay(log_decay, length, one_way).view(*heads, length, length) @ states
+    blocks = states.split(COMBINED_AT_ONCE, dim=-2)
+    per_head = (log_decay.shape[0], *[1] * (states.dim() - 4))
 
-    blocks = -(-length // COMBINED_AT_ONCE)
-    size = -(-length // blocks)
-    states = pad(states, (0, 0, 0, blocks * size - length)).unflatten(-2, (blocks, size))  # (B, H, …, N, C, F)
-    leaving, entering = (decay.view(*heads, 1, size, -1) for decay in edge_decay(log_decay, size, one_way))
-    edges = (leaving.transpose(-1, -2) @ states).unbind(-3)  # N times (B, H, …, 2, F)
-    step = torch.exp(log_decay * size).view(*heads, 1)
-    ahead = [edge[..., 0, :] for edge in edges]
-    reaching = carry(ahead, step) if one_way else carry_both_ways(ahead, [edge[..., 1, :] for edge in edges], step)
-    reaching = torch.stack(reaching, dim=-2).unflatten(-2, (blocks, -1))  # (B, H, …, N, 2, F)
-    inner = line_decay(log_decay, size, one_way).view(*heads, 1, size, size)
-    return (inner @ states + entering @ reaching).flatten(-3, -2)[..., :length, :]
+    def combined(block: Tensor) -> Tensor:
+        decay = line_decay(log_decay, block.shape[-2], one_way)
+        return decay.view(*per_head, *decay.shape[1:]) @ block
+
+    outputs = [combined(block) for block in blocks]
+    if len(blocks) == 1:
+        return outputs[0]
+    for backwards in (False,) if one_way else (False, True):
+        edge = None  # (B, H, …, 1, F) the sum at the end of the blocks passed
+        for n in in_order(len(blocks), backwards):
+            size = blocks[n].shape[-2]
+            onwards = steps_onwards(size, log_decay, backwards)
+            if edge is not None:
+                entering = powers(log_decay, size - onwards).view(*per_head, size, 1)
+                outputs[n] = torch.addcmul(outputs[n], entering, edge)
+            leaving = powers(log_decay, onwards).view(*per_head, 1, size) @ blocks[n]
+            step = torch.exp(log_decay * size).view(*per_head, 1, 1)
+            edge = leaving if edge is None else torch.addcmul(leaving, step, edge)
+    return torch.cat(outputs, dim=-2)
 
 
-def between_chunks(
+def from_chunks_passed(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     log_decay: Tensor,
-    one_way: bool = False,
+    backwards: bool = False,
     lines_one_way: bool = False,
-    initial_state: Tensor | None = None,
+    state: Tensor | None = None,
 ) -> Tensor:
-    """What reaches each token from the other chunks of parallel lines, at distance |l - l'| + |t - t'|.
+    """What reaches each token from the chunks before its own, of parallel lines at distance |l - l'| + |t - t'|.
+
+    One chunk of all lines at a time, so that no more than their states are held at once.
 
     Args:
         query, key: (B, H, G, L, N, C, K), L lines of N chunks of C tokens in each of G groups. value: (…, V).
-        one_way: only from the chunks before. lines_one_way: only from lines l' ≤ l.
-        initial_state: (B, H, G, L, K, V) what each line holds before its first chunk; with `one_way` only.
+        backwards: from the chunks after it instead. lines_one_way: only from lines l' ≤ l.
+        state: (B, H, G, L, K, V) what each line holds before its first chunk.
 
     Returns:
         (B, H, G, L, N, C, V).
     """
-    key_dim, chunks, size = key.shape[-1], key.shape[-3], key.shape[-2]
-    leaving, entering = (
-        decay[:, None, None, None, :, :, None] for decay in edge_decay(log_decay, size, one_way)
-    )  # (H, 1, 1, 1, C, 2, 1)
-    weighted_key = (key.unsqueeze(-2) * leaving).flatten(-2)  # (B, H, G, L, N, C, 2 K)
-    written = (weighted_key.transpose(-1, -2) @ value).unbind(-3)  # N times (B, H, G, L, 2 K, V)
+    chunks, size = key.shape[-3:-1]
+    onwards = steps_onwards(size, log_decay, backwards)
+    leaving = powers(log_decay, onwards)[:, None, None, None, :, None]  # from a token to the end of its chunk
+    entering = powers(log_decay, size - onwards)[:, None, None, None, :, None]  # to it, from the end of the one before
     step = torch.exp(log_decay * size)[:, None, None, None, None]
-    ahead = [state[..., :key_dim, :] for state in written]
-    if one_way:
-        states = carry(ahead, step, initial_state)
-    else:
-        states = carry_both_ways(ahead, [state[..., key_dim:, :] for state in written], step)
-    states = torch.cat(states, dim=-2)  # (B, H, G, L, N 2 K, V)
-    states = combine_line(states.flatten(-2), log_decay, lines_one_way).view(*states.shape[:4], chunks, -1, value.shape[-1])
-    return (query.unsqueeze(-2) * entering).flatten(-2) @ states
+    queries, keys, values = (query * entering).unbind(4), (key * leaving).unbind(4), value.unbind(4)
+    outputs = [torch.zeros_like(values[0])] * chunks
+    order = in_order(chunks, backwards)
+    for n in order:
+        if state is not None:
+            reaching = combine_line(state.flatten(-2), log_decay, lines_one_way).view_as(state)
+            outputs[n] = queries[n] @ reaching
+        if n != order[-1]:
+            added = keys[n].transpose(-1, -2) @ values[n]  # (B, H, G, L, K, V)
+            state = added if state is None else torch.addcmul(added, step, state)
+    return torch.stack(outputs, dim=4)
 
 
 def column_states(key: Tensor, value: Tensor, log_decay: Tensor, initial_state: Tensor | None = None) -> Tensor:
@@ -296,17 +289,21 @@ def chunkwise_manhattan_retention(
     def tokens(tensor: Tensor) -> Tensor:  # (B, H, Y, X, F) -> (B, H, bands, tiles, tile height * tile width, F)
         return in_tiles(tensor).transpose(3, 4).flatten(4, 5)
 
-    decay = grid_decay(log_decay, tile_height, tile_width, downward)[:, None, None]
-    scores = (tokens(query) @ tokens(key).transpose(-1, -2)) * decay
-    output = (scores @ tokens(value)).unflatten(4, (tile_height, tile_width)).transpose(3, 4)
+    decay = grid_decay(log_decay, tile_height, tile_width, downward)[:, None]
+    per_band = zip(*(tokens(tensor).unbind(2) for tensor in (query, key, value)))
+    output = torch.stack([((q @ k.transpose(-1, -2)) * decay) @ v for q, k, v in per_band], dim=2)
+    output = output.unflatten(4, (tile_height, tile_width)).transpose(3, 4)
     if tiles > 1:
-        output = output + between_chunks(*map(in_tiles, (query, key, value)), log_decay, lines_one_way=downward)
+        operands = [in_tiles(tensor) for tensor in (query, key, value)]
+        for backwards in (False, True):
+            output = output + from_chunks_passed(*operands, log_decay, backwards, lines_one_way=downward)
     output = output.flatten(4, 5).flatten(2, 3)
     if bands > 1 or initial_state is not None:
         state = None if initial_state is None else initial_state.to(dtype).unsqueeze(2)
-        other_bands = between_chunks(
-            *map(columns, (query, key, value)), log_decay, one_way=downward, initial_state=state
-        )  # (B, H, 1, X, bands, tile height, V)
+        operands = [columns(tensor) for tensor in (query, key, value)]
+        other_bands = from_chunks_passed(*operands, log_decay, state=state)  # (B, H, 1, X, bands, tile height, V)
+        if not downward:
+            other_bands = other_bands + from_chunks_passed(*operands, log_decay, backwards=True)
         output = output + other_bands.flatten(4, 5).transpose(3, 4).squeeze(2)
     return output[:, :, :height, :width]
 
