@@ -52,6 +52,7 @@ class ImageModel(str, Enum):
 
     vir = "vir"
     rmt = "rmt"
+    metaformer = "metaformer"
     vit = "vit"
 
 
@@ -239,12 +240,12 @@ def train_image(
     overwrite: Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Of weights, order of the images, augmentation, what is held out.")] = 0,
     threads: Threads = None,
-    model: Annotated[ImageModel, model_option(help="Family: two of retention, and the transformer to compare with.")] = (
+    model: Annotated[ImageModel, model_option(help="Family: three of retention, and ViT to compare them with.")] = (
         ImageModel.vir
     ),
     preset: Annotated[
         str | None,
-        model_option(help="Size: micro, mini, small for small pictures, or a published one.", show_default="mini"),
+        model_option(help="Size: micro or mini, for small pictures, or a published one.", show_default="mini"),
     ] = None,
     config: Annotated[
         Path | None, model_option(help="JSON file with fields of the family's configuration, in the place of a preset.")

@@ -120,8 +120,9 @@ def read_corpus(
         training, evaluation = hold_out(training, eval_fraction, seed)
     if not len(training) or not len(evaluation):
         raise InputError(f"there are too few images in {source} to train on some and to hold out others")
-    facts = [digest, "\0".join(names), training.labels.tobytes(), evaluation.labels.tobytes()]
-    whole = hashlib.sha256(b"\0".join(fact.encode() if isinstance(fact, str) else fact for fact in facts))
+    whole = hashlib.sha256("\0".join([digest, *names]).encode())
+    for part in (training, evaluation):
+        whole.update(part.labels.tobytes() + part.order.tobytes())
     return ImageCorpus(training, evaluation, names, whole.hexdigest())
 
 

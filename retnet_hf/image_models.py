@@ -19,11 +19,14 @@ from transformers import (
 )
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, PILImageResampling
 
+from .configuration_metaformer import MetaFormerConfig
 from .configuration_rmt import RMTConfig
 from .configuration_vir import ViRConfig
 from .errors import InputError
+from .image_processing_metaformer import MetaFormerImageProcessor
 from .image_processing_rmt import RMTImageProcessor
 from .image_processing_vir import ViRImageProcessor
+from .modeling_metaformer import MetaFormerForImageClassification
 from .modeling_rmt import RMTForImageClassification
 from .modeling_vir import ViRForImageClassification
 from .training_run import config_of
@@ -93,13 +96,43 @@ def fitting_size(height: int, width: int) -> int:
     return -(-side // 4) * 4 if side <= 48 else 64
 
 
-def _transformer(hidden_size: int, layers: int, heads: int) -> dict[str, Any]:
+def _tokens(hidden_size: int, layers: int) -> dict[str, Any]:
+    """Fields of a model that keeps its number of tokens, in heads of a quarter of its width."""
     return {
         "hidden_size": hidden_size,
         "num_hidden_layers": layers,
-        "num_attention_heads": heads,
+        "num_attention_heads": 4,
         "intermediate_size": 4 * hidden_size,
+        "initializer_range": 0.6 * hidden_size**-0.5,
     }
+
+
+def _vir(hidden_size: int, layers: int) -> dict[str, Any]:
+    """In the 49 to 144 tokens of a small picture, a head that looks far is of use only beside others that look near."""
+    near_and_far = {"decay_schedule": [0.5, 0.75, 0.9, 0.97], "use_retention_norm": True, "pooling": "mean"}
+    return _tokens(hidden_size, layers) | near_and_far
+
+
+def _stages(hidden_sizes: list[int], depths: list[int]) -> dict[str, Any]:
+    """Fields of a pyramid of two stages, whose tokens are of 4 and of 8 pixels."""
+    return {"hidden_sizes": hidden_sizes, "depths": depths, "num_attention_heads": [size // 16 for size in hidden_sizes]}
+
+
+def _rmt(hidden_sizes: list[int], depths: list[int]) -> dict[str, Any]:
+    return _stages(hidden_sizes, depths) | {
+        "mlp_ratios": [3, 3],
+        "attention_types": ["whole", "whole"],
+        "decay_exponents": [2, 2],
+        "decay_exponent_ranges": [4, 4],
+        "use_layer_scale": [False, False],
+        "projection_size": 2 * hidden_sizes[-1],
+        "drop_path_rate": 0.0,
+    }
+
+
+def _metaformer(hidden_sizes: list[int], depths: list[int]) -> dict[str, Any]:
+    convolutions = {"patch_sizes": [7, 3], "strides": [4, 2], "padding": [2, 1]}
+    return _stages(hidden_sizes, depths) | convolutions | {"token_mixers": "retention", "use_layer_scale": False}
 
 
 FAMILIES = {
@@ -108,10 +141,7 @@ FAMILIES = {
         ViRConfig,
         ViRForImageClassification,
         ViRImageProcessor,
-        small={
-            "micro": _transformer(64, 4, 4) | {"pooling": "mean"},
-            "mini": _transformer(128, 6, 4) | {"pooling": "mean"},
-        },
+        small={"micro": _vir(64, 4), "mini": _vir(128, 4)},
         has_patches=True,
         published=ViRConfig.presets(),
     ),
@@ -120,28 +150,23 @@ FAMILIES = {
         RMTConfig,
         RMTForImageClassification,
         RMTImageProcessor,
-        small={
-            "mini": {
-                "hidden_sizes": [64, 128],
-                "depths": [2, 2],
-                "num_attention_heads": [2, 4],
-                "mlp_ratios": [3, 3],
-                "attention_types": ["whole", "whole"],
-                "decay_exponents": [2, 2],
-                "decay_exponent_ranges": [4, 4],
-                "use_layer_scale": [False, False],
-                "projection_size": 256,
-                "drop_path_rate": 0.0,
-            },
-        },
+        small={"micro": _rmt([32, 64], [2, 3]), "mini": _rmt([64, 128], [2, 3])},
         published=RMTConfig.presets(),
+    ),
+    "metaformer": Family(
+        "MetaFormer",
+        MetaFormerConfig,
+        MetaFormerForImageClassification,
+        MetaFormerImageProcessor,
+        small={"micro": _metaformer([32, 64], [2, 3]), "mini": _metaformer([64, 128], [2, 3])},
+        published=tuple(name for name in MetaFormerConfig.presets() if name not in ("tiny", "mini")),
     ),
     "vit": Family(
         "ViT",
         ViTConfig,
         ViTForImageClassification,
         ViTImageProcessor,
-        small={"micro": _transformer(64, 4, 4), "mini": _transformer(128, 6, 4)},
+        small={"micro": _tokens(64, 4), "mini": _tokens(128, 4)},
         has_patches=True,
     ),
 }

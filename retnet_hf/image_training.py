@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from transformers import BaseImageProcessor, EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .cpu_threads import training_threads
+from .errors import InputError
 from .image_corpus import ImageCorpus, LabelledImages
 from .image_model_card import image_model_card
 from .image_models import FAMILIES, Family, fitting_size
@@ -263,8 +264,12 @@ def prepare(
     if record is not None:
         check_resumable(recipe, corpus.digest, record, data="the images are")
 
-    first = corpus.training.read(0)
-    image_size = recipe.image_size or fitting_size(first.height, first.width)
+    image_size = recipe.image_size or (recipe.config or {}).get("image_size")
+    if image_size is None:
+        first = corpus.training.read(0)
+        image_size = fitting_size(first.height, first.width)
+    elif not isinstance(image_size, int):
+        raise InputError(f"image_size must be one number, for square images, got {image_size}")
     padding = image_size // 8 if recipe.crop_padding is None else recipe.crop_padding
     config = recipe.family.config(recipe.preset, recipe.config, image_size, corpus.classes)
     processor = recipe.family.processor(image_size)
