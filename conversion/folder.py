@@ -83,8 +83,10 @@ def write_folder(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         model = plan.build(checkpoint.read, done)
-        if model.can_generate() and (checkpoint.folder / "generation_config.json").is_file():
-            model.generation_config = _generation_config(checkpoint.folder)
+        for name in ("generation_config.json", "config.json"):  # the latter where older versions of transformers kept it
+            if model.can_generate() and (checkpoint.folder / name).is_file():
+                model.generation_config = _generation_config(checkpoint.folder, name)
+                break
         partial.mkdir(parents=True)
         model.save_pretrained(partial, max_shard_size="5GB")
         for name in TOKENIZER_FILES:
@@ -101,11 +103,11 @@ def write_folder(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _generation_config(folder: Path) -> GenerationConfig:
+def _generation_config(folder: Path, name: str) -> GenerationConfig:
     try:
-        return GenerationConfig.from_pretrained(folder)
+        return GenerationConfig.from_pretrained(folder, name, _from_model_config=name == "config.json")
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{folder / 'generation_config.json'} cannot be read: {first_line(error)}") from error
+        raise CheckpointError(f"{folder / name} cannot be read: {first_line(error)}") from error
 
 
 def save_image_processor(model: PreTrainedModel, folder: Path) -> None:

@@ -451,3 +451,28 @@ def test_inspect_of_our_own_folder_with_an_impossible_configuration_says_what_is
     answer = retnet_hf("inspect", "ours")
     assert answer.code == 2
     assert "num_key_value_heads must be a divisor" in answer.err
+
+
+def test_how_to_generate_is_kept_where_older_versions_of_transformers_had_it(retnet_hf, source):
+    (source / "generation_config.json").unlink()
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"do_sample": True, "temperature": 0.7}))
+    assert retnet_hf("convert", "source", "made").code == 0
+    kept = GenerationConfig.from_pretrained("made")
+    assert (kept.do_sample, kept.temperature) == (True, 0.7)
+    assert not hasattr(kept, "num_heads"), "the rest of the configuration has no place there"
+
+
+def test_an_interrupted_conversion_leaves_everything_as_it_was(retnet_hf, source, monkeypatch):
+    assert retnet_hf("convert", "source", "made").code == 0
+    before = (Path("made") / "model.safetensors").read_bytes()
+    rewrite(source, to_fla(small_model(seed=1))[0])
+
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ModelCard, "save", interrupt)
+    answer = retnet_hf("convert", "source", "made", "--overwrite")
+    assert (answer.code, answer.err) == (130, "retnet-hf: interrupted\n")
+    assert (Path("made") / "model.safetensors").read_bytes() == before
+    assert sorted(path.name for path in source.parent.iterdir()) == ["made", "source"]
