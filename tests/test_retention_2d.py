@@ -263,10 +263,10 @@ def test_autocast_narrows_nothing(form):
     assert torch.equal(state, expected_state)
 
 
-@pytest.mark.parametrize(("form", "backend"), [("parallel", "eager"), ("recurrent", "eager"), ("chunkwise", "aot_eager")])
-def test_compiles_as_one_graph(form, backend):
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
+def test_compiles_as_one_graph(form):
     image = Image(10, 3, 3, torch.float32, mask=True)
-    compiled = torch.compile(manhattan_retention, fullgraph=True, backend=backend)
+    compiled = torch.compile(manhattan_retention, fullgraph=True, backend="eager")
     output = compiled(image.query, image.key, image.value, image.log_decay, image.mask, form, 2)
     assert_close(output, image.run(form, tile_size=2), torch.float32, "output")
     gradients = image.gradients(output), image.gradients(image.run(form, tile_size=2))
