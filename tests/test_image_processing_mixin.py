@@ -1,0 +1,103 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The image processors under the tests that transformers' own have to pass.
+
+`ImageProcessingTestMixin` comes from the source distribution of the installed transformers, by `transformers_suite`. With
+torchvision installed, it compares the backends with each other.
+"""
+
+import inspect
+import sys
+import unittest
+from types import ModuleType
+from unittest import mock
+
+import pytest
+import transformers_suite
+from small_vision_models import VISION_FAMILIES, random_picture
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING, AutoImageProcessor
+
+
+# A module of transformers' repository that the distribution leaves out. What it fetches, no test here asks for.
+sys.modules["fetch_hub_objects_for_ci"] = stand_in = ModuleType("fetch_hub_objects_for_ci")
+stand_in.url_to_local_path = str
+try:
+    with mock.patch.object(sys, "path", list(sys.path)):
+        (processing_common,) = transformers_suite.load("test_image_processing_common")
+except transformers_suite.SuiteUnavailable as reason:
+    pytest.skip(str(reason), allow_module_level=True)
+finally:
+    del sys.modules["fetch_hub_objects_for_ci"]
+
+
+class ProcessingTester:
+    """Options of a processor, and images for it."""
+
+    batch_size, num_channels, min_resolution, max_resolution = 4, 3, 30, 80
+    options = {
+        "size": {"height": 18, "width": 22},
+        "crop_pct": 0.75,
+        "image_mean": [0.4, 0.5, 0.6],
+        "image_std": [0.3, 0.2, 0.1],
+        "do_rescale": True,
+    }
+
+    def __init__(self, image_processing_classes: dict[str, type]) -> None:
+        self.image_processing_classes = image_processing_classes
+
+    def prepare_image_processor_dict(self) -> dict:
+        return dict(self.options)
+
+    def expected_output_image_shape(self, images: list) -> tuple[int, int, int]:
+        return self.num_channels, 18, 22
+
+    def prepare_image_inputs(self, equal_resolution=False, numpify=False, torchify=False) -> list:
+        return processing_common.prepare_image_inputs(
+            self.batch_size,
+            self.min_resolution,
+            self.max_resolution,
+            self.num_channels,
+            equal_resolution=equal_resolution,
+            numpify=numpify,
+            torchify=torchify,
+        )
+
+
+class ProcessingChecks(processing_common.ImageProcessingTestMixin):
+    family = ""
+    test_cast_dtype = True
+    image_processing_classes = image_processor_dict = None
+
+    def setUp(self):
+        self.image_processing_classes = dict(IMAGE_PROCESSOR_MAPPING[VISION_FAMILIES[self.family].config_class])
+        self.image_processor_tester = ProcessingTester(self.image_processing_classes)
+        self.image_processor_dict = self.image_processor_tester.prepare_image_processor_dict()
+        patches = mock.patch.multiple(
+            processing_common,
+            AutoImageProcessor=AutoImageProcessor,  # which 5.17 exports only with torchvision
+            load_test_image=lambda url: random_picture(240, 320),
+        )
+        patches.start()
+        self.addCleanup(patches.stop)
+
+    def test_call_numpy_4_channels(self):
+        if "do_convert_rgb" not in inspect.getsource(processing_common.ImageProcessingTestMixin.test_call_numpy_4_channels):
+            self.skipTest("four channels are RGB with transparency, unless do_convert_rgb=False says that they are not")
+        super().test_call_numpy_4_channels()
+
+    def test_new_models_require_torchvision_backend(self):
+        if "torchvision" not in self.image_processing_classes:
+            self.skipTest("torchvision is not installed")
+        super().test_new_models_require_torchvision_backend()
+
+
+class ViRImageProcessingTest(ProcessingChecks, unittest.TestCase):
+    family = "vir"
+
+
+class RMTImageProcessingTest(ProcessingChecks, unittest.TestCase):
+    family = "rmt"
+
+
+class MetaFormerImageProcessingTest(ProcessingChecks, unittest.TestCase):
+    family = "metaformer"
