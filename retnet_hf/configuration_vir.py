@@ -80,6 +80,8 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
         initializer_range (`float`): standard deviation of the truncated normal distribution that weights are drawn from.
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head size if absent.
+        segment_size (`int`, *optional*): tokens that a block takes at a time in the chunkwise form where no gradient is
+            wanted, so that the memory within it does not grow with the image; None: all of them.
         apply_layernorm (`bool`): whether the feature maps of a backbone go through the last norm.
         out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among
             "stem", "stage1", … ; the last stage if both are absent.
@@ -126,6 +128,7 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
     initializer_range: float = 0.02
     retention_form: str = "auto"
     chunk_size: int | None = None
+    segment_size: int | None = 2048
     apply_layernorm: bool = True
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
@@ -220,7 +223,9 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
             "image_size",
             f"a multiple of patch_size ({self.patch_size})",
         )
-        require(self.chunk_size is None or self.chunk_size > 0, "chunk_size", "a positive integer or None")
+        for field in ("chunk_size", "segment_size"):
+            size = getattr(self, field)
+            require(size is None or size > 0, field, "a positive integer or None")
         require(
             self.hidden_size % self.num_attention_heads == 0,
             "num_attention_heads",

@@ -43,7 +43,7 @@ from .retention import (
 
 
 class ViRStates:
-    """What each layer remembers of the bands of an image that were read, (B, H, K, K); None of them before the first.
+    """What each layer remembers of the tokens that it has read, (B, H, K, K); None before the first.
 
     Not a list, of which a layer on another device would be given a copy.
     """
@@ -59,7 +59,8 @@ class RetentionPlan(NamedTuple):
     log_decay: Tensor  # (H,), float32 or wider
     tables: DecayTables | None  # None where the recurrence runs token by token
     output_maps: bool
-    states: ViRStates | None  # which the layers take up and leave behind; None where an image is read as a whole
+    states: ViRStates | None  # which the layers take up and leave behind; None where an image is read at once
+    segments: list[tuple[int, "RetentionPlan"]] | None = None  # lengths of what a block reads part by part, and their plans
 
 
 class ViRDecay(nn.Module):
@@ -278,6 +279,12 @@ class ViRBlock(GradientCheckpointingLayer):
         plan: RetentionPlan,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
+        if plan.segments is None:
+            return self._transform(hidden_states, plan, **kwargs)
+        parts = hidden_states.split([length for length, _ in plan.segments], dim=1)
+        return torch.cat([self._transform(part, own, **kwargs) for part, (_, own) in zip(parts, plan.segments)], dim=1)
+
+    def _transform(self, hidden_states: Tensor, plan: RetentionPlan, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
         branch, _ = self.retention(self.retention_norm(hidden_states), plan=plan, **kwargs)
         hidden_states = hidden_states + self.retention_branch(branch)
         return hidden_states + self.mlp_branch(self.mlp(self.mlp_norm(hidden_states)))
@@ -495,10 +502,29 @@ class ViRModel(ViRPreTrainedModel):
         if form == "auto":
             form = "parallel" if output_maps else choose_form(length, chunk_size)
 
-        log_decay, tables = self.decay(hidden_states.dtype).to(hidden_states.device), None
-        if form != "recurrent" or length == 1:
-            tables = decay_tables(log_decay, length, chunk_size if form == "chunkwise" else None)
-        return RetentionPlan(form, log_decay, tables, output_maps, states)
+        log_decay = self.decay(hidden_states.dtype).to(hidden_states.device)
+
+        def plan_of(length: int) -> RetentionPlan:
+            tables = None
+            if form != "recurrent" or length == 1:
+                tables = decay_tables(log_decay, length, chunk_size if form == "chunkwise" else None)
+            return RetentionPlan(form, log_decay, tables, output_maps, states)
+
+        lengths = self._segment_lengths(length, chunk_size) if form == "chunkwise" else [length]
+        if len(lengths) == 1:
+            return plan_of(length)
+        states = states or ViRStates(len(self.layers))
+        plans = {length: plan_of(length) for length in set(lengths)}
+        return plans[lengths[0]]._replace(segments=[(length, plans[length]) for length in lengths])
+
+    def _segment_lengths(self, length: int, chunk_size: int) -> list[int]:
+        """Tokens that a block reads at a time, in whole chunks but for the last; all at once where a gradient is wanted."""
+        segment_size = self.config.segment_size
+        if segment_size is None or length <= segment_size or self.config.bidirectional or torch.is_grad_enabled():
+            return [length]
+        even = math.ceil(length / math.ceil(length / segment_size))
+        segment = math.ceil(even / chunk_size) * chunk_size
+        return [min(segment, length - start) for start in range(0, length, segment)]
 
 
 class ViRForImageClassification(ViRPreTrainedModel):

@@ -12,8 +12,9 @@ from accelerate import cpu_offload
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_vision import shake_vision
 from small_models import close
-from small_vir import RECIPES, images, shake_vir, small_vir, small_vir_config
+from small_vir import RECIPES, images, small_vir, small_vir_config
 from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn import functional as F
@@ -75,7 +76,7 @@ def test_forms_agree_on_any_grid_and_chunk(rows, columns, chunk_size, recipe):
 def test_retention_is_its_definition(recipe):
     """Each token, from those it sees, one by one."""
     config = small_vir_config(recipe)
-    retention = shake_vir(ViRRetention(config, 0)).double()
+    retention = shake_vision(ViRRetention(config, 0)).double()
     hidden_states = torch.randn(2, 7, 16, dtype=torch.float64)
     plan = ViRModel(config)._plan(hidden_states, "chunkwise")
     with torch.no_grad():
@@ -205,6 +206,45 @@ def test_the_state_between_bands_goes_through_offloaded_layers():
     close(offloaded.classify_bands(images().split(8, dim=2), (24, 24)).logits, expected, 1e-5)
 
 
+@pytest.mark.parametrize("segment_size", [1, 4, 5, 12, 13, None])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_segments_are_the_whole_sequence(recipe, segment_size):
+    """Hidden states and logits, in float64; also of an image in bands that are longer than a segment."""
+    model = small_vir(recipe).double()
+    pixel_values = images(dtype=torch.float64)
+    whole = model(pixel_values, output_hidden_states=True, retention_form="chunkwise")
+    model.config.segment_size = segment_size
+    with torch.no_grad():
+        out = model(pixel_values, output_hidden_states=True, retention_form="chunkwise")
+    exact(out.logits, whole.logits)
+    for ours, theirs in zip(out.hidden_states, whole.hidden_states, strict=True):
+        exact(ours, theirs)
+    if recipe in CAUSAL:
+        bands = pixel_values.split(16, dim=2)
+        exact(model.classify_bands(bands, (24, 24), retention_form="chunkwise").logits, whole.logits)
+
+
+def test_segments_are_read_where_no_gradient_is_wanted():
+    """In even parts of whole chunks; at once for a gradient, for maps, in the other forms, and in both directions."""
+    model, read = small_vir(segment_size=6, chunk_size=2), []
+    model.vir.layers[1].mlp.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0].shape[1]))
+
+    def lengths(**kwargs) -> list[int]:
+        read.clear()
+        model(images(), **kwargs)
+        return read.copy()
+
+    assert lengths() == [13]
+    with torch.no_grad():
+        assert lengths() == [6, 6, 1]
+        assert lengths(output_attentions=True) == lengths(retention_form="recurrent") == [13]
+        model.config.chunk_size = 5
+        assert lengths() == [5, 5, 3]
+    model = small_vir("bidirectional", segment_size=6, chunk_size=2)
+    with torch.no_grad():
+        assert model.vir._plan(torch.zeros(1, 13, 16), "chunkwise").segments is None
+
+
 def test_bands_that_do_not_fit_are_refused():
     model = small_vir("authors", ViRModel)
 
@@ -229,7 +269,7 @@ def test_bands_that_do_not_fit_are_refused():
 @pytest.mark.parametrize("size", [(48, 48), (40, 30), (8, 6), (16, 60), (24, 30)])
 def test_positions_are_interpolated_bicubically(size):
     """As PyTorch does it for the whole table, and for some rows of it as for the whole."""
-    embeddings = shake_vir(ViREmbeddings(small_vir_config())).double()
+    embeddings = shake_vision(ViREmbeddings(small_vir_config())).double()
     rows, columns = size[0] // 8, size[1] // 6
     with torch.no_grad():
         table = embeddings.position_embeddings.view(1, 3, 4, 16).permute(0, 3, 1, 2)
@@ -457,7 +497,7 @@ def test_pixels_are_decoded_in_the_order_of_pixel_shuffle():
 def test_backbone(apply_layernorm):
     """Feature maps are the patches of some blocks, row by row; sizes are free."""
     config = small_vir_config(out_features=["stem", "stage2", "stage3"], apply_layernorm=apply_layernorm)
-    model = shake_vir(ViRBackbone(config)).eval()
+    model = shake_vision(ViRBackbone(config)).eval()
     assert model.channels == [16, 16, 16]
     with torch.no_grad():
         out = model(images(), output_hidden_states=True)
@@ -536,6 +576,7 @@ def test_configuration_survives_saving(tmp_path):
         ({"drop_path_rate": 1.0}, r"drop_path_rate must be in \[0, 1\), got 1.0"),
         ({"layer_scale_init_value": 0.0}, "layer_scale_init_value must be positive, got 0.0"),
         ({"chunk_size": 0}, "chunk_size must be a positive integer or None, got 0"),
+        ({"segment_size": 0}, "segment_size must be a positive integer or None, got 0"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
     ],
 )
