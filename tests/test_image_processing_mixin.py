@@ -12,6 +12,7 @@ import unittest
 from types import ModuleType
 from unittest import mock
 
+import numpy as np
 import pytest
 import transformers_suite
 from small_vision_models import VISION_FAMILIES, random_picture
@@ -33,12 +34,12 @@ finally:
 class ProcessingTester:
     """Options of a processor, and images for it."""
 
-    batch_size, num_channels, min_resolution, max_resolution = 4, 3, 30, 80
+    batch_size, num_channels, min_resolution, max_resolution = 4, 3, 60, 160
     options = {
         "size": {"height": 18, "width": 22},
         "crop_pct": 0.75,
         "image_mean": [0.4, 0.5, 0.6],
-        "image_std": [0.3, 0.2, 0.1],
+        "image_std": [0.4, 0.5, 0.6],
         "do_rescale": True,
     }
 
@@ -69,6 +70,7 @@ class ProcessingChecks(processing_common.ImageProcessingTestMixin):
     image_processing_classes = image_processor_dict = None
 
     def setUp(self):
+        np.random.seed(0)  # of which the images are drawn
         self.image_processing_classes = dict(IMAGE_PROCESSOR_MAPPING[VISION_FAMILIES[self.family].config_class])
         self.image_processor_tester = ProcessingTester(self.image_processing_classes)
         self.image_processor_dict = self.image_processor_tester.prepare_image_processor_dict()
