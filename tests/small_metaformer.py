@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Small random MetaFormers, one of each mixer and of all together, and images for them."""
 
-import torch
-from torch import Tensor, nn
+from random_vision import random_images, shake_vision
+from torch import Tensor
 
 from retnet_hf import MetaFormerConfig, MetaFormerForImageClassification
 
@@ -27,23 +27,9 @@ def small_metaformer_config(mixers: str = "all", **overrides) -> MetaFormerConfi
     return MetaFormerConfig(**(fields | overrides))
 
 
-@torch.no_grad()
-def shake_metaformer(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Random weights, large enough that every pixel sways the logits."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            parameter.normal_(0, 0.2, generator=generator)
-        elif parameter.dim() == 1:
-            parameter.uniform_(0.5, 1.5, generator=generator)
-        else:
-            parameter.normal_(0, 1.5 * parameter[0].numel() ** -0.5, generator=generator)
-    return model
-
-
 def small_metaformer(mixers: str = "all", model_class: type = MetaFormerForImageClassification, seed: int = 0, **overrides):
-    return shake_metaformer(model_class(small_metaformer_config(mixers, **overrides)), seed).eval()
+    return shake_vision(model_class(small_metaformer_config(mixers, **overrides)), seed).eval()
 
 
 def images(batch: int = 2, height: int = 64, width: int = 48, seed: int = 0) -> Tensor:
-    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(seed))
+    return random_images(batch, height, width, seed)

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Small random RMTs, and images for them."""
 
-import torch
-from torch import Tensor, nn
+from random_vision import random_images, shake_vision
+from torch import Tensor
 
 from retnet_hf import RMTConfig, RMTForImageClassification
 
@@ -22,23 +22,9 @@ def small_rmt_config(**overrides) -> RMTConfig:
     return RMTConfig(**(fields | overrides))
 
 
-@torch.no_grad()
-def shake_vision(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Random weights, large enough that every pixel sways the logits, and batch norms that have seen something."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.dim() > 1:
-            tensor.normal_(0, 1.5 * tensor[0].numel() ** -0.5, generator=generator)
-        elif name.endswith(("running_mean", "bias")):
-            tensor.normal_(0, 0.2, generator=generator)
-        elif tensor.is_floating_point():
-            tensor.uniform_(0.5, 1.5, generator=generator)
-    return model
-
-
 def small_rmt(model_class: type = RMTForImageClassification, seed: int = 0, **overrides):
     return shake_vision(model_class(small_rmt_config(**overrides)), seed).eval()
 
 
 def images(batch: int = 2, height: int = 64, width: int = 48, seed: int = 0) -> Tensor:
-    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(seed))
+    return random_images(batch, height, width, seed)

@@ -3,7 +3,8 @@
 """Small random ViRs, and images for them."""
 
 import torch
-from torch import Tensor, nn
+from random_vision import random_images, shake_vision
+from torch import Tensor
 
 from retnet_hf import ViRConfig, ViRForImageClassification
 
@@ -41,26 +42,9 @@ def small_vir_config(recipe: str = "authors", **overrides) -> ViRConfig:
     return ViRConfig(**(fields | RECIPES[recipe] | overrides))
 
 
-@torch.no_grad()
-def shake_vir(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Random weights, large enough that every pixel and every position sways the logits."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if parameter.shape[0] == 1:  # positions and tokens
-            parameter.normal_(generator=generator)
-        elif name.endswith("bias"):
-            parameter.normal_(0, 0.2, generator=generator)
-        elif parameter.dim() == 1:
-            parameter.uniform_(0.5, 1.5, generator=generator)
-        else:
-            inputs = parameter[0].numel() if parameter.dim() == 4 else parameter.shape[-1]
-            parameter.normal_(0, 1.5 * inputs**-0.5, generator=generator)
-    return model
-
-
 def small_vir(recipe: str = "authors", model_class: type = ViRForImageClassification, seed: int = 0, **overrides):
-    return shake_vir(model_class(small_vir_config(recipe, **overrides)), seed).eval()
+    return shake_vision(model_class(small_vir_config(recipe, **overrides)), seed).eval()
 
 
 def images(batch: int = 2, height: int = 24, width: int = 24, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return random_images(batch, height, width, seed, dtype=dtype)

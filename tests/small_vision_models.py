@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from random_vision import shake_vision
 from transformers import BaseImageProcessor, PreTrainedConfig, PreTrainedModel
 
 from retnet_hf import (
@@ -48,7 +48,7 @@ class VisionFamily:
 
     def model(self, model_class: type | None = None, seed: int = 0, **overrides: Any) -> PreTrainedModel:
         """A classifier, or a model of another class, with random weights."""
-        return shake_vision_model((model_class or self.classifier_class)(self.config(**overrides)), seed).eval()
+        return shake_vision((model_class or self.classifier_class)(self.config(**overrides)), seed).eval()
 
     def fresh(self, seed: int = 0, **overrides: Any) -> PreTrainedModel:
         """A classifier as it is initialised."""
@@ -135,28 +135,6 @@ VISION_FAMILIES = {
         "modeling_metaformer",
     ),
 }
-
-
-@torch.no_grad()
-def shake_vision_model(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Random weights, large enough that every pixel sways the logits, and batch norms that have seen something."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if not tensor.is_floating_point() or name.endswith("log_decay"):
-            continue
-        if name.endswith(("bias", "running_mean")):
-            tensor.normal_(0, 0.2, generator=generator)
-        elif tensor.dim() == 1 or name.endswith("scale"):
-            tensor.uniform_(0.5, 1.5, generator=generator)
-        elif tensor.shape[0] == 1:  # positions and tokens
-            tensor.normal_(generator=generator)
-        else:
-            tensor.normal_(0, 1.5 * tensor[0].numel() ** -0.5, generator=generator)
-    return model
-
-
-def random_images(batch: int = 2, height: int = 32, width: int = 32, seed: int = 0, channels: int = 3) -> Tensor:
-    return torch.randn(batch, channels, height, width, generator=torch.Generator().manual_seed(seed))
 
 
 def random_picture(height: int = 40, width: int = 48, mode: str = "RGB", seed: int = 0) -> Image.Image:

@@ -10,7 +10,8 @@ import re
 
 import pytest
 import torch
-from small_metaformer import images, shake_metaformer, small_metaformer
+from random_vision import shake_vision
+from small_metaformer import images, small_metaformer
 from small_models import close
 from torch import Tensor, nn
 from transformers import AutoModelForImageClassification, PoolFormerConfig, PoolFormerForImageClassification, PoolFormerModel
@@ -27,7 +28,7 @@ def poolformer(model_class: type = PoolFormerForImageClassification, **overrides
     fields = {"hidden_sizes": [8, 12, 16, 24], "depths": [1, 2, 1, 1], "mlp_ratio": 2.0, "layer_scale_init_value": 0.5}
     labels = {0: "ant", 1: "bee", 2: "cat"}
     fields |= {"id2label": labels, "label2id": {label: number for number, label in labels.items()}}
-    return shake_metaformer(model_class(PoolFormerConfig(**(fields | overrides)))).eval()
+    return shake_vision(model_class(PoolFormerConfig(**(fields | overrides)))).eval()
 
 
 def in_the_authors_layout(model: PoolFormerForImageClassification) -> dict[str, Tensor]:
@@ -76,7 +77,7 @@ def test_the_authors_constructor_arguments():
 def test_a_dense_release_is_a_backbone(outputs):
     """A norm on what each stage puts out, or not on the first; of a whole detector, only what is its backbone."""
     theirs = poolformer(PoolFormerForImageClassification)
-    norms = {index: shake_metaformer(nn.GroupNorm(1, theirs.config.hidden_sizes[index]), seed=index) for index in outputs}
+    norms = {index: shake_vision(nn.GroupNorm(1, theirs.config.hidden_sizes[index]), seed=index) for index in outputs}
     state_dict = {
         f"backbone.{name}": tensor
         for name, tensor in in_the_authors_layout(theirs).items()

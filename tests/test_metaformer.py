@@ -9,7 +9,8 @@ import math
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from small_metaformer import MIXERS, images, shake_metaformer, small_metaformer, small_metaformer_config
+from random_vision import shake_vision
+from small_metaformer import MIXERS, images, small_metaformer, small_metaformer_config
 from small_models import close
 from torch import Tensor, nn
 from torch.export import Dim
@@ -41,7 +42,7 @@ from retnet_hf.modeling_metaformer import (
 
 def small_poolformer(model_class: type = PoolFormerForImageClassification, **overrides):
     fields = {"hidden_sizes": [8, 12, 16, 24], "depths": [1, 2, 2, 1], "num_labels": 5, "layer_scale_init_value": 0.5}
-    return shake_metaformer(model_class(PoolFormerConfig(**(fields | overrides)))).eval()
+    return shake_vision(model_class(PoolFormerConfig(**(fields | overrides)))).eval()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_mixers_with_heads_are_their_definition(mixer_class, bidirectional, impl
         retention_form=implementation if implementation in ("parallel", "recurrent", "chunkwise") else "auto",
         attn_implementation="eager" if implementation == "eager" else "sdpa",
     )
-    mixer = shake_metaformer(mixer_class(config, 2)).double()
+    mixer = shake_vision(mixer_class(config, 2)).double()
     rows, columns = 3, 5
     hidden_states = torch.randn(2, rows, columns, 16, dtype=torch.float64)
     cells = [(row, column) for row in range(rows) for column in range(columns)]

@@ -12,8 +12,9 @@ from golden import golden, needs_golden
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_vision import shake_vision
 from small_models import close
-from small_rmt import images, shake_vision, small_rmt, small_rmt_config
+from small_rmt import images, small_rmt, small_rmt_config
 from torch import Tensor, nn
 from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageClassification
 
