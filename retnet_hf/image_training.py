@@ -286,7 +286,7 @@ def prepare(
     run = ImageRun(
         folder=folder,
         recipe=recipe,
-        schedule=Schedule(steps, minutes, started),
+        schedule=Schedule(steps, minutes, started, last_lr=0.01),
         source=source,
         processor=processor,
         classes=corpus.classes,

@@ -38,6 +38,7 @@ class Schedule:
     steps: int
     minutes: float | None = None
     started: float = field(default_factory=time.monotonic)
+    last_lr: float = 0.1  # learning rate at the end, as a share of the highest
 
     def fraction(self, step: int) -> float:
         """How much of the run is over, from 0 to 1."""
@@ -45,9 +46,10 @@ class Schedule:
         return min(1.0, max(step / self.steps, by_clock))
 
     def lr_factor(self, step: int) -> float:
-        """Rises in a straight line during the warm-up, then falls along a cosine to a tenth."""
+        """Rises in a straight line during the warm-up, then falls along a cosine to `last_lr`."""
         warmup = min(100, 0.05 * self.steps)
-        return min((step + 1) / warmup, 0.55 + 0.45 * math.cos(math.pi * self.fraction(step)))
+        fallen = (1 - math.cos(math.pi * self.fraction(step))) / 2
+        return min((step + 1) / warmup, 1 - (1 - self.last_lr) * fallen)
 
 
 class ScheduledTrainer(Trainer):
