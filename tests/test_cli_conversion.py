@@ -16,11 +16,21 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
+from small_metaformer import small_metaformer
 from small_models import small_model, word_tokenizer
 from test_checkpoint_loading import foreign, fused, write_folder
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, pipeline
+from transformers import (
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    pipeline,
+)
 
 from conversion.fla import to_fla
+from conversion.poolformer import to_poolformer
 from conversion.torchscale import to_torchscale
 
 
@@ -476,3 +486,45 @@ def test_an_interrupted_conversion_leaves_everything_as_it_was(retnet_hf, source
     assert (answer.code, answer.err) == (130, "retnet-hf: interrupted\n")
     assert (Path("made") / "model.safetensors").read_bytes() == before
     assert sorted(path.name for path in source.parent.iterdir()) == ["made", "source"]
+
+
+def test_a_tensor_in_two_shards_is_refused(retnet_hf, source):
+    held = weights(source)
+    os.remove(source / "model.safetensors")
+    save_file(held, source / "first.safetensors")
+    save_file({"lm_head.weight": held["lm_head.weight"]}, source / "second.safetensors")
+    index = {"weight_map": dict.fromkeys(held, "first.safetensors") | {"lm_head.weight": "second.safetensors"}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    answer = retnet_hf("convert", "source", "made")
+    assert answer.code == 2
+    assert "tensor lm_head.weight is in more than one file, the second being second.safetensors" in answer.err
+
+
+def test_of_mixed_types_the_most_frequent_is_the_models(retnet_hf, source):
+    rewrite(source, {name: value.bfloat16() if value.dim() > 1 else value for name, value in weights(source).items()})
+    assert retnet_hf("convert", "source", "made").code == 0
+    assert json.loads(Path("made/config.json").read_text())["dtype"] == "bfloat16"
+    assert weights(Path("made"))["model.norm.weight"].dtype == torch.float32, "what is written is what was read"
+
+
+def test_an_image_model_comes_with_its_processor_and_card(retnet_hf, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = small_metaformer("pooling")
+    state_dict, config = to_poolformer(model)
+    write_folder(tmp_path / "source", state_dict, config)
+    answer = retnet_hf("convert", "source", "made")
+    assert answer.code == 0, answer.err
+    assert "AutoModelForImageClassification.from_pretrained('made')" in answer.out
+    made = AutoModelForImageClassification.from_pretrained("made")
+    assert all(torch.equal(made.state_dict()[name], value) for name, value in model.state_dict().items())
+    assert type(AutoImageProcessor.from_pretrained("made")).__name__.startswith("MetaFormerImageProcessor")
+    card = ModelCard.load("made/README.md")
+    assert card.data.pipeline_tag == "image-classification"
+    assert 'AutoModelForImageClassification.from_pretrained("made")' in card.text
+
+
+def test_a_head_that_forgets_nothing_has_no_half_life(retnet_hf, source):
+    small_model(decay_schedule="none").save_pretrained("ours")
+    answer = retnet_hf("inspect", "ours")
+    assert answer.code == 0, answer.err
+    assert answer.out.count("never") == 8  # two columns of four heads

@@ -1,6 +1,7 @@
 """Every public RetNet format gives the model that wrote it: its logits, hidden states, states, gradients and tokens."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from golden import Golden, golden, needs_golden
 from small_models import small_model
 
 from conversion.fla import from_fla, to_fla
-from conversion.plan import CheckpointError, Known
+from conversion.plan import CheckpointError, Known, Move, Plan, shapes_of
 from conversion.syncdoth import from_syncdoth, to_syncdoth
 from conversion.torchscale import from_torchscale, to_torchscale
 from conversion.yet_another_retnet import from_yet_another_retnet
@@ -266,6 +267,25 @@ def test_every_tensor_is_used_once_or_named():
         from_fla(state_dict | {name: torch.ones(32, 31)}, config)
     with pytest.raises(CheckpointError, match=rf"tensor {name} holds values that are not finite"):
         from_fla(state_dict | {name: torch.full((32, 32), math.nan)}, config)
+
+
+def test_a_tensor_that_two_of_theirs_would_become_is_refused():
+    state_dict, config = to_fla(small_model())
+    twice = state_dict | {"model.layers.0.retention.q_proj.weight": state_dict["model.layers.0.attn.q_proj.weight"]}
+    with pytest.raises(CheckpointError, match=r"2 tensors of the checkpoint would become .*\.0\.retention\.q_proj\.weight"):
+        from_fla(twice, config)
+
+
+def test_a_tensor_that_would_be_used_twice_is_refused():
+    model = small_model()
+    shapes = shapes_of(model.state_dict())
+    moves = [Move((name,), (name,)) for name in shapes]
+    plan = Plan("ours", RetNetForCausalLM, model.config, moves)
+    plan.check(shapes)
+    norms = Move(("model.layers.0.mlp_norm.weight",), ("model.norm.weight",))
+    plan = replace(plan, moves=[norms if move.targets == norms.targets else move for move in moves])
+    with pytest.raises(CheckpointError, match=r"tensor model\.layers\.0\.mlp_norm\.weight would be used 2 times"):
+        plan.check(shapes)
 
 
 def test_a_buffer_that_contradicts_the_configuration_is_refused():
