@@ -84,7 +84,7 @@ class PreparedImages(Dataset):
     ) -> None:
         self.images, self.processor, self.augmentation, self.seed = images, processor, augmentation, seed
         self.epoch = 0
-        self.cache: dict[int, np.ndarray] | None = {}
+        self.cache: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
         return len(self.images)

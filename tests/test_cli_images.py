@@ -153,7 +153,7 @@ def test_it_shows_accuracy_and_speed_at_every_evaluation(retnet_hf, workplace):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_trains(retnet_hf, workplace, family):
-    arguments = ["--model", family, "--preset", "micro", "--steps", 1, "--batch-size", 4, "--threads", 1]
+    arguments = ["--model", family, "--preset", "micro", "--steps", 1, "--batch-size", 4, "--label-smoothing", 0.1]
     assert retnet_hf("train-image", "pictures", *arguments, "--output", "model").code == 0
     assert type(AutoModelForImageClassification.from_pretrained("model")) is FAMILIES[family].model_class
     processor = AutoImageProcessor.from_pretrained("model")
