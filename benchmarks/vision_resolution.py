@@ -1,0 +1,382 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Speed and memory against resolution: `python -m benchmarks.vision_resolution [--quick]`.
+
+ViR-S/16 in its three forms and in bands of rows, beside transformers' ViT-S/16 with SDPA, at resolutions from 224 to 1,536
+pixels: images per second and peak memory, of a forward pass and of a training step (AdamW). `--models` chooses, and adds
+RMT-S and a MetaFormer whose mixers are linear Manhattan retention.
+
+Every measurement has a process of its own, forked from one that has imported everything and computed nothing, and its peak
+memory is what it took beyond that. The models take turns; the whole is repeated, and medians are shown with the spread of
+the repetitions. A measurement that does not fit into the memory, or takes too long, is a result too.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import ViTConfig, ViTForImageClassification
+
+from retnet_hf import (
+    MetaFormerConfig,
+    MetaFormerForImageClassification,
+    RMTConfig,
+    RMTForImageClassification,
+    ViRConfig,
+    ViRForImageClassification,
+)
+
+
+REFERENCE = "vit"
+LABELS = 1000
+PATCH = 16
+FULL_SIZE = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6}  # S/16
+QUICK_SIZE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+Forward = Callable[[Tensor], Tensor]  # images (B, 3, pixels, pixels) -> logits (B, LABELS)
+
+
+def vit(pixels: int, size: dict[str, int]) -> tuple[nn.Module, Forward]:
+    config = ViTConfig(
+        **size,
+        intermediate_size=4 * size["hidden_size"],
+        image_size=pixels,
+        patch_size=PATCH,
+        num_labels=LABELS,
+        attn_implementation="sdpa",
+    )
+    model = ViTForImageClassification(config)
+    return model, lambda images: model(images).logits
+
+
+def vir(form: str) -> Callable[[int, dict[str, int]], tuple[nn.Module, Forward]]:
+    def build(pixels: int, size: dict[str, int]) -> tuple[nn.Module, Forward]:
+        config = ViRConfig(**size, image_size=pixels, patch_size=PATCH, num_labels=LABELS, use_layer_scale=True)
+        model = ViRForImageClassification(config)
+        if form != "bands":
+            return model, lambda images: model(images, retention_form=form).logits
+        rows = max(PATCH, pixels // PATCH // 8 * PATCH)  # about eight bands
+        return model, lambda images: model.classify_bands(images.split(rows, dim=2), (pixels, pixels)).logits
+
+    return build
+
+
+def rmt(pixels: int, size: dict[str, int]) -> tuple[nn.Module, Forward]:
+    fields = {"num_labels": LABELS, "image_size": pixels, "drop_path_rate": 0.0}
+    if size is QUICK_SIZE:
+        fields |= {"depths": [1, 1, 1, 1]}
+    model = RMTForImageClassification(RMTConfig.from_preset("small", **fields))
+    return model, lambda images: model(images).logits
+
+
+def manhattan(pixels: int, size: dict[str, int]) -> tuple[nn.Module, Forward]:
+    preset = "tiny" if size is QUICK_SIZE else "s24"
+    fields = {"token_mixers": "manhattan", "num_labels": LABELS, "image_size": pixels, "drop_path_rate": 0.0}
+    model = MetaFormerForImageClassification(MetaFormerConfig.from_preset(preset, **fields))
+    return model, lambda images: model(images).logits
+
+
+# name: (what it is, what builds it, whether it can be trained)
+MODELS = {
+    REFERENCE: ("ViT-S/16, SDPA", vit, True),
+    "vir-chunkwise": ("ViR-S/16, chunkwise", vir("chunkwise"), True),
+    "vir-parallel": ("ViR-S/16, parallel", vir("parallel"), True),
+    "vir-recurrent": ("ViR-S/16, recurrent", vir("recurrent"), True),
+    "vir-bands": ("ViR-S/16, in bands", vir("bands"), False),
+    "rmt": ("RMT-S", rmt, True),
+    "manhattan": ("MetaFormer-S24, linear Manhattan retention", manhattan, True),
+}
+DEFAULT_MODELS = ["vit", "vir-chunkwise", "vir-parallel", "vir-recurrent", "vir-bands"]
+MODES = ("forward", "training")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement."""
+
+    model: str
+    pixels: int
+    mode: str
+    device: str
+    dtype: str
+    batch: int
+    threads: int
+    size: dict[str, int]
+    seconds: float  # that a measurement is to last, at the least
+    memory_limit: int  # bytes that the process may have on a CPU
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds per image, in the median of its calls, and the peak memory in MiB; or why there are none."""
+
+    seconds: float | None = None
+    memory: float | None = None
+    failure: str | None = None
+
+
+def measure(job: Job) -> Result:
+    """The measurement itself, in the process it is made in."""
+    torch.set_num_threads(job.threads)
+    cuda = job.device.startswith("cuda")
+    if not cuda:  # so that what does not fit fails, before the machine runs out of memory
+        resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit, job.memory_limit))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    torch.manual_seed(0)
+    training = job.mode == "training"
+    _, build, _ = MODELS[job.model]
+    model, forward = build(job.pixels, job.size)
+    model.to(job.device, getattr(torch, job.dtype)).train(training)
+    images = torch.randn(job.batch, 3, job.pixels, job.pixels, device=job.device, dtype=getattr(torch, job.dtype))
+    labels = torch.randint(LABELS, (job.batch,), device=job.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4) if training else None
+
+    def step() -> float:
+        start = time.perf_counter()
+        if training:
+            F.cross_entropy(forward(images).float(), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            with torch.no_grad():
+                forward(images)
+        if cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    warm_up = step()
+    times = [step() for _ in range(min(50, max(1, round(job.seconds / warm_up))))]
+    if cuda:
+        memory = torch.cuda.max_memory_allocated() / 2**20
+    else:
+        memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return Result(seconds=median(times) / job.batch, memory=memory)
+
+
+def _work(job: Job, answers: Any) -> None:
+    try:
+        answers.send(measure(job))
+    except (torch.OutOfMemoryError, MemoryError):
+        answers.send(Result(failure="out of memory"))
+    except RuntimeError as error:  # what PyTorch raises on a CPU
+        if "alloc" not in str(error):
+            raise
+        answers.send(Result(failure="out of memory"))
+
+
+def in_its_own_process(job: Job, context: Any, time_limit: float) -> Result:
+    """Runs the measurement, and gives up on it after `time_limit` seconds.
+
+    Raises:
+        RuntimeError: where it fails for another reason than a lack of memory.
+    """
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(job, sender), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(time_limit):
+            process.kill()
+            return Result(failure=f"over {time_limit:.0f} s")
+        return receiver.recv()
+    except EOFError as error:
+        process.join()
+        if process.exitcode == -9:  # by the kernel, for want of memory
+            return Result(failure="out of memory")
+        raise RuntimeError(f"{job.model} at {job.pixels} pixels, {job.mode}: exit status {process.exitcode}") from error
+    finally:
+        process.join()
+
+
+def run_study(arguments: argparse.Namespace, console: Console) -> dict[tuple[str, int, str], list[Result]]:
+    """All results, by model, resolution and mode: a list with one of each repetition."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["retnet_hf", "transformers.models.vit.modeling_vit"])
+    cells = [
+        (name, pixels, mode)
+        for mode in arguments.modes
+        for pixels in arguments.pixels
+        for name in arguments.models
+        if mode == "forward" or MODELS[name][2]
+    ]
+    results: dict[tuple[str, int, str], list[Result]] = {cell: [] for cell in cells}
+    columns = (TextColumn("{task.description:40}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(cells) * arguments.repeats)
+        for _ in range(arguments.repeats):
+            for cell in cells:
+                name, pixels, mode = cell
+                progress.update(task, description=f"{name}, {pixels} pixels, {mode}")
+                if not any(result.failure for result in results[cell]):
+                    job = Job(
+                        model=name,
+                        pixels=pixels,
+                        mode=mode,
+                        device=arguments.device,
+                        dtype=arguments.dtype,
+                        batch=arguments.batch,
+                        threads=arguments.threads,
+                        size=QUICK_SIZE if arguments.quick else FULL_SIZE,
+                        seconds=arguments.seconds,
+                        memory_limit=round(arguments.memory_limit * 2**30),
+                    )
+                    results[cell].append(in_its_own_process(job, context, arguments.time_limit))
+                progress.advance(task)
+    return results
+
+
+def summary(results: list[Result], reference: list[Result] | None) -> dict[str, Any]:
+    """Medians over the repetitions, the spread, and the median of the ratios to the reference of the same repetition."""
+    failure = next((result.failure for result in results if result.failure), None)
+    if failure:
+        return {"failure": failure}
+    rates = [1 / result.seconds for result in results]
+    entry = {
+        "images_per_second": median(rates),
+        "slowest": min(rates),
+        "fastest": max(rates),
+        "peak_memory_mib": median(result.memory for result in results),
+    }
+    if reference and not any(result.failure for result in reference):
+        pairs = list(zip(results, reference))
+        entry["speed_ratio"] = median(theirs.seconds / ours.seconds for ours, theirs in pairs)
+        entry["memory_ratio"] = median(ours.memory / theirs.memory for ours, theirs in pairs)
+    return entry
+
+
+def table_of(entries: dict[tuple[str, int, str], dict[str, Any]], mode: str, arguments: argparse.Namespace) -> Table:
+    """One row for each resolution and model."""
+    table = Table(title=mode)
+    for column in ("pixels", "patches", "model", "images/s", "spread", "x ViT", "peak MiB", "x ViT"):
+        table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
+    for pixels in arguments.pixels:
+        size = (f"{pixels:,}", f"{(pixels // PATCH) ** 2:,}")
+        for name in arguments.models:
+            entry = entries.get((name, pixels, mode))
+            if entry is None:
+                continue
+            if "failure" in entry:
+                figures = (entry["failure"],)
+            else:
+                ratios = [f"{entry[ratio]:.2f}" if ratio in entry else "" for ratio in ("speed_ratio", "memory_ratio")]
+                spread = f"{entry['slowest']:.3g}..{entry['fastest']:.3g}"
+                memory = f"{entry['peak_memory_mib']:,.0f}"
+                figures = (f"{entry['images_per_second']:.3g}", spread, ratios[0], memory, ratios[1])
+            table.add_row(*size, name, *figures)
+            size = ("", "")
+        table.add_section()
+    return table
+
+
+def draw(entries: dict[tuple[str, int, str], dict[str, Any]], arguments: argparse.Namespace, path: Path) -> None:
+    """Speed above, memory below; a panel for each mode."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(2, len(arguments.modes), figsize=(6 * len(arguments.modes), 8), squeeze=False, sharex=True)
+    for column, mode in enumerate(arguments.modes):
+        for row, (field, label) in enumerate((("images_per_second", "images per second"), ("peak_memory_mib", "peak MiB"))):
+            axis = axes[row][column]
+            for name in arguments.models:
+                points = [(pixels, entries.get((name, pixels, mode), {})) for pixels in arguments.pixels]
+                points = [(pixels, entry) for pixels, entry in points if field in entry]
+                if not points:
+                    continue
+                line = axis.plot(
+                    [x for x, _ in points], [entry[field] for _, entry in points], marker="o", label=MODELS[name][0]
+                )
+                if row == 0:
+                    low, high = ([entry[bound] for _, entry in points] for bound in ("slowest", "fastest"))
+                    axis.fill_between([x for x, _ in points], low, high, alpha=0.2, color=line[0].get_color())
+            axis.set(xscale="log", yscale="log", ylabel=label, title=mode if row == 0 else None)
+            axis.set_xticks(arguments.pixels, [f"{pixels:,}" for pixels in arguments.pixels], minor=False)
+            axis.minorticks_off()
+            axis.grid(alpha=0.3)
+        axes[1][column].set_xlabel("pixels along a side")
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def machine(arguments: argparse.Namespace) -> str:
+    if arguments.device.startswith("cuda"):
+        return torch.cuda.get_device_name(arguments.device)
+    return f"{platform.machine()} CPU, {arguments.threads} of {os.cpu_count()} threads"
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=DEFAULT_MODELS)
+    parser.add_argument("--pixels", nargs="+", type=int, help="resolutions, multiples of 16; 224 to 1,536 by default")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--repeats", type=int, help="of the whole; 5 by default")
+    parser.add_argument("--seconds", type=float, help="that a measurement is to last after its warm-up; 5 by default")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    parser.add_argument("--memory-limit", type=float, help="GiB for a measurement on a CPU; by default 0.8 of what is free")
+    parser.add_argument("--time-limit", type=float, default=300.0, help="seconds, after which a measurement is given up")
+    parser.add_argument("--quick", action="store_true", help="small models, two small resolutions, once")
+    parser.add_argument("--json", type=Path, help="file to write all results to")
+    parser.add_argument("--plot", type=Path, help="file to draw them in")
+    arguments = parser.parse_args(words)
+    arguments.pixels = arguments.pixels or ([64, 128] if arguments.quick else [224, 384, 512, 768, 1024, 1280, 1536])
+    arguments.repeats = arguments.repeats or (1 if arguments.quick else 5)
+    arguments.seconds = (0.05 if arguments.quick else 5.0) if arguments.seconds is None else arguments.seconds
+    arguments.memory_limit = arguments.memory_limit or 0.8 * psutil.virtual_memory().available / 2**30
+    if any(pixels <= 0 or pixels % PATCH for pixels in arguments.pixels):
+        parser.error(f"--pixels must be multiples of {PATCH}, got {arguments.pixels}")
+    return arguments
+
+
+def main(words: list[str] | None = None) -> None:
+    arguments, console = parse(words), Console()
+    results = run_study(arguments, console)
+    entries = {
+        (name, pixels, mode): summary(of_cell, results.get((REFERENCE, pixels, mode)))
+        for (name, pixels, mode), of_cell in results.items()
+    }
+    console.print(f"{machine(arguments)}, {arguments.dtype}, batch of {arguments.batch}, {arguments.repeats} repetitions")
+    for mode in arguments.modes:
+        console.print(table_of(entries, mode, arguments))
+    if arguments.json:
+        records = [
+            {
+                "model": name,
+                "pixels": pixels,
+                "mode": mode,
+                **entry,
+                "repetitions": [asdict(r) for r in results[name, pixels, mode]],
+            }
+            for (name, pixels, mode), entry in entries.items()
+        ]
+        settings = {name: value for name, value in vars(arguments).items() if name not in ("json", "plot")}
+        content = {"machine": machine(arguments), "torch": torch.__version__, "settings": settings, "results": records}
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if arguments.plot:
+        draw(entries, arguments, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
