@@ -76,6 +76,26 @@ _TORCHSCALE_IGNORED = (
     "xpos_scale_base",
     "z_loss_coeff",
 )
+# What transformers 4 wrote into every config.json that was saved in full: its defaults, which say nothing about a model.
+_TRANSFORMERS_4_DEFAULTS = {
+    **dict.fromkeys(
+        ("add_cross_attention", "do_sample", "early_stopping", "output_scores", "return_dict_in_generate"), False
+    ),
+    **dict.fromkeys(
+        ("remove_invalid_values", "tf_legacy_loss", "tie_encoder_decoder", "torchscript", "use_bfloat16"), False
+    ),
+    **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "exponential_decay_length_penalty", "finetuning_task"), None),
+    **dict.fromkeys(("cross_attention_hidden_size", "decoder_start_token_id", "forced_bos_token_id", "prefix"), None),
+    **dict.fromkeys(("forced_eos_token_id", "sep_token_id", "suppress_tokens", "task_specific_params"), None),
+    **dict.fromkeys(("tokenizer_class",), None),
+    **dict.fromkeys(("diversity_penalty", "encoder_no_repeat_ngram_size", "min_length", "no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("length_penalty", "num_beam_groups", "num_beams", "num_return_sequences", "repetition_penalty"), 1),
+    **dict.fromkeys(("temperature", "top_p", "typical_p"), 1),
+    "is_decoder": True,
+    "max_length": 20,
+    "pruned_heads": {},
+    "top_k": 50,
+}
 
 
 @strict
@@ -289,7 +309,8 @@ class RetNetConfig(PreTrainedConfig):
         self.chunk_size = kwargs.pop("recurrent_chunk_size", None)
         for key in _TORCHSCALE_IGNORED:
             kwargs.pop(key, None)
-        return kwargs
+        nothing = object()
+        return {key: value for key, value in kwargs.items() if _TRANSFORMERS_4_DEFAULTS.get(key, nothing) != value}
 
     @property
     def layer_types(self) -> list[str]:

@@ -185,3 +185,13 @@ def test_a_published_config_may_name_remote_code_that_is_not_needed(tmp_path):
     assert type(model) is RetNetForCausalLM
     model.save_pretrained(tmp_path / "saved")
     assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text()), "that code is not beside it"
+
+
+@needs_golden
+def test_defaults_of_an_old_transformers_are_not_saved_again(tmp_path):
+    data = golden("syncdoth/published_options")  # its config.json was written in full
+    assert data.config["max_length"] == 20
+    model = AutoModelForCausalLM.from_pretrained(write_folder(tmp_path, data.state_dict, data.config))
+    model.save_pretrained(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert not {"max_length", "torchscript", "pruned_heads", "is_decoder", "tokenizer_class"} & set(saved)
