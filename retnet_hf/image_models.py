@@ -83,11 +83,9 @@ class Family:
 
 
 def patch_size(image_size: int) -> int:
-    """Of the sizes 4, 8, 16, … the first that cuts an image into at most 12 patches a side."""
-    size = 4
-    while image_size > 12 * size:
-        size *= 2
-    return size
+    """The largest that cuts an image into four patches a side or more, of 8 pixels at most, or 16 in images beyond 96."""
+    limit = min(8 if image_size <= 96 else 16, image_size // 4)
+    return next(size for size in range(limit, 0, -1) if image_size % size == 0)
 
 
 def fitting_size(height: int, width: int) -> int:
@@ -108,7 +106,7 @@ def _tokens(hidden_size: int, layers: int) -> dict[str, Any]:
 
 
 def _vir(hidden_size: int, layers: int) -> dict[str, Any]:
-    """In the 49 to 144 tokens of a small picture, a head that looks far is of use only beside others that look near."""
+    """With heads that forget within a few tokens, which the few of a small picture have more use for than for long ones."""
     near_and_far = {"decay_schedule": [0.5, 0.75, 0.9, 0.97], "use_retention_norm": True, "pooling": "mean"}
     return _tokens(hidden_size, layers) | near_and_far
 
