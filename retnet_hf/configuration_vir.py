@@ -80,8 +80,8 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
         initializer_range (`float`): standard deviation of the truncated normal distribution that weights are drawn from.
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head size if absent.
-        segment_size (`int`, *optional*): tokens that a block takes at a time in the chunkwise form where no gradient is
-            wanted, so that the memory within it does not grow with the image; None: all of them.
+        segment_size (`int`, *optional*): tokens that a block takes at a time in the chunkwise form, in evaluation without
+            gradients, so that the memory within it does not grow with the image; None: all of them.
         apply_layernorm (`bool`): whether the feature maps of a backbone go through the last norm.
         out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among
             "stem", "stage1", … ; the last stage if both are absent.

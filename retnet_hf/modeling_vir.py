@@ -129,7 +129,7 @@ class ViREmbeddings(nn.Module):
         own_rows, own_columns = self.config.grid_shape
         if (rows, columns) == (own_rows, own_columns):
             return self.position_embeddings[:, first_row * columns : last_row * columns]
-        table = self.position_embeddings.unflatten(1, (own_rows, own_columns))
+        table = self.position_embeddings.unflatten(1, (own_rows, own_columns))[0]
         dtype = torch.promote_types(table.dtype, torch.float32)
 
         def weights(learned: int, wanted: int) -> Tensor:  # (wanted, learned)
@@ -138,9 +138,9 @@ class ViREmbeddings(nn.Module):
             return resized[0, :, :, 0].T
 
         with torch.autocast(table.device.type, enabled=False):
-            along_rows = weights(own_rows, rows)[first_row:last_row]
-            positions = torch.einsum("ri,lj,bijd->brld", along_rows, weights(own_columns, columns), table.to(dtype))
-        return positions.flatten(1, 2).to(table.dtype)
+            positions = torch.einsum("ri,ijd->rjd", weights(own_rows, rows)[first_row:last_row], table.to(dtype))
+            positions = torch.einsum("lj,rjd->rld", weights(own_columns, columns), positions)
+        return positions.flatten(0, 1)[None].to(table.dtype)
 
 
 class ViRPerHeadLinear(nn.Module):
@@ -518,9 +518,10 @@ class ViRModel(ViRPreTrainedModel):
         return plans[lengths[0]]._replace(segments=[(length, plans[length]) for length in lengths])
 
     def _segment_lengths(self, length: int, chunk_size: int) -> list[int]:
-        """Tokens that a block reads at a time, in whole chunks but for the last; all at once where a gradient is wanted."""
+        """Tokens that a block reads at a time, in whole chunks but for the last; all at once in training."""
         segment_size = self.config.segment_size
-        if segment_size is None or length <= segment_size or self.config.bidirectional or torch.is_grad_enabled():
+        training = self.training or torch.is_grad_enabled()
+        if segment_size is None or length <= segment_size or self.config.bidirectional or training:
             return [length]
         even = math.ceil(length / math.ceil(length / segment_size))
         segment = math.ceil(even / chunk_size) * chunk_size

@@ -224,8 +224,8 @@ def test_segments_are_the_whole_sequence(recipe, segment_size):
         exact(model.classify_bands(bands, (24, 24), retention_form="chunkwise").logits, whole.logits)
 
 
-def test_segments_are_read_where_no_gradient_is_wanted():
-    """In even parts of whole chunks; at once for a gradient, for maps, in the other forms, and in both directions."""
+def test_segments_are_read_in_evaluation():
+    """In even parts of whole chunks; at once in training, for a gradient, for maps, in other forms, in both directions."""
     model, read = small_vir(segment_size=6, chunk_size=2), []
     model.vir.layers[1].mlp.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0].shape[1]))
 
@@ -240,6 +240,8 @@ def test_segments_are_read_where_no_gradient_is_wanted():
         assert lengths(output_attentions=True) == lengths(retention_form="recurrent") == [13]
         model.config.chunk_size = 5
         assert lengths() == [5, 5, 3]
+        model.train()
+        assert lengths() == [13]
     model = small_vir("bidirectional", segment_size=6, chunk_size=2)
     with torch.no_grad():
         assert model.vir._plan(torch.zeros(1, 13, 16), "chunkwise").segments is None
