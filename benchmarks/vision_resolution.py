@@ -94,13 +94,13 @@ def manhattan(pixels: int, size: dict[str, int]) -> tuple[nn.Module, Forward]:
 
 # name: (what it is, what builds it, whether it can be trained)
 MODELS = {
-    REFERENCE: ("ViT-S/16, SDPA", vit, True),
-    "vir-chunkwise": ("ViR-S/16, chunkwise", vir("chunkwise"), True),
-    "vir-parallel": ("ViR-S/16, parallel", vir("parallel"), True),
-    "vir-recurrent": ("ViR-S/16, recurrent", vir("recurrent"), True),
-    "vir-bands": ("ViR-S/16, in bands", vir("bands"), False),
-    "rmt": ("RMT-S", rmt, True),
-    "manhattan": ("MetaFormer-S24, linear Manhattan retention", manhattan, True),
+    REFERENCE: ("ViT, SDPA", vit, True),
+    "vir-chunkwise": ("ViR, chunkwise", vir("chunkwise"), True),
+    "vir-parallel": ("ViR, parallel", vir("parallel"), True),
+    "vir-recurrent": ("ViR, recurrent", vir("recurrent"), True),
+    "vir-bands": ("ViR, in bands of rows", vir("bands"), False),
+    "rmt": ("RMT", rmt, True),
+    "manhattan": ("MetaFormer, linear Manhattan retention", manhattan, True),
 }
 DEFAULT_MODELS = ["vit", "vir-chunkwise", "vir-parallel", "vir-recurrent", "vir-bands"]
 MODES = ("forward", "training")
@@ -292,28 +292,28 @@ def draw(entries: dict[tuple[str, int, str], dict[str, Any]], arguments: argpars
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(2, len(arguments.modes), figsize=(6 * len(arguments.modes), 8), squeeze=False, sharex=True)
-    for column, mode in enumerate(arguments.modes):
-        for row, (field, label) in enumerate((("images_per_second", "images per second"), ("peak_memory_mib", "peak MiB"))):
-            axis = axes[row][column]
-            for name in arguments.models:
-                points = [(pixels, entries.get((name, pixels, mode), {})) for pixels in arguments.pixels]
-                points = [(pixels, entry) for pixels, entry in points if field in entry]
-                if not points:
-                    continue
-                line = axis.plot(
-                    [x for x, _ in points], [entry[field] for _, entry in points], marker="o", label=MODELS[name][0]
-                )
-                if row == 0:
-                    low, high = ([entry[bound] for _, entry in points] for bound in ("slowest", "fastest"))
-                    axis.fill_between([x for x, _ in points], low, high, alpha=0.2, color=line[0].get_color())
-            axis.set(xscale="log", yscale="log", ylabel=label, title=mode if row == 0 else None)
-            axis.set_xticks(arguments.pixels, [f"{pixels:,}" for pixels in arguments.pixels], minor=False)
+    modes, names = arguments.modes, arguments.models
+    figure, axes = plt.subplots(2, len(modes), figsize=(6 * len(modes), 8), squeeze=False, sharex=True)
+    fields = (("images_per_second", "images per second"), ("peak_memory_mib", "peak MiB"))
+    for column, mode in enumerate(modes):
+        for axis, (field, label) in zip(axes[:, column], fields):
+            for number, name in enumerate(names):
+                measured = [(pixels, entries.get((name, pixels, mode), {})) for pixels in arguments.pixels]
+                measured = [(pixels, entry) for pixels, entry in measured if field in entry]
+                pixels, values = [x for x, _ in measured], [entry[field] for _, entry in measured]
+                axis.plot(pixels, values, marker="o", color=f"C{number}", label=MODELS[name][0])
+                if field == "images_per_second":
+                    bounds = ([entry[bound] for _, entry in measured] for bound in ("slowest", "fastest"))
+                    axis.fill_between(pixels, *bounds, alpha=0.2, color=f"C{number}")
+            axis.set(xscale="log", yscale="log", ylabel=label)
+            axis.set_xticks(arguments.pixels, [f"{pixels:,}" for pixels in arguments.pixels])
             axis.minorticks_off()
             axis.grid(alpha=0.3)
-        axes[1][column].set_xlabel("pixels along a side")
-    axes[0][0].legend()
-    figure.tight_layout()
+        axes[0, column].set_title(mode)
+        axes[1, column].set_xlabel("pixels along a side")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=3)
+    figure.tight_layout(rect=(0, 0.03 * -(-len(names) // 3) + 0.01, 1, 1))
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -357,7 +357,10 @@ def main(words: list[str] | None = None) -> None:
         (name, pixels, mode): summary(of_cell, results.get((REFERENCE, pixels, mode)))
         for (name, pixels, mode), of_cell in results.items()
     }
-    console.print(f"{machine(arguments)}, {arguments.dtype}, batch of {arguments.batch}, {arguments.repeats} repetitions")
+    sizes = "toy sizes" if arguments.quick else "ViT-S/16, ViR-S/16, RMT-S, MetaFormer-S24"
+    console.print(
+        f"{sizes}; {machine(arguments)}, {arguments.dtype}, batch of {arguments.batch}, {arguments.repeats} rounds"
+    )
     for mode in arguments.modes:
         console.print(table_of(entries, mode, arguments))
     if arguments.json:
