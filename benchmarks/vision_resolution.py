@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 import torch
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -263,7 +264,7 @@ def summary(results: list[Result], reference: list[Result] | None) -> dict[str, 
 
 def table_of(entries: dict[tuple[str, int, str], dict[str, Any]], mode: str, arguments: argparse.Namespace) -> Table:
     """One row for each resolution and model."""
-    table = Table(title=mode)
+    table = Table(title=mode, box=box.SIMPLE)
     for column in ("pixels", "patches", "model", "images/s", "spread", "x ViT", "peak MiB", "x ViT"):
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
     for pixels in arguments.pixels:
