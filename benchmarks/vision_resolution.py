@@ -264,7 +264,7 @@ def summary(results: list[Result], reference: list[Result] | None) -> dict[str, 
 
 def table_of(entries: dict[tuple[str, int, str], dict[str, Any]], mode: str, arguments: argparse.Namespace) -> Table:
     """One row for each resolution and model."""
-    table = Table(title=mode, box=box.SIMPLE)
+    table = Table(title=mode, box=box.SIMPLE, padding=0)
     for column in ("pixels", "patches", "model", "images/s", "spread", "x ViT", "peak MiB", "x ViT"):
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
     for pixels in arguments.pixels:
