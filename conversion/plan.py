@@ -264,7 +264,7 @@ def shapes_of(state_dict: Mapping[str, Tensor]) -> dict[str, Shape]:
 
 
 def model_from(plan: Callable[[dict[str, Shape], dict | None], Plan], state_dict: Mapping[str, Tensor], config: Any):
-    """What every `from_<format>` does: plans, checks, and builds.
+    """What every `from_<format>` does: plans, checks, and builds. What is not changed is not copied: it stays shared.
 
     Raises:
         CheckpointError: as `Plan.check` and `Plan.build`.
