@@ -240,7 +240,10 @@ def _unpickle(file: Path) -> Any:
             f"which is refused: {_refused_name(error)}"
         ) from error
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{file} is damaged: {first_line(error)}") from error
+        if file.stat().st_size == 0:
+            raise CheckpointError(f"{file} is empty") from error
+        kind = type(error).__name__
+        raise CheckpointError(f"{file} is damaged, or no file of PyTorch: {kind}: {first_line(error)}") from error
 
 
 def _refused_name(error: Exception) -> str:

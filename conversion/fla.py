@@ -113,7 +113,7 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         "initializer_range": ours.initializer_range,
         "fuse_norm": ours.use_output_gate,
         "tie_word_embeddings": ours.tie_word_embeddings,
-        "use_cache": ours.use_cache,
+        "use_cache": True,  # Trainer leaves False behind, with which generation would read the whole text at every token
         "vocab_size": ours.vocab_size,
         "pad_token_id": ours.pad_token_id,
         "bos_token_id": ours.bos_token_id,

@@ -71,7 +71,7 @@ def to_syncdoth(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, 
         "forward_impl": "parallel",
         "tie_word_embeddings": ours.tie_word_embeddings,
         "initializer_range": ours.initializer_range,
-        "use_cache": ours.use_cache,
+        "use_cache": True,  # Trainer leaves False behind, with which generation would read the whole text at every token
         "pad_token_id": ours.pad_token_id,
         "bos_token_id": ours.bos_token_id,
         "eos_token_id": ours.eos_token_id,

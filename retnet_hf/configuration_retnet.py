@@ -253,7 +253,7 @@ class RetNetConfig(PreTrainedConfig):
             fields |= {
                 "rotary_endpoint": True,
                 "head_norm_affine": False,
-                "embedding_multiplier": math.sqrt(hidden_size),
+                "embedding_multiplier": math.sqrt(overrides.get("hidden_size", hidden_size)),
             }
         return cls(**(fields | overrides))
 

@@ -528,3 +528,11 @@ def test_a_head_that_forgets_nothing_has_no_half_life(retnet_hf, source):
     answer = retnet_hf("inspect", "ours")
     assert answer.code == 0, answer.err
     assert answer.out.count("never") == 8  # two columns of four heads
+
+
+@pytest.mark.parametrize(("content", "words"), [(b"", "is empty"), (b"just a text", "is damaged, or no file of PyTorch")])
+def test_a_file_that_is_none_of_pytorch_is_called_so(retnet_hf, tmp_path, content, words):
+    (tmp_path / "weights.pt").write_bytes(content)
+    answer = retnet_hf("inspect", tmp_path / "weights.pt")
+    assert answer.code == 2
+    assert words in answer.err

@@ -13,7 +13,7 @@ from conversion.plan import CheckpointError, Known, Move, Plan, shapes_of
 from conversion.syncdoth import from_syncdoth, to_syncdoth
 from conversion.torchscale import from_torchscale, to_torchscale
 from conversion.yet_another_retnet import from_yet_another_retnet
-from retnet_hf import RetNetForCausalLM
+from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf.checkpoint_dialects import FLA, TORCHSCALE, pairs_apart, pairs_together
 
 
@@ -320,3 +320,15 @@ def test_fairseqs_prefix_and_arguments_are_understood():
     again = from_torchscale({f"decoder.{name}": value for name, value in state_dict.items()}, config)
     ids = torch.arange(9)[None]
     assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("peer", ["fla", "syncdoth"])
+def test_a_model_that_trainer_has_left_without_cache_is_written_with_it(peer):
+    model = small_model(**({} if peer == "fla" else EXPRESSIBLE))
+    model.config.use_cache = False  # as Trainer does
+    assert WRITERS[peer](model)[1]["use_cache"] is True
+
+
+def test_a_torchscale_preset_of_another_width_is_still_expressible():
+    config = RetNetConfig.from_preset("torchscale-base", hidden_size=96, intermediate_size=64, vocab_size=31)
+    assert to_torchscale(RetNetForCausalLM(config))[1]["no_scale_embedding"] is False
