@@ -106,9 +106,9 @@ def _tokens(hidden_size: int, layers: int) -> dict[str, Any]:
 
 
 def _vir(hidden_size: int, layers: int) -> dict[str, Any]:
-    """With heads that forget within a few tokens, which the few of a small picture have more use for than for long ones."""
-    near_and_far = {"decay_schedule": [0.5, 0.75, 0.9, 0.97], "use_retention_norm": True, "pooling": "mean"}
-    return _tokens(hidden_size, layers) | near_and_far
+    """With norm and GELU after the retention, and heads that forget within the few tokens that a small picture has."""
+    retention = {"decay_schedule": [0.5, 0.75, 0.9, 0.97], "use_retention_norm": True, "retention_act": "gelu"}
+    return _tokens(hidden_size, layers) | retention | {"pooling": "mean"}
 
 
 def _stages(hidden_sizes: list[int], depths: list[int]) -> dict[str, Any]:
