@@ -19,6 +19,7 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin, GenerationMode
+from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
     GenericForSequenceClassification,
@@ -36,6 +37,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
+from .linear_cross_entropy import linear_cross_entropy
 from .model_card import is_placeholder, model_card
 from .retention import (
     FORMS,
@@ -523,6 +525,42 @@ class RetNetModel(RetNetPreTrainedModel):
         return RetentionPlan(form, log_decay, tables, backward_tables, cos, sin, layout, output_maps)
 
 
+def head_and_loss(
+    model: RetNetPreTrainedModel,
+    loss_of_transformers,
+    hidden_states: Tensor,  # (B, T, D)
+    labels: Tensor | None,  # (B, T)
+    with_logits: bool = True,
+    **kwargs,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Loss of a language model, where there are labels, and its logits (B, T, vocab_size).
+
+    Together, and not one after the other, where the head is nothing but its weight and the loss that of transformers; and
+    not in a compiled program, which has plans of its own.
+    """
+    head, loss_function = model.lm_head, model.loss_function
+    plain = type(head) is nn.Linear and type(head.weight) is nn.Parameter and "forward" not in vars(head)
+    hooked = any((head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks))
+    together = labels is not None and plain and not hooked and loss_function is loss_of_transformers
+    if not together or hidden_states.shape[:2] != labels.shape or torch.compiler.is_compiling():
+        logits = head(hidden_states)
+        loss = None
+        if labels is not None:
+            loss = loss_function(logits=logits, labels=labels, vocab_size=model.config.vocab_size, **kwargs)
+        return loss, logits if with_logits else None
+
+    ignore_index, items = kwargs.get("ignore_index", -100), kwargs.get("num_items_in_batch")
+    if loss_of_transformers is ForCausalLMLoss:
+        shifted = kwargs.get("shift_labels")
+        labels = F.pad(labels[:, 1:], (0, 1), value=ignore_index) if shifted is None else shifted
+    labels = labels.to(hidden_states.device).flatten()
+    rows = hidden_states.flatten(0, 1)
+    total, logits = linear_cross_entropy(rows, head.weight, labels, ignore_index, with_logits)
+    items = (labels != ignore_index).sum() if items is None else items
+    loss = total / (items.to(total.device) if isinstance(items, Tensor) else items)
+    return loss, None if logits is None else logits.unflatten(0, hidden_states.shape[:2])
+
+
 class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
     """RetNet with a language modelling head: trained in parallel or chunkwise form, decoded recurrently."""
 
@@ -551,6 +589,7 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         retention_form: str | None = None,
+        skip_logits: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         r"""
@@ -559,6 +598,7 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
         Args:
             labels: (B, T) token ids, -100 where there is nothing to predict; shifted inside.
             logits_to_keep: logits of the last so many tokens only (0: all), or of the tokens with these indices.
+            skip_logits: returns the loss alone. The logits of all tokens, (B, T, vocab_size), then never exist at once.
 
         Example:
 
@@ -582,11 +622,11 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
             return_dict=True,
             **kwargs,
         )
+        if skip_logits and labels is None:
+            raise ValueError("skip_logits must be False without labels: nothing would be computed.")
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept, :])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        hidden_states = outputs.last_hidden_state[:, kept, :]
+        loss, logits = head_and_loss(self, ForCausalLMLoss, hidden_states, labels, not skip_logits, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -692,10 +732,7 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
             return_dict=True,
             **kwargs,
         )
-        logits = self.lm_head(outputs.last_hidden_state)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        loss, logits = head_and_loss(self, ForMaskedLMLoss, outputs.last_hidden_state, labels, **kwargs)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
 

@@ -36,6 +36,10 @@ from torch import Tensor
 
 FORMS = ("auto", "parallel", "recurrent", "chunkwise")
 
+# Tokens times heads times sequences of the chunkwise form that are computed at a time.
+BLOCK_SIZE_ON_CPU = 2**10
+BLOCK_SIZE_ELSEWHERE = 2**20
+
 
 class DecayTables(NamedTuple):
     """Every power of γ that the parallel and the chunkwise form need, computed once and shared by all layers of a model.
@@ -235,6 +239,201 @@ def parallel_retention(
     return output, state
 
 
+def chunkwise_retention_at_once(
+    query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Equation 7 with all chunks in one batched product, in operations that PyTorch differentiates, compiles and exports.
+
+    The reference of `chunkwise_retention`, whose arguments and results these are, in one dtype.
+    """
+    length, chunk_size = query.shape[2], tables.inner.shape[-1]
+    chunks = -(-length // chunk_size)
+
+    def split(tensor: Tensor) -> Tensor:  # (B, H, T, X) -> (B, H, N, C, X)
+        padding = chunks * chunk_size - length
+        return (torch.nn.functional.pad(tensor, (0, 0, 0, padding)) if padding else tensor).unflatten(2, (chunks, -1))
+
+    query, key, value = split(query), split(key), split(value)
+    scores = (query @ key.transpose(-1, -2)) * tables.inner  # (B, H, N, C, C)
+    output = scores @ value  # (B, H, N, C, V)
+    written = (key * tables.key).transpose(-1, -2) @ value  # (B, H, N, K, V) what each chunk adds to the state
+    # unbound rather than indexed: the gradient of every index would be a tensor of all chunks
+    written, decay = written.unbind(2), tables.state.expand(-1, -1, chunks, -1, -1).unbind(2)
+
+    state = torch.zeros_like(written[0]) if initial_state is None else initial_state
+    states = []  # before each chunk
+    for n in range(chunks):
+        states.append(state)
+        state = torch.addcmul(written[n], decay[n], state)
+    output = torch.addcmul(output, tables.query, query @ torch.stack(states, dim=2))
+    return output.flatten(2, 3)[:, :, :length], state
+
+
+class _Block(NamedTuple):
+    """Some consecutive chunks of one length, with the tables that are theirs."""
+
+    tokens: slice
+    chunks: int
+    tables: DecayTables
+    decays: tuple[Tensor, ...]  # (B|1, H, 1, 1) for each chunk: what it leaves of the state before it
+    groups: int  # query heads to a key/value head
+    dtype: torch.dtype
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """(B, H, T, X) -> (B, H, N, C, X): these chunks of it. (B, G, T, X) likewise, each head for all that it serves."""
+        part = tensor[:, :, self.tokens].to(self.dtype).unflatten(2, (self.chunks, -1))
+        heads = self.tables.inner.shape[1]
+        return part if part.shape[1] == heads else part.repeat_interleave(self.groups, dim=1)
+
+    def put(self, part: Tensor, whole: Tensor) -> None:
+        """The inverse of `cut`; what heads have in common is summed."""
+        if part.shape[1] != whole.shape[1]:
+            part = part.unflatten(1, (-1, self.groups)).sum(2)
+        whole[:, :, self.tokens] = part.flatten(2, 3)
+
+
+def _blocks(length: int, batch: int, groups: int, tables: DecayTables, dtype: torch.dtype) -> list[_Block]:
+    """The sequence in blocks that are large enough to keep the device busy, and small enough for its cache."""
+    heads, chunk_size = tables.inner.shape[1], tables.inner.shape[-1]
+    wanted = BLOCK_SIZE_ON_CPU if tables.inner.device.type == "cpu" else BLOCK_SIZE_ELSEWHERE
+    chunks_per_block = max(1, wanted // (batch * heads * chunk_size))
+
+    def block(first: int, chunks: int, size: int) -> _Block:
+        def own(table: Tensor, *tokens: slice) -> Tensor:
+            return table[
+                (slice(None), slice(None), slice(first, first + chunks) if table.shape[2] > 1 else slice(None), *tokens)
+            ]
+
+        size_of = slice(size)
+        inner, query, key = own(tables.inner, size_of, size_of), own(tables.query, size_of), own(tables.key, size_of)
+        state = own(tables.state)
+        start = first * chunk_size
+        decays = state.expand(-1, -1, chunks, -1, -1).unbind(2)
+        tokens = slice(start, start + chunks * size)
+        return _Block(tokens, chunks, DecayTables(inner, query, key, state), decays, groups, dtype)
+
+    whole, rest = divmod(length, chunk_size)
+    blocks = [block(first, min(chunks_per_block, whole - first), chunk_size) for first in range(0, whole, chunks_per_block)]
+    return blocks + ([block(whole, 1, rest)] if rest else [])
+
+
+def _written(key: Tensor, value: Tensor, block: _Block) -> tuple[Tensor, ...]:
+    """What each chunk adds to the state: (B, H, K, V) for each of (B, H, N, C, K) and (B, H, N, C, V)."""
+    return ((key * block.tables.key).transpose(-1, -2) @ value).unbind(2)
+
+
+class ChunkwiseRetention(torch.autograd.Function):
+    """Equation 7, block of chunks by block of chunks, and its gradient.
+
+    Keeps query, key and value for the backward pass, O(T (K + V)), and computes scores and states again: within a chunk the
+    gradients are those of equation 5, and from chunk to chunk the gradient of the state runs back by the same recurrence,
+
+        dS_n = γ^C dS_{n+1} + (Q_n ⊙ query decays)ᵀ dO_n
+    """
+
+    @staticmethod
+    def run(
+        query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The forward pass. Nothing in it is recorded for a gradient."""
+        dtype = tables.inner.dtype
+        batch, heads, length, _ = query.shape
+        output = _empty_as(value, heads, dtype)
+        state = initial_state_like(query, value).to(dtype) if initial_state is None else initial_state.to(dtype)
+        for block in _blocks(length, batch, heads // key.shape[1], tables, dtype):
+            query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
+            scores = (query_part @ key_part.transpose(-1, -2)).mul_(block.tables.inner)
+            states = []  # before each chunk
+            for written, decay in zip(_written(key_part, value_part, block), block.decays):
+                states.append(state)
+                state = torch.addcmul(written, decay, state)
+            part = scores @ value_part
+            part += (query_part * block.tables.query) @ torch.stack(states, dim=2)
+            block.put(part, output)
+        return output, state
+
+    @staticmethod
+    def forward(query, key, value, tables, initial_state):
+        return ChunkwiseRetention.run(query, key, value, tables, initial_state)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        query, key, value, ctx.tables, initial_state = inputs
+        ctx.save_for_backward(query, key, value, initial_state)
+
+    @staticmethod
+    def backward(ctx, output_gradient, state_gradient):
+        query, key, value, initial_state = ctx.saved_tensors
+        tables, dtype = ctx.tables, ctx.tables.inner.dtype
+        batch, heads, length, _ = query.shape
+        if torch.is_grad_enabled():  # a gradient of the gradient is asked for
+            operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
+            with torch.enable_grad():
+                results = _grouped_at_once(query, key, value, tables, initial_state)
+            gradients = torch.autograd.grad(
+                results, operands, (output_gradient, state_gradient), create_graph=True, allow_unused=True
+            )
+            query_gradient, key_gradient, value_gradient, *rest = gradients
+            return query_gradient, key_gradient, value_gradient, None, rest[0] if rest else None
+
+        blocks = _blocks(length, batch, heads // key.shape[1], tables, dtype)
+        state = initial_state_like(query, value).to(dtype) if initial_state is None else initial_state.to(dtype)
+        states = []  # before each chunk of each block
+        for block in blocks:
+            of_block = []
+            for written, decay in zip(_written(block.cut(key), block.cut(value), block), block.decays):
+                of_block.append(state)
+                state = torch.addcmul(written, decay, state)
+            states.append(of_block)
+
+        query_gradient, key_gradient, value_gradient = (torch.empty_like(tensor) for tensor in (query, key, value))
+        for block in reversed(blocks):
+            query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
+            gradient = block.cut(output_gradient)  # (B, H, N, C, V)
+            reading, writing = query_part * block.tables.query, key_part * block.tables.key
+            read = (reading.transpose(-1, -2) @ gradient).unbind(2)  # gradient of the state before each chunk, through it
+            after = []  # gradient of the state after each chunk, last one first
+            for n in reversed(range(block.chunks)):
+                after.append(state_gradient)
+                state_gradient = torch.addcmul(read[n], block.decays[n], state_gradient)
+            after = torch.stack(after[::-1], dim=2)
+            before = torch.stack(states.pop(), dim=2)
+
+            scores = (query_part @ key_part.transpose(-1, -2)).mul_(block.tables.inner)
+            value_part_gradient = scores.transpose(-1, -2) @ gradient
+            value_part_gradient += writing @ after
+            block.put(value_part_gradient, value_gradient)
+            scores_gradient = torch.matmul(gradient, value_part.transpose(-1, -2)).mul_(block.tables.inner)
+            query_part_gradient = (gradient @ before.transpose(-1, -2)).mul_(block.tables.query)
+            query_part_gradient += scores_gradient @ key_part
+            block.put(query_part_gradient, query_gradient)
+            key_part_gradient = (value_part @ after.transpose(-1, -2)).mul_(block.tables.key)
+            key_part_gradient += scores_gradient.transpose(-1, -2) @ query_part
+            block.put(key_part_gradient, key_gradient)
+        initial_gradient = None if initial_state is None else state_gradient.to(initial_state.dtype)
+        return query_gradient, key_gradient, value_gradient, None, initial_gradient
+
+
+def _empty_as(value: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+    """(B, H, T, V), laid out in memory as `value` is, so that what followed from its layout as a view does so again."""
+    if value.shape[1] == heads:
+        return torch.empty_like(value, dtype=dtype)
+    batch, _, length, value_dim = value.shape
+    return torch.empty(batch, length, heads, value_dim, dtype=dtype, device=value.device).transpose(1, 2)
+
+
+def _grouped_at_once(
+    query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`chunkwise_retention_at_once` for any dtype, and for key/value heads that serve several query heads."""
+    dtype, groups = tables.inner.dtype, query.shape[1] // key.shape[1]
+    key, value = (
+        tensor.to(dtype).repeat_interleave(groups, dim=1) if groups > 1 else tensor.to(dtype) for tensor in (key, value)
+    )
+    initial_state = None if initial_state is None else initial_state.to(dtype)
+    return chunkwise_retention_at_once(query.to(dtype), key, value, tables, initial_state)
+
+
 def chunkwise_retention(
     query: Tensor,
     key: Tensor,
@@ -246,38 +445,23 @@ def chunkwise_retention(
     chunk_size: int | None = None,
     tables: DecayTables | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Equation 7: parallel within each chunk, all chunks in one batched product, and the recurrence from chunk to chunk.
+    """Equation 7: parallel within each chunk, and the recurrence from chunk to chunk.
 
-    Time and memory are linear in T. Arguments and results as `recurrent_retention`; `chunk_size` defaults to
+    Time and memory are linear in T; for a gradient only the operands are kept. Arguments and results as
+    `recurrent_retention`, and key and value may have fewer heads, as in `retention`; `chunk_size` defaults to
     `default_chunk_size`; `tables`, from `decay_tables(log_decay, T, chunk_size, mask, reset)`, saves their computation.
     """
     dtype = compute_dtype(query, key, value)
-    length = query.shape[2]
     if tables is None:
         chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
-        tables = decay_tables(log_decay.to(dtype), length, chunk_size, mask, reset)
-    chunk_size = tables.inner.shape[-1]
-    chunks = -(-length // chunk_size)
-
-    def split(tensor: Tensor) -> Tensor:  # (B, H, T, X) -> (B, H, N, C, X)
-        padding = chunks * chunk_size - length
-        tensor = tensor.to(dtype)
-        return (torch.nn.functional.pad(tensor, (0, 0, 0, padding)) if padding else tensor).unflatten(2, (chunks, -1))
-
-    query, key, value = split(query), split(key), split(value)
-    scores = (query @ key.transpose(-1, -2)) * tables.inner  # (B, H, N, C, C)
-    output = scores @ value  # (B, H, N, C, V)
-    written = (key * tables.key).transpose(-1, -2) @ value  # (B, H, N, K, V) what each chunk adds to the state
-    # unbound rather than indexed: the gradient of every index would be a tensor of all chunks
-    written, decay = written.unbind(2), tables.state.expand(-1, -1, chunks, -1, -1).unbind(2)
-
-    state = torch.zeros_like(written[0]) if initial_state is None else initial_state.to(dtype)
-    states = []  # before each chunk
-    for n in range(chunks):
-        states.append(state)
-        state = torch.addcmul(written[n], decay[n], state)
-    output = torch.addcmul(output, tables.query, query @ torch.stack(states, dim=2))
-    return output.flatten(2, 3)[:, :, :length], state
+        tables = decay_tables(log_decay.to(dtype), query.shape[2], chunk_size, mask, reset)
+    # A compiler plans what to keep by itself, and a gradient of the decays is left to PyTorch.
+    if torch.compiler.is_compiling() or any(table.requires_grad for table in tables):
+        return _grouped_at_once(query, key, value, tables, initial_state)
+    operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands):
+        return ChunkwiseRetention.apply(query, key, value, tables, initial_state)
+    return ChunkwiseRetention.run(query, key, value, tables, initial_state)
 
 
 def retention(
@@ -325,12 +509,11 @@ def retention(
             "key and value must have the same batch, heads and tokens, and their heads divide those of query, "
             f"got query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}."
         )
-    if key.shape[1] != query.shape[1]:
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-
     chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
     form = choose_form(query.shape[2], chunk_size) if form == "auto" else form
+    if key.shape[1] != query.shape[1] and form != "chunkwise":
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
 
     # Under autocast the products below would be narrowed to half precision, and the state with them.
     with torch.autocast(query.device.type, enabled=False):
