@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 from transformers.models.auto.image_processing_auto import AutoImageProcessor  # which 5.17 exports with torchvision only
+from transformers.utils import is_peft_available
 
 from .configuration_metaformer import MetaFormerConfig
 from .configuration_retnet import RetNetConfig
@@ -86,6 +87,11 @@ AutoModelForImageClassification.register(ViRConfig, ViRForImageClassification)
 AutoModelForMaskedImageModeling.register(ViRConfig, ViRForMaskedImageModeling)
 AutoBackbone.register(ViRConfig, ViRBackbone)
 AutoImageProcessor.register(ViRConfig, image_processor_classes=by_backend(ViRImageProcessor, ViRImageProcessorPil))
+
+if is_peft_available():  # transformers has imported it by now, with the callbacks of its Trainer
+    from .peft_targets import register_target_modules
+
+    register_target_modules()
 
 __all__ = [
     "CarryState",

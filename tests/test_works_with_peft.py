@@ -1,0 +1,126 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""PEFT finds by itself what to adapt: a configuration that names no target modules trains, merges, saves and reloads."""
+
+import copy
+
+import pytest
+import torch
+from peft import (
+    AdaLoraConfig,
+    AutoPeftModelForCausalLM,
+    LoHaConfig,
+    LoraConfig,
+    OFTConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
+from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+from small_models import close, greedy, random_ids
+from small_vir import small_vir
+from small_vision_models import VISION_FAMILIES
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification
+
+from retnet_hf import MetaFormerConfig, MetaFormerForImageClassification
+
+
+def adapted(tuned) -> set[str]:
+    return {name.removeprefix("base_model.model.") for name, module in tuned.named_modules() if hasattr(module, "lora_A")}
+
+
+def linear_layers(model, head: str) -> set[str]:
+    return {name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != head}
+
+
+def train(tuned, batch: dict, steps: int = 8) -> list[float]:
+    optimizer = torch.optim.AdamW([p for p in tuned.parameters() if p.requires_grad], lr=2e-2)
+    losses = []
+    for _ in range(steps):
+        loss = tuned(**batch).loss
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    tuned.eval()
+    return losses
+
+
+def test_lora_without_target_modules(model, tmp_path):
+    """All linear layers of every block, and not the head: trained, saved, reloaded, merged, saved again."""
+    model.save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    tuned = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM"))
+    assert adapted(tuned) == linear_layers(model, "lm_head")
+
+    ids = random_ids(2, 21)
+    losses = train(tuned, {"input_ids": ids, "labels": ids})
+    assert losses[-1] < 0.8 * losses[0]
+    with torch.no_grad():
+        expected = tuned(ids).logits
+        tuned.save_pretrained(tmp_path / "adapter")
+        assert AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")(ids).logits.equal(expected)
+        merged = tuned.merge_and_unload()
+        close(merged(ids).logits, expected)
+        merged.save_pretrained(tmp_path / "merged")
+        reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+        assert reloaded(ids).logits.equal(merged(ids).logits)
+    assert reloaded.state_dict().keys() == model.state_dict().keys()
+
+
+def pooling_metaformer() -> MetaFormerForImageClassification:
+    """No token mixer of which has a linear layer."""
+    mixers = {"token_mixers": ["pooling"], "patch_sizes": [7], "strides": [4], "padding": [2]}
+    return MetaFormerForImageClassification(
+        MetaFormerConfig(depths=[2], hidden_sizes=[8], num_attention_heads=[1], **mixers)
+    )
+
+
+@pytest.mark.parametrize("make", [pooling_metaformer, lambda: small_vir("pulfer")], ids=["pooling", "per_head_projections"])
+def test_lora_adapts_the_layers_that_it_can(make):
+    """Models in which the projections of the tokens are absent, or are no linear layers."""
+    model = make()
+    tuned = get_peft_model(copy.deepcopy(model), LoraConfig(modules_to_save=["classifier"]))
+    assert {name.rsplit(".", 1)[-1] for name in adapted(tuned)} >= {"fc1", "fc2"}
+    assert adapted(tuned) == linear_layers(model, "classifier")
+
+
+@pytest.mark.parametrize("config", [LoHaConfig(r=2), OFTConfig(), AdaLoraConfig(init_r=4, target_r=2, total_step=10)])
+def test_other_methods_without_target_modules(fla_model, config):
+    config.task_type = "CAUSAL_LM"
+    tuned = get_peft_model(copy.deepcopy(fla_model), config)
+    ids = random_ids(2, 9)
+    tuned(input_ids=ids, labels=ids).loss.backward()
+    assert sum(parameter.grad is not None for parameter in tuned.parameters()) >= 16  # the linear layers of two blocks
+
+
+def test_target_modules_that_are_named_are_kept(fla_model):
+    tuned = get_peft_model(copy.deepcopy(fla_model), LoraConfig(target_modules=["v_proj"], task_type="CAUSAL_LM"))
+    assert adapted(tuned) == {f"model.layers.{layer}.retention.v_proj" for layer in range(2)}
+
+
+def test_defaults_of_other_models_are_left_alone():
+    assert TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["llama"] == ["q_proj", "v_proj"]
+
+
+def test_prompt_tuning_generates(fla_model):
+    """Virtual tokens come as embeddings, in front of the prompt, with and without the state."""
+    config = PromptTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM")
+    tuned = get_peft_model(copy.deepcopy(fla_model), config).eval()
+    ids = random_ids(2, 7)
+    with torch.no_grad():
+        prompt = tuned.get_prompt(batch_size=2)
+        embeddings = torch.cat([prompt, fla_model.model.embed_tokens(ids)], dim=1)
+        close(tuned(ids).logits[:, 5:], fla_model(inputs_embeds=embeddings).logits[:, 5:])
+    expected = greedy(fla_model, inputs_embeds=embeddings, tokens=9)
+    for use_cache in (True, False):
+        assert greedy(tuned, input_ids=ids, tokens=9, use_cache=use_cache)[:, 7:].equal(expected)
+
+
+def test_prefix_tuning_is_refused(fla_model):
+    """Its prefix is a key/value cache, of which a retention knows nothing: an error, and no wrong answer."""
+    tuned = get_peft_model(copy.deepcopy(fla_model), PrefixTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM"))
+    with pytest.raises(ValueError, match="past_key_values must be a RetNetState or an empty cache"):
+        tuned(random_ids(1, 7))
