@@ -70,12 +70,32 @@ def test_lora_without_target_modules(model, tmp_path):
     assert reloaded.state_dict().keys() == model.state_dict().keys()
 
 
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_lora_without_target_modules_in_image_models(family, tmp_path):
+    family = VISION_FAMILIES[family]
+    model = family.model()
+    tuned = get_peft_model(copy.deepcopy(model), LoraConfig(modules_to_save=["classifier"]))
+    assert adapted(tuned) == linear_layers(model, "classifier")
+
+    images = torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    losses = train(tuned, {"pixel_values": images, "labels": torch.arange(8) % 2})
+    assert losses[-1] < losses[0]
+    with torch.no_grad():
+        expected = tuned(images).logits
+        tuned.save_pretrained(tmp_path / "adapter")
+        loaded = PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "adapter").eval()
+        assert loaded(images).logits.equal(expected)
+        merged = loaded.merge_and_unload()
+        close(merged(images).logits, expected)
+        merged.save_pretrained(tmp_path / "merged")
+        reloaded = AutoModelForImageClassification.from_pretrained(tmp_path / "merged")
+        assert reloaded(images).logits.equal(merged(images).logits)
+
+
 def pooling_metaformer() -> MetaFormerForImageClassification:
     """No token mixer of which has a linear layer."""
-    mixers = {"token_mixers": ["pooling"], "patch_sizes": [7], "strides": [4], "padding": [2]}
-    return MetaFormerForImageClassification(
-        MetaFormerConfig(depths=[2], hidden_sizes=[8], num_attention_heads=[1], **mixers)
-    )
+    options = {"token_mixers": ["pooling"], "patch_sizes": [7], "strides": [4], "padding": [2], "num_attention_heads": [1]}
+    return MetaFormerForImageClassification(MetaFormerConfig(depths=[2], hidden_sizes=[8], **options))
 
 
 @pytest.mark.parametrize("make", [pooling_metaformer, lambda: small_vir("pulfer")], ids=["pooling", "per_head_projections"])
