@@ -34,6 +34,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .block_functions import gated, rms_norm, rotate
 from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
@@ -65,8 +66,8 @@ class RetentionPlan(NamedTuple):
     log_decay: Tensor  # (H,)
     tables: DecayTables | None  # None where the recurrence runs token by token
     backward_tables: DecayTables | None  # of the sequence turned around, for an encoder
-    cos: Tensor | None  # (B|1, 1, T, K/2); None without rotation
-    sin: Tensor | None
+    query_rotation: tuple[Tensor, Tensor] | None  # cosines and sines, (B|1, 1, T, K/2), times the scale of the query
+    key_rotation: tuple[Tensor, Tensor] | None  # the same without the scale; None without rotation
     layout: SequenceLayout
     output_maps: bool
 
@@ -129,12 +130,6 @@ class RetNetRotaryEmbedding(nn.Module):
         return angle.cos(), angle.sin()
 
 
-def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pairs (i, i + K/2) of vectors (B, H, T, K) by the angle of their position."""
-    first, second = vectors.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
-
-
 class RetNetLinear(nn.Linear):
     """A projection of a block, which knows how the paper initialises it.
 
@@ -148,6 +143,13 @@ class RetNetLinear(nn.Linear):
         super().__init__(in_features, out_features, bias=False)
 
 
+class RetNetRMSNorm(nn.RMSNorm):
+    """RMS norm of the residual stream."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return rms_norm(hidden_states, self.weight, self.eps)
+
+
 class RetNetHeadRMSNorm(nn.Module):
     """RMS norm of each head's output, in the precision it comes in; it makes the scale of queries and keys immaterial."""
 
@@ -157,8 +159,7 @@ class RetNetHeadRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(head_size)) if affine else None
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        normed = F.rms_norm(hidden_states, hidden_states.shape[-1:], eps=self.eps)
-        return normed if self.weight is None else normed * self.weight
+        return rms_norm(hidden_states, self.weight, self.eps)
 
 
 class RetNetRetention(nn.Module):
@@ -206,12 +207,13 @@ class RetNetRetention(nn.Module):
         value = heads(self.v_proj(hidden_states), self.value_head_dim)
         if self.feature_map is not None:
             query, key = self.feature_map(query), self.feature_map(key)
-        query = query * self.scaling
         if query.shape[1] != plan.log_decay.shape[0]:  # tensor parallel: this rank's heads, and their decays
             first = query.shape[1] * self.q_proj.weight.device_mesh.get_local_rank()
             plan = plan.of_heads(slice(first, first + query.shape[1]))
-        if plan.cos is not None:
-            query, key = rotate(query, plan.cos, plan.sin), rotate(key, plan.cos, plan.sin)
+        if plan.key_rotation is None:
+            query = query * self.scaling
+        else:
+            query, key = rotate(query, *plan.query_rotation), rotate(key, *plan.key_rotation)
 
         maps = None
         if plan.output_maps:  # the output is made of them, so that a gradient reaches them
@@ -221,7 +223,7 @@ class RetNetRetention(nn.Module):
             output = self.head_norm(output)
         output = output.transpose(1, 2).reshape(batch, length, -1).to(hidden_states.dtype)
         if self.gated:
-            output = output * self.gate_fn(self.g_proj(hidden_states))
+            output = gated(output, self.g_proj(hidden_states), self.gate_fn)
         return self.o_proj(output), maps
 
     def _retain(
@@ -288,7 +290,7 @@ class RetNetMLP(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         inner = self.up_proj(hidden_states)
-        inner = self.act_fn(self.gate_proj(hidden_states)) * inner if self.gated else self.act_fn(inner)
+        inner = gated(inner, self.gate_proj(hidden_states), self.act_fn) if self.gated else self.act_fn(inner)
         return self.down_proj(self.dropout(inner))
 
 
@@ -299,8 +301,8 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.retention = RetNetRetention(config, layer_idx)
         self.mlp = RetNetMLP(config)
-        self.retention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.retention_norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp_norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.pre_norm = config.norm_position == "pre"
         self.residual_multiplier = config.residual_multiplier
         self.dropout = nn.Dropout(config.hidden_dropout)
@@ -399,11 +401,11 @@ class RetNetModel(RetNetPreTrainedModel):
         super().__init__(config)
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.embed_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if config.use_embedding_norm else None
+        self.embed_norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps) if config.use_embedding_norm else None
         self.embed_dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList([RetNetDecoderLayer(config, index) for index in range(config.num_hidden_layers)])
         pre_norm = config.norm_position == "pre"
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps) if pre_norm else nn.Identity()
+        self.norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps) if pre_norm else nn.Identity()
         self.decay = RetNetDecay(config)
         self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
         self.gradient_checkpointing = False
@@ -521,8 +523,11 @@ class RetNetModel(RetNetPreTrainedModel):
                 mask = None if layout.mask is None else layout.mask.flip(1)
                 reset = None if layout.reset is None else document_ends(layout.reset).flip(1)
                 backward_tables = decay_tables(log_decay, length, chunk_size, mask, reset)
-        cos, sin = (None, None) if self.rotary is None else self.rotary(layout.position, dtype)
-        return RetentionPlan(form, log_decay, tables, backward_tables, cos, sin, layout, output_maps)
+        query_rotation = key_rotation = None
+        if self.rotary is not None:
+            cos, sin = key_rotation = self.rotary(layout.position, dtype)
+            query_rotation = (cos * config.head_dim**-0.5, sin * config.head_dim**-0.5)
+        return RetentionPlan(form, log_decay, tables, backward_tables, query_rotation, key_rotation, layout, output_maps)
 
 
 def head_and_loss(

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
-from retnet_hf.modeling_retnet import RetNetRotaryEmbedding, rotate
+from retnet_hf.block_functions import rotate
+from retnet_hf.modeling_retnet import RetNetRotaryEmbedding
 from retnet_hf.sequence_layout import sequence_layout
 
 

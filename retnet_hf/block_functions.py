@@ -1,0 +1,133 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What a block does between its matrix products and retention: rotation, RMS norm and gate, each with a gradient of its own.
+
+PyTorch would keep every product in them for the backward pass. Here each keeps its operands alone, which the products around
+them keep anyway, and takes fewer passes over memory. In a compiled program, and where a device has a kernel for the
+whole function, that is used.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates the pairs (i, i + K/2) of vectors (B, H, T, K) by angles whose cosines and sines are (B|1, 1, T, K/2).
+
+    The result has the wider of both types. No gradient flows to the angles.
+    """
+    if torch.compiler.is_compiling():
+        first, second = vectors.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+    return Rotation.apply(vectors, cos, sin)
+
+
+class Rotation(torch.autograd.Function):
+    """See `rotate`. The gradient is rotated back, by the negative angles."""
+
+    @staticmethod
+    def forward(vectors, cos, sin):
+        first, second = vectors.chunk(2, dim=-1)
+        rotated = torch.empty_like(vectors, dtype=torch.promote_types(vectors.dtype, cos.dtype))
+        rotated_first, rotated_second = rotated.chunk(2, dim=-1)
+        torch.mul(first, cos, out=rotated_first).addcmul_(second, sin, value=-1)
+        torch.mul(first, sin, out=rotated_second).addcmul_(second, cos)
+        return rotated
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        vectors, cos, sin = inputs
+        ctx.dtype = vectors.dtype
+        ctx.save_for_backward(cos, sin)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        cos, sin = ctx.saved_tensors
+        return Rotation.apply(gradient, cos, -sin).to(ctx.dtype), None, None
+
+
+def rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """hidden_states / sqrt(mean of their squares + eps) · weight, over the last dimension, in the type of hidden_states."""
+    has_kernel = hidden_states.device.type != "cpu"
+    if has_kernel or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        weight = None if weight is None else weight.to(hidden_states.dtype)
+        return F.rms_norm(hidden_states, hidden_states.shape[-1:], weight, eps)
+    normed, _ = RMSNorm.apply(hidden_states, weight, eps)
+    return normed
+
+
+class RMSNorm(torch.autograd.Function):
+    """See `rms_norm`. Keeps the input and one number for each row."""
+
+    @staticmethod
+    def forward(hidden_states, weight, eps):
+        wide = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+        normed = wide * scale
+        return (normed if weight is None else normed.mul_(weight)).to(hidden_states.dtype), scale
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        hidden_states, weight, ctx.eps = inputs
+        _, scale = output
+        ctx.mark_non_differentiable(scale)
+        ctx.save_for_backward(hidden_states, weight, scale)
+
+    @staticmethod
+    def backward(ctx, gradient, _):
+        hidden_states, weight, scale = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a gradient of the gradient is asked for
+            normed = F.rms_norm(hidden_states, hidden_states.shape[-1:], weight, ctx.eps)
+            operands = [operand for operand in (hidden_states, weight) if operand is not None and operand.requires_grad]
+            found = dict(zip(map(id, operands), torch.autograd.grad(normed, operands, gradient, create_graph=True)))
+            return found.get(id(hidden_states)), found.get(id(weight)), None
+
+        wide, gradient = hidden_states.to(scale.dtype), gradient.to(scale.dtype)
+        normed = wide * scale
+        weight_gradient = None
+        if weight is not None:
+            if ctx.needs_input_grad[1]:
+                weight_gradient = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
+            gradient = gradient * weight
+        # with n = x / rms(x): dx = (dn - n mean(dn n)) / rms(x)
+        share = (gradient * normed).mean(-1, keepdim=True)
+        input_gradient = torch.addcmul(gradient, normed, share, value=-1).mul_(scale)
+        return input_gradient.to(hidden_states.dtype), weight_gradient, None
+
+
+def gated(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """values · activation(gate), element by element."""
+    learned = isinstance(activation, nn.Module) and next(activation.parameters(), None) is not None
+    if learned or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return values * activation(gate)
+    return Gate.apply(values, gate, activation)
+
+
+class Gate(torch.autograd.Function):
+    """See `gated`. Keeps values and gate, and activates the gate again."""
+
+    @staticmethod
+    def forward(values, gate, activation):
+        return values * activation(gate)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        values, gate, ctx.activation = inputs
+        ctx.save_for_backward(values, gate)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        values, gate = ctx.saved_tensors
+        again = torch.is_grad_enabled()  # a gradient of the gradient is asked for
+        with torch.enable_grad():
+            gate = gate if again else gate.detach().requires_grad_()
+            activated = ctx.activation(gate)
+        values_gradient = gate_gradient = None
+        if ctx.needs_input_grad[0]:
+            values_gradient = gradient * (activated if again else activated.detach())
+        if ctx.needs_input_grad[1]:
+            (gate_gradient,) = torch.autograd.grad(activated, gate, gradient * values, create_graph=again)
+        return values_gradient, gate_gradient, None

@@ -1,0 +1,123 @@
+"""Rotation, norm and gate: PyTorch's values and gradients, with less kept for the backward pass."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+
+from retnet_hf.block_functions import gated, rms_norm, rotate
+from tests.small_models import close
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def plain_rotate(vectors, cos, sin):
+    first, second = vectors.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
+
+
+def angles(length, pairs, dtype=torch.float64):
+    angle = torch.arange(length, dtype=dtype)[:, None] / torch.arange(1, pairs + 1, dtype=dtype)
+    return angle.cos()[None, None], angle.sin()[None, None]
+
+
+def plain_norm(hidden_states, weight):
+    return F.rms_norm(hidden_states, hidden_states.shape[-1:], weight, 1e-6)
+
+
+CASES = {
+    "rotate": (
+        lambda vectors: rotate(vectors, *angles(5, 3)),
+        lambda vectors: plain_rotate(vectors, *angles(5, 3)),
+        lambda: (normal(2, 3, 5, 6),),
+    ),
+    "rotate heads of a projection": (
+        lambda projected: rotate(projected.view(2, 5, 3, 6).transpose(1, 2), *angles(5, 3)),
+        lambda projected: plain_rotate(projected.view(2, 5, 3, 6).transpose(1, 2), *angles(5, 3)),
+        lambda: (normal(2, 5, 18),),
+    ),
+    "norm": (
+        lambda x, weight: rms_norm(x, weight, 1e-6),
+        plain_norm,
+        lambda: (normal(2, 5, 6), normal(6, seed=1)),
+    ),
+    "norm without weight": (lambda x: rms_norm(x, None, 1e-6), lambda x: plain_norm(x, None), lambda: (normal(2, 5, 6),)),
+    **{
+        f"gate {name}": (
+            lambda values, gate, name=name: gated(values, gate, ACT2FN[name]),
+            lambda values, gate, name=name: values * ACT2FN[name](gate),
+            lambda: (normal(2, 5, 6), normal(2, 5, 6, seed=1)),
+        )
+        for name in ("silu", "gelu", "sigmoid", "relu")
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_those_of_pytorch(case):
+    function, reference, operands = CASES[case]
+    operands = operands()
+    output, expected = function(*operands), reference(*operands)
+    close(output, expected, 1e-12)
+    weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view_as(output)
+    gradients = torch.autograd.grad((output * weights).sum(), operands)
+    for gradient, wanted in zip(gradients, torch.autograd.grad((expected * weights).sum(), operands)):
+        close(gradient, wanted, 1e-12)
+    with torch.no_grad():
+        close(function(*operands), expected, 1e-12)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "gate relu"])
+def test_gradients_hold_numerically_and_can_be_differentiated_again(case):
+    function, _, operands = CASES[case]
+    operands = operands()
+    assert torch.autograd.gradcheck(function, operands)
+    assert torch.autograd.gradgradcheck(function, operands)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize("case", ["norm", "gate silu"])
+def test_frozen_operands_get_no_gradient_and_the_others_theirs(case, frozen):
+    function, reference, operands = CASES[case]
+    operands = list(operands())
+    operands[frozen] = operands[frozen].detach()
+    [free] = [operand for operand in operands if operand.requires_grad]
+    [gradient] = torch.autograd.grad(function(*operands).square().sum(), [free])
+    [wanted] = torch.autograd.grad(reference(*operands).square().sum(), [free])
+    close(gradient, wanted, 1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_kept_but_operands_and_what_is_small(case):
+    function, _, operands = CASES[case]
+    operands = operands()
+    allowed = {operand.untyped_storage().data_ptr() for operand in operands}
+    kept = []
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in allowed:
+            kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        function(*operands)
+    assert max(kept, default=0) <= 2 * 5 * 3  # angles, or a number a row; the operands have 60 elements and more
+
+
+def test_a_gate_that_learns_gets_its_gradient():
+    activation = torch.nn.PReLU(dtype=torch.float64)
+    values, gate = normal(3, 4), normal(3, 4, seed=1)
+    gated(values, gate, activation).sum().backward()
+    expected = (values * gate * (gate < 0)).sum()
+    close(activation.weight.grad.squeeze(), expected, 1e-12)
+
+
+def test_types():
+    vectors = normal(1, 1, 5, 6, dtype=torch.bfloat16)
+    assert rotate(vectors, *angles(5, 3, torch.float32)).dtype == torch.float32
+    assert rms_norm(vectors, normal(6, dtype=torch.bfloat16), 1e-6).dtype == torch.bfloat16
+    (gradient,) = torch.autograd.grad(rotate(vectors, *angles(5, 3, torch.float32)).sum(), vectors)
+    assert gradient.dtype == torch.bfloat16
