@@ -253,6 +253,10 @@ def train_image(
     image_size: Annotated[
         int | None, model_option(min=4, help="Pixels a side. Absent: that of the first image, or 64 if it is larger.")
     ] = None,
+    patch_size: Annotated[
+        int | None,
+        model_option(min=1, help="Pixels a side of the patches of vir and vit. Absent: four or more patches a side."),
+    ] = None,
     classes: Annotated[
         str | None, image_option(help="Names of the classes in the order of their numbers, separated by commas.")
     ] = None,
@@ -314,6 +318,7 @@ def train_image(
         preset=preset or (None if config else "mini"),
         config=None if config is None else read_config(config, FAMILIES[model.value].config_class),
         image_size=image_size,
+        patch_size=patch_size,
         crop_padding=crop_padding,
         flip=flip,
         eval_fraction=eval_fraction,

@@ -49,24 +49,38 @@ class Family:
         """Names of sizes."""
         return (*self.small, *self.published)
 
-    def config(self, preset: str | None, given: dict[str, Any] | None, image_size: int, classes: list[str]) -> Any:
+    def config(
+        self,
+        preset: str | None,
+        given: dict[str, Any] | None,
+        image_size: int,
+        classes: list[str],
+        patch_size: int | None = None,
+    ) -> Any:
         """A configuration of a named size, or of given fields, for images of a size and for classes.
+
+        Args:
+            patch_size: in the place of that of the named size, or of what suits the images.
 
         Raises:
             InputError: if there is no such size, or the fields are not valid.
         """
+        if patch_size is not None and not self.has_patches:
+            raise InputError(f"--patch-size is for families of one patch size, vir and vit, which {self.title} is not")
         labels = {
             "id2label": dict(enumerate(classes)),
             "label2id": {name: number for number, name in enumerate(classes)},
             "image_size": image_size,
         }
+        if patch_size is not None:
+            labels["patch_size"] = patch_size
         if given is not None:
             return config_of(self.config_class, **(given | labels))
         if preset in self.published:
             return config_of(self.config_class.from_preset, preset, **labels)
         if preset not in self.small:
             raise InputError(f"--preset must be one of {', '.join(self.presets)}, got {preset}")
-        patches = {"patch_size": patch_size(image_size)} if self.has_patches else {}
+        patches = {"patch_size": fitting_patch_size(image_size)} if self.has_patches else {}
         return config_of(self.config_class, **(self.small[preset] | patches | labels))
 
     def processor(self, image_size: int) -> BaseImageProcessor:
@@ -82,7 +96,7 @@ class Family:
         return self.processor_class(size=image_size, crop_pct=1.0, **options)
 
 
-def patch_size(image_size: int) -> int:
+def fitting_patch_size(image_size: int) -> int:
     """The largest that cuts an image into four patches a side or more, of 8 pixels at most, or 16 in images beyond 96."""
     limit = min(8 if image_size <= 96 else 16, image_size // 4)
     return next(size for size in range(limit, 0, -1) if image_size % size == 0)

@@ -41,6 +41,7 @@ class ImageRecipe:
     preset: str | None = None
     config: dict[str, Any] | None = None  # fields of the family's configuration in the place of a preset
     image_size: int | None = None  # fitting the first image if absent
+    patch_size: int | None = None  # fitting the image size if absent
     crop_padding: int | None = None  # an eighth of the image size if absent
     flip: bool = True
     eval_fraction: float = 0.1
@@ -271,7 +272,7 @@ def prepare(
     elif not isinstance(image_size, int):
         raise InputError(f"image_size must be one number, for square images, got {image_size}")
     padding = image_size // 8 if recipe.crop_padding is None else recipe.crop_padding
-    config = recipe.family.config(recipe.preset, recipe.config, image_size, corpus.classes)
+    config = recipe.family.config(recipe.preset, recipe.config, image_size, corpus.classes, recipe.patch_size)
     processor = recipe.family.processor(image_size)
     training = PreparedImages(corpus.training, processor, Augmentation(padding, recipe.flip), recipe.seed)
     with torch.device("meta"):

@@ -23,7 +23,7 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from retnet_hf import ViRForImageClassification, cli
 from retnet_hf.errors import InputError
 from retnet_hf.image_corpus import LabelledImages, hold_out, read_corpus, read_idx
-from retnet_hf.image_models import FAMILIES, fitting_size, patch_size
+from retnet_hf.image_models import FAMILIES, fitting_patch_size, fitting_size
 from retnet_hf.image_report import confusion_matrix
 from retnet_hf.image_training import Augmentation, PreparedImages, examples
 
@@ -171,6 +171,7 @@ def test_small_sizes_are_the_same_in_every_family(preset, parameters):
 
 def test_published_sizes_are_known_by_their_names():
     assert FAMILIES["vir"].config("ViR-S/16", None, 224, ["a", "b"]).hidden_size == 384
+    assert FAMILIES["vir"].config("ViR-S/16", None, 224, ["a", "b"], patch_size=8).patch_size == 8
     assert FAMILIES["rmt"].config("small", None, 224, ["a", "b"]).depths == [3, 4, 18, 4]
     assert FAMILIES["metaformer"].config("s12", None, 224, ["a", "b"]).num_labels == 2
 
@@ -180,7 +181,7 @@ def test_sizes_that_follow_from_the_images():
         28, 32, 32, 36, 64, 64,
     ]  # fmt: skip
     sizes = {4: 1, 20: 5, 28: 7, 30: 6, 32: 8, 48: 8, 64: 8, 96: 8, 100: 10, 224: 16, 384: 16}
-    assert {size: patch_size(size) for size in sizes} == sizes
+    assert {size: fitting_patch_size(size) for size in sizes} == sizes
 
 
 # Interrupting and resuming
@@ -285,6 +286,8 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["pictures", "--config", "rmt.json"], ['"rmt"', '"vir"']),
         (["pictures", "--config", "config.json", "--preset", "mini"], ["--preset", "--config"]),
         (["pictures", "--config", "config.json", "--image-size", "21"], ["patch_size"]),
+        (["pictures", "--patch-size", "3"], ["patch_size", "3", "20"]),
+        (["pictures", "--patch-size", "4", "--model", "rmt"], ["--patch-size is for", "RMT"]),
         (["pictures", "--config", "oblong.json"], ["image_size must be one number", "[16, 20]"]),
         (["pictures", "--model", "resnet"], ["--model", "resnet"]),
         (["pictures", "--output", "config.json"], ["is a file"]),
