@@ -22,7 +22,8 @@ def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         first, second = vectors.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
-    return Rotation.apply(vectors, cos, sin)
+    differentiable = torch.is_grad_enabled() and vectors.requires_grad
+    return (Rotation.apply if differentiable else Rotation.forward)(vectors, cos, sin)
 
 
 class Rotation(torch.autograd.Function):
@@ -51,11 +52,10 @@ class Rotation(torch.autograd.Function):
 
 def rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """hidden_states / sqrt(mean of their squares + eps) · weight, over the last dimension, in the type of hidden_states."""
-    has_kernel = hidden_states.device.type != "cpu"
-    if has_kernel or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if hidden_states.device.type != "cpu" or torch.compiler.is_compiling():  # where there is a kernel for it
         weight = None if weight is None else weight.to(hidden_states.dtype)
         return F.rms_norm(hidden_states, hidden_states.shape[-1:], weight, eps)
-    normed, _ = RMSNorm.apply(hidden_states, weight, eps)
+    normed, _ = (RMSNorm.apply if torch.is_grad_enabled() else RMSNorm.forward)(hidden_states, weight, eps)
     return normed
 
 
@@ -65,7 +65,8 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(hidden_states, weight, eps):
         wide = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = norm.square_().mul_(1 / wide.shape[-1]).add_(eps).rsqrt_()
         normed = wide * scale
         return (normed if weight is None else normed.mul_(weight)).to(hidden_states.dtype), scale
 
@@ -100,8 +101,9 @@ class RMSNorm(torch.autograd.Function):
 
 def gated(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """values · activation(gate), element by element."""
-    learned = isinstance(activation, nn.Module) and next(activation.parameters(), None) is not None
-    if learned or torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return values * activation(gate)
+    if isinstance(activation, nn.Module) and next(activation.parameters(), None) is not None:
         return values * activation(gate)
     return Gate.apply(values, gate, activation)
 

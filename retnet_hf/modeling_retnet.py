@@ -291,7 +291,7 @@ class RetNetMLP(nn.Module):
     def forward(self, hidden_states: Tensor) -> Tensor:
         inner = self.up_proj(hidden_states)
         inner = gated(inner, self.gate_proj(hidden_states), self.act_fn) if self.gated else self.act_fn(inner)
-        return self.down_proj(self.dropout(inner))
+        return self.down_proj(self.dropout(inner) if self.training else inner)
 
 
 class RetNetDecoderLayer(GradientCheckpointingLayer):
@@ -325,7 +325,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
     def _join(self, stream: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
         if self.residual_multiplier != 1.0:
             stream = stream * self.residual_multiplier
-        stream = stream + self.dropout(branch)
+        stream = stream + (self.dropout(branch) if self.training else branch)
         return stream if self.pre_norm else norm(stream)
 
 

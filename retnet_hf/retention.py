@@ -28,6 +28,7 @@ Three rules hold in every form and are what the tests check:
 Positions are no business of this module: rotate query and key before calling it (xPos/RoPE), and scale the query.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -56,6 +57,13 @@ class DecayTables(NamedTuple):
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
     """float64 if any of the tensors is, else float32: the type retention computes in."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+
+
+def without_autocast(device_type: str) -> AbstractContextManager:
+    """Within it, products are not narrowed to half precision, and the state with them."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()  # costs less, at every step of decoding
 
 
 def default_chunk_size(key_dim: int, value_dim: int) -> int:
@@ -102,6 +110,9 @@ def decay_tables(
     """
     chunk_size = length if chunk_size is None else min(chunk_size, length)
     alike = mask is None and reset is None
+    if alike and isinstance(length, int) and length == 1:  # at every step of decoding
+        one, decay = log_decay.new_ones(1, len(log_decay), 1, 1, 1), log_decay.exp().view(1, -1, 1, 1, 1)
+        return DecayTables(inner=one, query=decay, key=one, state=decay)
     if alike and length % chunk_size == 0:
         length = chunk_size  # every chunk is like the first
     chunks = -(-length // chunk_size)
@@ -181,7 +192,7 @@ def recurrent_retention(
 def recurrent_step_(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, state: Tensor) -> Tensor:
     """One token, T = 1, updating `state` (B, H, K, V) in place. Returns the output (B, H, 1, V)."""
     dtype = state.dtype
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         key = key.to(dtype) * tables.key[:, :, 0]  # (B, H, 1, K); 0 for an absent token
         state.mul_(tables.state[:, :, 0]).addcmul_(key.transpose(-1, -2), value.to(dtype))
         return query.to(dtype) @ state
@@ -190,7 +201,7 @@ def recurrent_step_(query: Tensor, key: Tensor, value: Tensor, tables: DecayTabl
 def recurrent_step(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, state: Tensor) -> tuple[Tensor, Tensor]:
     """One token, T = 1, leaving `state` (B, H, K, V) as it is. Returns the output (B, H, 1, V) and the new state."""
     dtype = state.dtype
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         key = key.to(dtype) * tables.key[:, :, 0]
         state = torch.addcmul(tables.state[:, :, 0] * state, key.transpose(-1, -2), value.to(dtype))
         return query.to(dtype) @ state, state
@@ -206,7 +217,7 @@ def retention_map(query: Tensor, key: Tensor, tables: DecayTables, backward_tabl
     decay = tables.inner[:, :, 0]
     if backward_tables is not None:
         decay = decay + backward_tables.inner[:, :, 0].flip(-1, -2).triu(1)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         return (query.to(dtype) @ key.to(dtype).transpose(-1, -2)) * decay
 
 
@@ -515,8 +526,7 @@ def retention(
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
 
-    # Under autocast the products below would be narrowed to half precision, and the state with them.
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device.type):
         if form == "parallel":
             return parallel_retention(query, key, value, log_decay, initial_state, mask, reset, tables, scores)
         if form == "chunkwise":
@@ -554,7 +564,7 @@ def bidirectional_retention(
     """
     groups = query.shape[1] // key.shape[1]
     if scores is not None:
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device.type):
             return scores @ value.repeat_interleave(groups, dim=1).to(scores.dtype)
     forward_tables, backward_tables = (None, None) if tables is None else tables
     ahead, _ = retention(query, key, value, log_decay, None, mask, reset, form, chunk_size, forward_tables)

@@ -83,7 +83,7 @@ class TextTrainer(ScheduledTrainer):
     def collate(self, blocks: list[Tensor]) -> dict[str, Any]:
         """Inputs of the model for one batch."""
         ids = torch.stack(blocks).long()
-        return {"input_ids": ids, "labels": ids, "retention_form": self.form}
+        return {"input_ids": ids, "labels": ids, "retention_form": self.form, "skip_logits": True}
 
 
 @dataclass(kw_only=True)
