@@ -1,5 +1,8 @@
 """The operator: every form is one function (DESIGN 3), against the slow recurrence and against plain removal of tokens."""
 
+import importlib
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +12,7 @@ from torch.nn import functional as F
 from retnet_hf.retention import (
     DecayTables,
     chunkwise_retention,
+    chunkwise_retention_at_once,
     decay_tables,
     default_chunk_size,
     parallel_retention,
@@ -20,6 +24,7 @@ from retnet_hf.retention import (
 )
 
 
+operator = importlib.import_module("retnet_hf.retention")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 FAST_FORMS = ("parallel", "chunkwise")
 LENGTHS = st.one_of(st.sampled_from([1, 2, 3, 7, 16, 31, 37, 64]), st.integers(1, 50))
@@ -87,6 +92,36 @@ def test_all_forms_are_one_function_outputs_state_and_gradients(seed, dtype, len
     gradients = case.gradients(output, state), case.gradients(expected, expected_state)
     for name, actual, reference in zip(names, *gradients):
         assert_close(actual, reference, dtype, name)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    length=LENGTHS,
+    chunk_size=st.integers(1, 12),
+    block_size=st.sampled_from([1, 60, 200]),
+    initial=st.booleans(),
+    mask=st.booleans(),
+    reset=st.booleans(),
+)
+def test_blocks_of_any_number_of_chunks_give_what_all_chunks_at_once_give(
+    seed, dtype, length, chunk_size, block_size, initial, mask, reset
+):
+    case = Case(seed, dtype, length, initial, mask, reset)
+    tables = decay_tables(case.log_decay, length, chunk_size, case.mask, case.reset)
+    expected, expected_state = chunkwise_retention_at_once(case.query, case.key, case.value, tables, case.state)
+    with mock.patch.object(operator, "BLOCK_SIZE_ON_CPU", block_size):
+        output, state = case.run("chunkwise", chunk_size=chunk_size)
+        gradients = case.gradients(output, state)
+        with torch.no_grad():
+            unrecorded, unrecorded_state = case.run("chunkwise", chunk_size=chunk_size)
+    assert_close(output, expected, dtype, "output")
+    assert_close(state, expected_state, dtype, "final state")
+    assert torch.equal(unrecorded, output)
+    assert torch.equal(unrecorded_state, state)
+    for actual, reference in zip(gradients, case.gradients(expected, expected_state)):
+        assert_close(actual, reference, dtype, "gradient")
 
 
 @settings(max_examples=40, deadline=None)
@@ -195,6 +230,8 @@ def test_grouped_key_value_heads_serve_their_query_heads():
         actual = retention(case.query, key, value, case.log_decay, case.state, form=form, chunk_size=5)
         assert_close(actual[0], expected[0], torch.float64, "output")
         assert_close(actual[1], expected[1], torch.float64, "final state")
+        for gradient, reference in zip(case.gradients(*actual), case.gradients(*expected)):
+            assert_close(gradient, reference, torch.float64, "gradient")
 
 
 def test_one_token_in_place_and_out_of_place():
@@ -311,6 +348,42 @@ def test_memory_kept_for_backward_is_linear_in_length():
     short, long = saved_numbers(2048), saved_numbers(8192)
     assert long <= 4.1 * short
     assert long <= 8 * 8192 * (key_dim + value_dim)
+
+
+def test_the_chunkwise_form_keeps_nothing_but_its_operands_for_the_backward_pass():
+    case = Case(0, torch.float32, 50, mask=True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        case.run("chunkwise", chunk_size=8)
+    operands = {tensor.data_ptr() for tensor in (case.query, case.key, case.value, case.state)}
+    assert {tensor.data_ptr() for tensor in kept} == operands
+
+
+def test_the_gradient_of_the_chunkwise_form_can_be_differentiated():
+    case = Case(0, torch.float64, 7, heads=2, key_dim=2, value_dim=3)
+
+    def chunkwise(*operands):
+        return retention(*operands[:3], case.log_decay, operands[3], form="chunkwise", chunk_size=3)
+
+    assert torch.autograd.gradgradcheck(chunkwise, (case.query, case.key, case.value, case.state))
+
+
+def test_a_decay_that_is_learned_gets_its_gradient():
+    case = Case(0, torch.float64, 11, heads=2)
+    log_decay = case.log_decay.requires_grad_()
+
+    def chunkwise(log_decay):
+        return retention(case.query, case.key, case.value, log_decay, case.state, form="chunkwise", chunk_size=4)
+
+    assert torch.autograd.gradcheck(chunkwise, (log_decay,))
+    assert torch.autograd.grad(chunkwise(log_decay)[0].sum(), log_decay)[0].abs().min() > 0
+
+
+def test_the_output_of_a_projection_that_was_cut_into_heads_lies_as_the_projection_does():
+    value = torch.randn(2, 20, 3 * 6)
+    case = Case(0, torch.float32, 20)
+    output, _ = retention(case.query, case.key, value.view(2, 20, 3, 6).transpose(1, 2), case.log_decay, form="chunkwise")
+    assert output.transpose(1, 2).is_contiguous()
 
 
 def test_default_chunk_size_keeps_states_smaller_than_keys_and_values():
