@@ -1,0 +1,79 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Decoding: `python -m benchmarks.decoding [--quick]`.
+
+The latency of one token after contexts of growing length, and for batches of growing size, and the peak memory.
+
+The contexts are not read. A recurrent state has the same size and cost whatever was read: that of a short prompt is taken,
+and the position of a long one. Llama's cache is filled with random keys and values of the full length. It grows during a
+turn, of 32 tokens at the most, and is cut to length before the next.
+
+Beside each latency stands the machine's: the weights (without the embedding, of which a row is looked up) and the state
+(read and, where it is recurrent, written) at the measured bandwidth, or the operations at the measured speed of matrix
+products, where a large batch makes that the longer of the two.
+
+In one more heat ours runs against itself, after contexts of all lengths: the latency shall not depend on them.
+"""
+
+import argparse
+
+import torch
+
+from .command_line import main
+from .measuring import Turn
+from .peers import Peer
+from .race import Conditions, Entrant, Heat, Lap, Race, Work, shared_heats
+
+
+TOKENS_A_TURN = 32
+
+
+def prepare(peer: Peer, entrant: Entrant, conditions: Conditions) -> Lap:
+    peer.module.eval()
+    with torch.no_grad():
+        state = peer.state_after(entrant.length, entrant.batch, TOKENS_A_TURN)
+    token = torch.ones(entrant.batch, 1, dtype=torch.long, device=conditions.device)
+    turn = Turn(
+        step=torch.no_grad()(lambda: peer.decode(token, state)),
+        ready=lambda: peer.rewind(state, entrant.length),
+        most_calls=TOKENS_A_TURN,
+    )
+    work = Work(entrant.batch * peer.decode_flops(entrant.length), peer.decode_bytes(state))
+    return Lap(turn, entrant.batch, [work], peer.state_bytes(state))
+
+
+def heats(settings: argparse.Namespace) -> list[Heat]:
+    """All lengths at the goals' batches, all batches at one length, and ours after contexts of every length."""
+    raced = [(length, batch) for batch in settings.context_batches for length in settings.contexts]
+    raced += [(settings.batch_context, batch) for batch in settings.batches]
+    shared = [
+        heat
+        for length, batch in dict.fromkeys(raced)
+        for heat in shared_heats(settings.models, [length], [batch], RACE.name)
+    ]
+    if "ours" in settings.models and len(settings.contexts) > 1:
+        alone = tuple(Entrant("ours", length) for length in dict.fromkeys([128, *settings.contexts]))
+        shared.append(Heat(alone, alone[0]))
+    return shared
+
+
+RACE = Race(
+    name="decoding",
+    title="decoding",
+    models=(
+        "ours",
+        "ours-compiled",
+        "llama",
+        "llama-static",
+        "llama-compiled",
+        "mamba2",
+        "torchscale",
+        "yet-another",
+        "fla",
+    ),
+    prepare=prepare,
+    heats=heats,
+)
+
+if __name__ == "__main__":
+    main([RACE], __doc__)

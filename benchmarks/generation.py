@@ -1,0 +1,48 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`generate` from end to end: `python -m benchmarks.generation [--quick]`.
+
+A prompt is read and continued greedily: new tokens per second, the prompt's time included. torchscale has no `generate`, and
+no way to its recurrent state but token by token: that is how it reads the prompt. yet-another-retnet has none either: its
+chunkwise form reads the prompt, its recurrent one goes on.
+"""
+
+import argparse
+
+import torch
+
+from .command_line import main
+from .measuring import Turn
+from .peers import Peer
+from .race import Conditions, Entrant, Heat, Lap, Race, Work, shared_heats
+
+
+def prepare(peer: Peer, entrant: Entrant, conditions: Conditions) -> Lap:
+    ids, new = conditions.ids(entrant.batch, entrant.length), conditions.new_tokens
+    peer.module.eval()
+    with torch.no_grad():
+        state = peer.state_after(entrant.length, entrant.batch, new)
+    work = [
+        Work(entrant.batch * peer.forward_flops(entrant.length, all_logits=False)),
+        Work(entrant.batch * peer.decode_flops(entrant.length), peer.decode_bytes(state), times=new),
+    ]
+    state_bytes = peer.state_bytes(state)
+    del state
+    step = torch.no_grad()(lambda: peer.generate(ids, new))
+    return Lap(Turn(step), entrant.batch * new, work, state_bytes)
+
+
+def heats(settings: argparse.Namespace) -> list[Heat]:
+    return shared_heats(settings.models, [settings.prompt], settings.batches, RACE.name)
+
+
+RACE = Race(
+    name="generation",
+    title="generate",
+    models=("ours", "llama", "llama-static", "mamba2", "torchscale", "yet-another", "fla"),
+    prepare=prepare,
+    heats=heats,
+)
+
+if __name__ == "__main__":
+    main([RACE], __doc__)

@@ -1,0 +1,179 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""How things are measured: in processes of their own, in turns, and given as a median with its spread."""
+
+import functools
+import multiprocessing
+import resource
+import signal
+import time
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from .machine import synchronize
+
+
+# What the processes are forked from: all that a measurement imports, so that its memory is not counted as a model's.
+PRELOADED = (
+    "retnet_hf",
+    "torch._dynamo",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.mamba2.modeling_mamba2",
+    "transformers.models.vit.modeling_vit",
+    "transformers.generation.utils",
+    "yet_another_retnet.retnet",
+    "benchmarks.peers.torchscale_retnet",
+)
+
+
+class Spread(NamedTuple):
+    """A median, and the values that a tenth of all lies below and above."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Spread":
+        ordered = sorted(values)
+        tenth = len(ordered) // 10
+        return cls(median(ordered), ordered[tenth], ordered[-1 - tenth])
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}..{self.high:.2f})"
+
+
+class Failure(NamedTuple):
+    """Why there is no measurement, which is a result too."""
+
+    reason: str
+
+
+def lack_of_memory(error: Exception) -> bool:
+    """Whether that is what an error says; PyTorch raises a plain RuntimeError for it on a CPU."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and "alloc" in str(error)
+    )
+
+
+class PeakMemory:
+    """Bytes that this process has taken, at the most, beyond what it had when this object was made."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.before = 0 if self._on_cuda else self._resident()
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @staticmethod
+    def _resident() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    @property
+    def nbytes(self) -> int:
+        return (torch.cuda.max_memory_allocated(self.device) if self._on_cuda else self._resident()) - self.before
+
+
+def _work(function: Callable, arguments: tuple, memory_limit: int | None, answers: Connection) -> None:
+    if memory_limit is not None:  # so that what does not fit fails, before the machine runs out of memory
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_limit, memory_limit))
+    try:
+        answers.send(function(*arguments))
+    except Exception as error:
+        if not lack_of_memory(error):
+            raise
+        answers.send(Failure("out of memory"))
+
+
+@functools.cache
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+def in_its_own_process(
+    function: Callable, *arguments: Any, time_limit: float | None = None, memory_limit: int | None = None
+) -> Any:
+    """What `function` returns, in a process forked from one that has imported everything and computed nothing.
+
+    A `Failure` where the memory (in bytes) does not suffice, or the time (in seconds).
+
+    Raises:
+        RuntimeError: where the process fails for another reason; its own message is on stderr.
+    """
+    receiver, sender = _context().Pipe(duplex=False)
+    process = _context().Process(target=_work, args=(function, arguments, memory_limit, sender))
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(time_limit):
+            process.kill()
+            return Failure(f"over {time_limit:.0f} s")
+        return receiver.recv()
+    except EOFError as error:
+        process.join()
+        if process.exitcode == -signal.SIGKILL:  # by the kernel, for want of memory
+            return Failure("out of memory")
+        raise RuntimeError(f"{function.__name__}{arguments}: exit status {process.exitcode}") from error
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        process.join()
+
+
+@dataclass
+class Turn:
+    """What is timed, and how often at a time.
+
+    Attributes:
+        step: the call.
+        ready: what goes before each turn, outside the clock.
+        most_calls: calls in a turn, at the most.
+    """
+
+    step: Callable[[], object]
+    ready: Callable[[], object] = lambda: None
+    most_calls: int = 1000
+
+
+def in_turns(
+    turns: dict[Hashable, Turn], rounds: int, turn_seconds: float, device: str = "cpu"
+) -> dict[Hashable, list[float] | Failure]:
+    """Seconds per call in every round. One round is a turn of each, of about `turn_seconds`, but at least one call."""
+
+    def timed(turn: Turn, calls: int) -> float:
+        turn.ready()
+        synchronize(device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            turn.step()
+        synchronize(device)
+        return (time.perf_counter() - start) / calls
+
+    calls: dict[Hashable, int] = {}
+    results: dict[Hashable, list[float] | Failure] = {name: [] for name in turns}
+    for number in range(-2, rounds):  # two rounds warm up; the second of them says how many calls make up a turn
+        for name, turn in turns.items():
+            if isinstance(results[name], Failure):
+                continue
+            try:
+                elapsed = timed(turn, calls.get(name, 1))
+            except Exception as error:
+                if not lack_of_memory(error):
+                    raise
+                results[name] = Failure("out of memory")
+                continue
+            if number < 0:
+                calls[name] = 1 if number == -2 else max(1, min(turn.most_calls, round(turn_seconds / elapsed)))
+            else:
+                results[name].append(elapsed)
+    return results

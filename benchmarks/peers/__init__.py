@@ -1,0 +1,82 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Who races: by name, and imported only when it does."""
+
+import importlib
+import importlib.util
+from typing import Any, NamedTuple
+
+import torch
+
+from .peer import SIZES, Peer, Size
+
+
+class Contender(NamedTuple):
+    """One line of the list below.
+
+    Attributes:
+        label: for people.
+        module, peer: where its class is.
+        options: arguments of that class beside the size.
+        needs: package that has to be importable.
+        install: what makes it so.
+        cuda: whether it runs on nothing else.
+        caps: lengths beyond which a race leaves it out for its slowness, by race.
+    """
+
+    label: str
+    module: str
+    peer: str
+    options: dict[str, Any] = {}
+    needs: str = "transformers"
+    install: str = "pip install transformers"
+    cuda: bool = False
+    caps: dict[str, int] = {}
+
+
+_TORCHSCALE = {"needs": "torchscale", "install": "pip install --no-deps torchscale==0.3.0"}
+_YET_ANOTHER = {"needs": "yet_another_retnet", "install": "pip install yet-another-retnet"}
+
+CONTENDERS = {
+    "ours": Contender("retnet_hf", "ours", "Ours"),
+    "ours-compiled": Contender("retnet_hf, compiled", "ours", "Ours", {"compiled": True}),
+    "llama": Contender("Llama", "llama", "Llama"),
+    "llama-static": Contender("Llama, static cache", "llama", "Llama", {"static": True}),
+    "llama-compiled": Contender("Llama, compiled", "llama", "Llama", {"static": True, "compiled": True}),
+    "mamba2": Contender("Mamba2, plain PyTorch", "mamba2", "Mamba2", caps={"training": 512, "prefill": 2048}),
+    "torchscale": Contender(
+        "torchscale, chunkwise", "torchscale_retnet", "TorchscaleRetNet", {"form": "chunkwise"}, **_TORCHSCALE
+    ),
+    "torchscale-parallel": Contender(
+        "torchscale, parallel", "torchscale_retnet", "TorchscaleRetNet", {"form": "parallel"}, **_TORCHSCALE
+    ),
+    "yet-another": Contender(
+        "yet-another-retnet, chunkwise", "yet_another", "YetAnotherRetNet", {"form": "chunkwise"}, **_YET_ANOTHER
+    ),
+    "yet-another-parallel": Contender(
+        "yet-another-retnet, parallel", "yet_another", "YetAnotherRetNet", {"form": "parallel"}, **_YET_ANOTHER
+    ),
+    "fla": Contender(
+        "flash-linear-attention", "fla_retnet", "FlaRetNet", {}, "fla", "pip install flash-linear-attention", cuda=True
+    ),
+}
+REFERENCE = "llama"
+
+
+def missing(name: str, device: str) -> str | None:
+    """Why a contender cannot start here, in a sentence; None if it can."""
+    contender = CONTENDERS[name]
+    if contender.cuda and not device.startswith("cuda"):
+        return f"{contender.label} runs on CUDA only."
+    if importlib.util.find_spec(contender.needs) is None:
+        return f"{contender.label} is not installed: {contender.install}"
+    return None
+
+
+def build(name: str, size: Size) -> Peer:
+    contender = CONTENDERS[name]
+    torch.manual_seed(0)
+    return getattr(importlib.import_module(f".{contender.module}", __package__), contender.peer)(size, **contender.options)
+
+
+__all__ = ["CONTENDERS", "REFERENCE", "SIZES", "Contender", "Peer", "Size", "build", "missing"]

@@ -1,0 +1,55 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""transformers' Llama: scaled dot product attention, with a cache that grows or one of fixed length."""
+
+from typing import Any
+
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+from .peer import Size, TransformersPeer
+
+
+class Llama(TransformersPeer):
+    state_is_written = False
+
+    def __init__(self, size: Size, compiled: bool = False, static: bool = False) -> None:
+        config = LlamaConfig(
+            vocab_size=size.vocabulary,
+            hidden_size=size.hidden_size,
+            num_hidden_layers=size.layers,
+            num_attention_heads=size.heads,
+            intermediate_size=size.feed_forward(matrices=3, others=4),
+            max_position_embeddings=2**20,
+            attn_implementation="sdpa",
+        )
+        super().__init__(LlamaForCausalLM(config), compiled)
+        self.static = static
+        if static:
+            self.generation = {"cache_implementation": "static"}
+
+    def state_after(self, context: int, batch: int, room: int) -> Any:
+        """A cache with random keys and values, one layer's in all: reading a long prompt would take minutes."""
+        config, head = self.module.config, self.head.weight
+        if self.static:
+            cache = StaticCache(config=config, max_cache_len=context + room)
+        else:
+            cache = DynamicCache(config=config)
+        block = head.new_empty(batch, config.num_attention_heads, min(context, 512), config.head_dim).normal_()
+        states = block.repeat(1, 1, -(-context // block.shape[2]), 1)[:, :, :context]
+        for layer in range(config.num_hidden_layers):
+            cache.update(states.clone(), states.clone(), layer)
+        return cache
+
+    def rewind(self, state: Any, context: int) -> None:
+        if self.static:
+            for layer in state.layers:
+                layer.cumulative_length.fill_(context)
+        else:
+            state.crop(-int(state.get_seq_length() - context))
+
+    def state_bytes(self, state: Any) -> int:
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in state.layers)
+
+    def mixing_flops(self, context: float) -> float:
+        """Queries with keys, weights with values. Where the mask of a sequence forbids it, it is not counted."""
+        return 4 * context * self.module.config.num_hidden_layers * self.module.config.hidden_size

@@ -1,0 +1,70 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""yet-another-retnet."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from yet_another_retnet.retnet import RetNet
+
+from .peer import Peer, Size, next_token_loss
+
+
+class YetAnotherRetNet(Peer):
+    chunk = 512
+
+    def __init__(self, size: Size, form: str) -> None:
+        self.size, self.form = size, form
+        self.module = RetNet(
+            size.vocabulary,
+            d_model=size.hidden_size,
+            nhead=size.heads,
+            num_layers=size.layers,
+            dropout=0.0,
+            dim_feedforward=size.feed_forward(matrices=2, others=5),
+        )
+        self.head = self.module.out
+
+    def _features(self, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+        embedded, decoder = self.module.embedding(ids), self.module.decoder
+        if self.form == "parallel":
+            return decoder.forward_parallel(embedded), []
+        outputs, states = [], []
+        for number, chunk in enumerate(embedded.split(self.chunk, dim=1)):
+            output, states = decoder.forward_chunkwise(chunk, number * self.chunk, states)
+            outputs.append(output)
+        return torch.cat(outputs, dim=1), states
+
+    def loss(self, ids: Tensor) -> Tensor:
+        return next_token_loss(self.head(self._features(ids)[0]), ids)
+
+    def prefill(self, ids: Tensor) -> Any:
+        """In the parallel form logits alone, in the chunkwise one with the states."""
+        features, states = self._features(ids)
+        return self.head(features[:, -1:]), states
+
+    def state_after(self, context: int, batch: int, room: int) -> Any:
+        """The state after one token, which is of the size of any other."""
+        state = {"layers": (), "context": 0}
+        self.decode(torch.ones(batch, 1, dtype=torch.long, device=self.head.weight.device), state)
+        return state | {"context": context}
+
+    def decode(self, token: Tensor, state: Any) -> Any:
+        logits, state["layers"] = self.module.forward_recurrent(token[:, 0], state["context"], state["layers"])
+        state["context"] += 1
+        return logits
+
+    def generate(self, ids: Tensor, tokens: int) -> Tensor:
+        features, layers = self._features(ids)
+        logits, state = self.head(features[:, -1]), {"layers": layers, "context": ids.shape[1]}
+        new = [logits.argmax(-1, keepdim=True)]
+        while len(new) < tokens:
+            new.append(self.decode(new[-1], state).argmax(-1, keepdim=True))
+        return torch.cat([ids, *new], dim=1)
+
+    def state_bytes(self, state: Any) -> int:
+        return sum(layer.nbytes for layer in state["layers"])
+
+    def mixing_flops(self, context: float) -> float:
+        return 4 * self.size.layers * self.size.hidden_size**2 / self.size.heads

@@ -1,0 +1,48 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Reading a prompt: `python -m benchmarks.prefill [--quick]`.
+
+Tokens per second up to the logits of the last token and the state to decode from. The parallel and chunkwise forms of
+torchscale, and the parallel one of yet-another-retnet, leave no state behind and are timed without.
+"""
+
+import argparse
+
+import torch
+
+from .command_line import main
+from .measuring import Turn
+from .peers import Peer
+from .race import Conditions, Entrant, Heat, Lap, Race, Work, shared_heats
+
+
+def prepare(peer: Peer, entrant: Entrant, conditions: Conditions) -> Lap:
+    ids = conditions.ids(entrant.batch, entrant.length)
+    peer.module.eval()
+    step = torch.no_grad()(lambda: peer.prefill(ids))
+    return Lap(Turn(step), ids.numel(), [Work(entrant.batch * peer.forward_flops(entrant.length, all_logits=False))])
+
+
+def heats(settings: argparse.Namespace) -> list[Heat]:
+    return shared_heats(settings.models, settings.lengths, settings.batches, RACE.name)
+
+
+RACE = Race(
+    name="prefill",
+    title="prefill",
+    models=(
+        "ours",
+        "llama",
+        "mamba2",
+        "torchscale",
+        "torchscale-parallel",
+        "yet-another",
+        "yet-another-parallel",
+        "fla",
+    ),
+    prepare=prepare,
+    heats=heats,
+)
+
+if __name__ == "__main__":
+    main([RACE], __doc__)

@@ -1,0 +1,282 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A race: who runs in which heats, how a heat is run, and what comes of it.
+
+Before the turns of a heat, each of its entrants makes one step in a process of its own, for its peak memory; whoever does
+not fit there, or takes too long, does not start. Then the others take turns in another process, beside the machine itself,
+whose matrix product and memory bandwidth are measured anew in every round.
+"""
+
+import argparse
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+import torch
+import transformers
+
+from .machine import matmul_speed, read_bandwidth
+from .measuring import Failure, PeakMemory, Spread, Turn, in_its_own_process, in_turns
+from .peers import CONTENDERS, REFERENCE, SIZES, Peer, build
+
+
+class Entrant(NamedTuple):
+    """Who does what.
+
+    Attributes:
+        model: a name of `CONTENDERS`.
+        length: tokens of each sequence, or those before the first that is decoded.
+        batch: sequences.
+        checkpointed: recomputes its layers in the backward pass.
+    """
+
+    model: str
+    length: int
+    batch: int = 1
+    checkpointed: bool = False
+
+
+class Heat(NamedTuple):
+    """Entrants that take turns, and the one that the others are compared with."""
+
+    entrants: tuple[Entrant, ...]
+    reference: Entrant
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What is the same for all entrants of a race."""
+
+    size: str = "33M"
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 1
+    rounds: int = 5
+    turn_seconds: float = 0.5
+    time_limit: float = 600.0
+    memory_limit: int | None = None  # bytes
+    new_tokens: int = 128
+    optimizer: bool = False
+
+    def take_effect(self) -> None:
+        """In this process."""
+        torch.set_num_threads(self.threads)
+        transformers.logging.set_verbosity_error()  # Mamba2 says at length that its kernels are missing
+
+    def peer(self, name: str) -> Peer:
+        """The model of that name, on its device, in its type."""
+        peer = build(name, SIZES[self.size])
+        peer.module.to(self.device, getattr(torch, self.dtype))
+        return peer
+
+    def ids(self, batch: int, length: int) -> torch.Tensor:
+        return torch.randint(3, SIZES[self.size].vocabulary, (batch, length), device=self.device)
+
+
+class Work(NamedTuple):
+    """Operations and bytes that a step cannot do without, so many times over."""
+
+    flops: float
+    nbytes: float = 0.0
+    times: int = 1
+
+
+@dataclass
+class Lap:
+    """What an entrant runs.
+
+    Attributes:
+        turn: the timed step.
+        tokens: read or written by a step.
+        work: done by a step.
+        state_bytes: of what is kept between steps.
+    """
+
+    turn: Turn
+    tokens: int
+    work: list[Work]
+    state_bytes: int | None = None
+
+
+Prepare = Callable[[Peer, Entrant, Conditions], Lap]
+
+
+@dataclass(frozen=True)
+class Race:
+    """A discipline.
+
+    Attributes:
+        name: of its module, too.
+        title: of its table.
+        models: that run unless others are asked for.
+        prepare: makes an entrant ready, in the process that it runs in.
+        heats: of the settings, among which are the models.
+    """
+
+    name: str
+    title: str
+    models: tuple[str, ...]
+    prepare: Prepare
+    heats: Callable[[argparse.Namespace], list[Heat]]
+
+
+@dataclass
+class Result:
+    """What one entrant reached in one heat; either `failure`, or the figures.
+
+    Attributes:
+        seconds: per step, in every round.
+        rate: tokens per second.
+        ratio: rate over that of the reference, in the same round.
+        bound: seconds that the machine needs at the least: for each part of the work, what takes longer of its operations
+            at the measured speed of matrix products and its bytes at the measured bandwidth.
+        of_bound: `bound` over the median of the seconds.
+        memory, memory_ratio: peak in bytes, and over that of the reference.
+    """
+
+    race: str
+    model: str
+    length: int
+    batch: int
+    checkpointed: bool
+    reference: Entrant
+    failure: str | None = None
+    parameters: int | None = None
+    seconds: list[float] | None = None
+    rate: Spread | None = None
+    ratio: Spread | None = None
+    bound: float | None = None
+    of_bound: float | None = None
+    memory: int | None = None
+    memory_ratio: float | None = None
+    state_bytes: int | None = None
+
+
+class _Timing(NamedTuple):
+    seconds: list[float] | Failure
+    tokens: int
+    work: list[Work]
+    parameters: int
+    state_bytes: int | None
+
+
+class _HeatTimes(NamedTuple):
+    entrants: dict[Entrant, _Timing | Failure]
+    matmul_speed: float
+    bandwidth: float
+
+
+def peak_memory(prepare: Prepare, entrant: Entrant, conditions: Conditions) -> int:
+    """Bytes at the most of a model and two of its steps, beyond what the process had before."""
+    conditions.take_effect()
+    memory = PeakMemory(conditions.device)
+    turn = prepare(conditions.peer(entrant.model), entrant, conditions).turn
+    for _ in range(2):
+        turn.ready()
+        turn.step()
+    return memory.nbytes
+
+
+def heat_times(prepare: Prepare, entrants: list[Entrant], conditions: Conditions) -> _HeatTimes:
+    """Everyone's times, taken in turns in this process."""
+    conditions.take_effect()
+    shared = functools.cache(conditions.peer)
+    peers = {entrant: (conditions.peer if entrant.checkpointed else shared)(entrant.model) for entrant in entrants}
+    laps = {entrant: prepare(peer, entrant, conditions) for entrant, peer in peers.items()}
+    speeds: list[float] = []
+    bandwidths: list[float] = []
+    cuda = conditions.device.startswith("cuda")
+    side = 8192 if cuda else 256 if conditions.size == "toy" else 2048
+
+    def machine() -> None:
+        dtype = getattr(torch, conditions.dtype)
+        speeds.append(matmul_speed(side, 1, conditions.device, dtype))
+        bandwidths.append(read_bandwidth(16 if conditions.size == "toy" else 512, 1, conditions.device))
+
+    turns = {entrant: lap.turn for entrant, lap in laps.items()}
+    times = in_turns(
+        {**turns, None: Turn(machine, most_calls=1)}, conditions.rounds, conditions.turn_seconds, conditions.device
+    )
+    entries = {
+        entrant: _Timing(times[entrant], lap.tokens, lap.work, peers[entrant].parameters, lap.state_bytes)
+        for entrant, lap in laps.items()
+    }
+    return _HeatTimes(entries, median(speeds), median(bandwidths))
+
+
+def least_seconds(work: list[Work], speed: float, bandwidth: float) -> float:
+    """Of a step, on a machine of that many operations and bytes per second."""
+    return sum(part.times * max(part.flops / speed, part.nbytes / bandwidth) for part in work)
+
+
+def results_of(race: str, heat: Heat, times: _HeatTimes, memory: dict[Entrant, int | Failure | None]) -> list[Result]:
+    """Figures and ratios of a heat, in the order of its entrants."""
+    results = []
+    reference, least = times.entrants.get(heat.reference), memory.get(heat.reference)
+    for entrant in heat.entrants:
+        result = Result(race, *entrant, reference=heat.reference)
+        results.append(result)
+        timing, peak = times.entrants.get(entrant), memory.get(entrant)
+        failure = next((outcome for outcome in (peak, timing and timing.seconds) if isinstance(outcome, Failure)), None)
+        if failure or timing is None:
+            result.failure = failure.reason if failure else "did not start"
+            continue
+        result.parameters, result.seconds, result.state_bytes = timing.parameters, timing.seconds, timing.state_bytes
+        result.rate = Spread.of(timing.tokens / elapsed for elapsed in timing.seconds)
+        result.bound = least_seconds(timing.work, times.matmul_speed, times.bandwidth)
+        result.of_bound = result.bound / median(timing.seconds)
+        result.memory = peak
+        if reference is not None and not isinstance(reference.seconds, Failure):
+            theirs = [elapsed / reference.tokens for elapsed in reference.seconds]
+            result.ratio = Spread.of(their / (own / timing.tokens) for own, their in zip(timing.seconds, theirs))
+        if isinstance(peak, int) and isinstance(least, int):
+            result.memory_ratio = peak / least
+    return results
+
+
+class Limits(NamedTuple):
+    """What the machine reached beside the entrants of a heat: operations and bytes per second."""
+
+    matmul_speed: float
+    bandwidth: float
+
+
+def run(
+    race: Race, settings: argparse.Namespace, conditions: Conditions, report: Callable[[str], None] = lambda _: None
+) -> Iterator[tuple[list[Result], Limits | None]]:
+    """Results and limits of each heat as soon as it is over; `report` hears what is going on."""
+    limits = {"time_limit": conditions.time_limit, "memory_limit": conditions.memory_limit}
+    for heat in race.heats(settings):
+        memory: dict[Entrant, int | Failure | None] = {}
+        for entrant in heat.entrants:
+            report(f"{race.name}, {entrant.length:,} tokens x {entrant.batch}: memory of {entrant.model}")
+            if CONTENDERS[entrant.model].options.get("compiled"):
+                memory[entrant] = None  # it would be the compiler's
+            else:
+                memory[entrant] = in_its_own_process(peak_memory, race.prepare, entrant, conditions, **limits)
+        starters = [entrant for entrant in heat.entrants if not isinstance(memory[entrant], Failure)]
+        report(f"{race.name}, {heat.entrants[0].length:,} tokens x {heat.entrants[0].batch}: {len(starters)} in turns")
+        limits_of_heat = limits | {"time_limit": conditions.time_limit * (conditions.rounds + 2) * len(starters)}
+        times = in_its_own_process(heat_times, race.prepare, starters, conditions, **limits_of_heat)
+        if isinstance(times, Failure):  # of the whole process, whoever it was
+            failed = {entrant: _Timing(times, 0, [], 0, None) for entrant in starters}
+            yield results_of(race.name, heat, _HeatTimes(failed, 1.0, 1.0), memory), None
+        else:
+            yield results_of(race.name, heat, times, memory), Limits(times.matmul_speed, times.bandwidth)
+
+
+def shared_heats(
+    models: list[str], lengths: list[int], batches: list[int], race: str, reference: str = REFERENCE
+) -> list[Heat]:
+    """A heat for each length and batch, of all models that are not too slow for it."""
+    heats = []
+    for batch in batches:
+        for length in lengths:
+            entrants = tuple(
+                Entrant(model, length, batch) for model in models if length <= CONTENDERS[model].caps.get(race, length)
+            )
+            if entrants:
+                heats.append(Heat(entrants, Entrant(reference, length, batch)))
+    return heats
