@@ -18,31 +18,35 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def seconds(run: Callable[[], object], repeats: int = 5, device: str = "cpu") -> float:
+def seconds(run: Callable[[], object], repeats: int = 5) -> float:
     """Median wall time of `run`, after one call that is not counted."""
     run()
     times = []
     for _ in range(repeats):
-        synchronize(device)
         start = time.perf_counter()
         run()
-        synchronize(device)
         times.append(time.perf_counter() - start)
     return median(times)
 
 
-def read_bandwidth(megabytes: int = 512, repeats: int = 5, device: str = "cpu") -> float:
-    """Bytes per second that a product of a matrix and a vector reads, which is what decoding at batch 1 does."""
-    matrix, vector = torch.randn(megabytes * 2**20 // 4 // 4096, 4096, device=device), torch.randn(4096, device=device)
-    with torch.no_grad():
-        return matrix.nbytes / seconds(lambda: matrix @ vector, repeats, device)
+def vector_product(megabytes: int = 512, device: str = "cpu") -> tuple[Callable[[], object], int]:
+    """A product of a matrix and a vector, in float32, and the bytes of the matrix, which it does little but read."""
+    matrix, vector = (torch.ones(*shape, device=device) for shape in ((megabytes * 2**20 // 4 // 4096, 4096), (4096,)))
+    return torch.no_grad()(lambda: matrix @ vector), matrix.nbytes
 
 
-def matmul_speed(side: int = 2048, repeats: int = 5, device: str = "cpu", dtype: torch.dtype = torch.float32) -> float:
-    """Floating point operations per second of a product of two square matrices."""
+def matrix_product(
+    side: int = 2048, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Callable[[], object], int]:
+    """A product of two square matrices, and its floating point operations."""
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    with torch.no_grad():
-        return 2 * side**3 / seconds(lambda: left @ right, repeats, device)
+    return torch.no_grad()(lambda: left @ right), 2 * side**3
+
+
+def read_bandwidth() -> float:
+    """Bytes per second that a product of a matrix and a vector reads, which is what decoding at batch 1 does."""
+    product, nbytes = vector_product()
+    return nbytes / seconds(product)
 
 
 def describe(device: str, threads: int) -> str:

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 
 from .machine import synchronize
 
@@ -84,6 +85,7 @@ class PeakMemory:
 def _work(function: Callable, arguments: tuple, memory_limit: int | None, answers: Connection) -> None:
     if memory_limit is not None:  # so that what does not fit fails, before the machine runs out of memory
         resource.setrlimit(resource.RLIMIT_DATA, (memory_limit, memory_limit))
+    transformers.logging.set_verbosity_error()  # Mamba2 says at length, in each process, that its kernels are missing
     try:
         answers.send(function(*arguments))
     except Exception as error:
@@ -148,7 +150,10 @@ class Turn:
 def in_turns(
     turns: dict[Hashable, Turn], rounds: int, turn_seconds: float, device: str = "cpu"
 ) -> dict[Hashable, list[float] | Failure]:
-    """Seconds per call in every round. One round is a turn of each, of about `turn_seconds`, but at least one call."""
+    """Seconds per call in every round. One round is a turn of each, of about `turn_seconds`, but at least one call.
+
+    A `Failure` for who runs out of memory, without whom the others go on.
+    """
 
     def timed(turn: Turn, calls: int) -> float:
         turn.ready()
@@ -161,9 +166,9 @@ def in_turns(
 
     calls: dict[Hashable, int] = {}
     results: dict[Hashable, list[float] | Failure] = {name: [] for name in turns}
-    for number in range(-2, rounds):  # two rounds warm up; the second of them says how many calls make up a turn
+    for number in range(-2, rounds):  # two rounds warm up; the second says how many calls make up a turn
         for name, turn in turns.items():
-            if isinstance(results[name], Failure):
+            if isinstance(results[name], Failure) or (number == -1 and name in calls):
                 continue
             try:
                 elapsed = timed(turn, calls.get(name, 1))
@@ -172,8 +177,8 @@ def in_turns(
                     raise
                 results[name] = Failure("out of memory")
                 continue
-            if number < 0:
-                calls[name] = 1 if number == -2 else max(1, min(turn.most_calls, round(turn_seconds / elapsed)))
-            else:
+            if number >= 0:
                 results[name].append(elapsed)
+            elif number == -1 or elapsed > 20 * turn_seconds:  # nothing is left to warm up where a step takes so long
+                calls[name] = max(1, min(turn.most_calls, round(turn_seconds / elapsed)))
     return results

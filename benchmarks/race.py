@@ -15,9 +15,8 @@ from statistics import median
 from typing import NamedTuple
 
 import torch
-import transformers
 
-from .machine import matmul_speed, read_bandwidth
+from .machine import matrix_product, vector_product
 from .measuring import Failure, PeakMemory, Spread, Turn, in_its_own_process, in_turns
 from .peers import CONTENDERS, REFERENCE, SIZES, Peer, build
 
@@ -59,11 +58,6 @@ class Conditions:
     memory_limit: int | None = None  # bytes
     new_tokens: int = 128
     optimizer: bool = False
-
-    def take_effect(self) -> None:
-        """In this process."""
-        torch.set_num_threads(self.threads)
-        transformers.logging.set_verbosity_error()  # Mamba2 says at length that its kernels are missing
 
     def peer(self, name: str) -> Peer:
         """The model of that name, on its device, in its type."""
@@ -170,7 +164,7 @@ class _HeatTimes(NamedTuple):
 
 def peak_memory(prepare: Prepare, entrant: Entrant, conditions: Conditions) -> int:
     """Bytes at the most of a model and two of its steps, beyond what the process had before."""
-    conditions.take_effect()
+    torch.set_num_threads(conditions.threads)
     memory = PeakMemory(conditions.device)
     turn = prepare(conditions.peer(entrant.model), entrant, conditions).turn
     for _ in range(2):
@@ -181,29 +175,23 @@ def peak_memory(prepare: Prepare, entrant: Entrant, conditions: Conditions) -> i
 
 def heat_times(prepare: Prepare, entrants: list[Entrant], conditions: Conditions) -> _HeatTimes:
     """Everyone's times, taken in turns in this process."""
-    conditions.take_effect()
+    torch.set_num_threads(conditions.threads)
     shared = functools.cache(conditions.peer)
     peers = {entrant: (conditions.peer if entrant.checkpointed else shared)(entrant.model) for entrant in entrants}
     laps = {entrant: prepare(peer, entrant, conditions) for entrant, peer in peers.items()}
-    speeds: list[float] = []
-    bandwidths: list[float] = []
-    cuda = conditions.device.startswith("cuda")
-    side = 8192 if cuda else 256 if conditions.size == "toy" else 2048
-
-    def machine() -> None:
-        dtype = getattr(torch, conditions.dtype)
-        speeds.append(matmul_speed(side, 1, conditions.device, dtype))
-        bandwidths.append(read_bandwidth(16 if conditions.size == "toy" else 512, 1, conditions.device))
-
-    turns = {entrant: lap.turn for entrant, lap in laps.items()}
-    times = in_turns(
-        {**turns, None: Turn(machine, most_calls=1)}, conditions.rounds, conditions.turn_seconds, conditions.device
+    small, cuda = conditions.size == "toy", conditions.device.startswith("cuda")
+    product, flops = matrix_product(
+        128 if small else 8192 if cuda else 2048, conditions.device, getattr(torch, conditions.dtype)
     )
+    reading, nbytes = vector_product(16 if small else 512, conditions.device)
+    turns: dict[Entrant | str, Turn] = {entrant: lap.turn for entrant, lap in laps.items()}
+    turns |= {"product": Turn(product, most_calls=5), "reading": Turn(reading, most_calls=5)}
+    times = in_turns(turns, conditions.rounds, conditions.turn_seconds, conditions.device)
     entries = {
         entrant: _Timing(times[entrant], lap.tokens, lap.work, peers[entrant].parameters, lap.state_bytes)
         for entrant, lap in laps.items()
     }
-    return _HeatTimes(entries, median(speeds), median(bandwidths))
+    return _HeatTimes(entries, flops / median(times["product"]), nbytes / median(times["reading"]))
 
 
 def least_seconds(work: list[Work], speed: float, bandwidth: float) -> float:
