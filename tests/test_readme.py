@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from documentation import session
 
 
 ROOT = Path(__file__).parent.parent
@@ -12,13 +13,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) >= 7
+    readme = session(ROOT / "README.md")
+    assert len(readme.blocks) >= 7
     for name in ("RetNetConfig", "RetNetForCausalLM"):  # they register themselves to be saved with their code
         monkeypatch.setattr(f"retnet_hf.{name}._auto_class", None, raising=False)
-    namespace = {}
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), namespace)
+    readme.run()
     assert (tmp_path / "my-retnet" / "model.safetensors").is_file()
     assert (tmp_path / "my-portable-retnet" / "modeling_retnet.py").is_file()
 

@@ -1,0 +1,66 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The Python of a Markdown page, as a reader would run it: README and the guides can not lie."""
+
+import ast
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Block(NamedTuple):
+    """A fenced block: the line of the page it begins on, and what it says."""
+
+    line: int
+    source: str
+
+
+class Session(NamedTuple):
+    """Blocks that are run one after the other in one namespace: those of a page, or of one of its sections."""
+
+    page: Path
+    title: str
+    blocks: list[Block]
+
+    def run(self) -> dict:
+        """Runs the blocks in order, with the page's own lines in tracebacks. Returns what they have defined."""
+        namespace = {"__name__": "__main__"}
+        for block in self.blocks:
+            exec(compile("\n" * block.line + block.source, str(self.page), "exec"), namespace)
+        return namespace
+
+    def imports(self) -> set[str]:
+        """Names of the packages that the blocks import."""
+        names = set()
+        for block in self.blocks:
+            for node in ast.walk(ast.parse(block.source)):
+                if isinstance(node, ast.Import):
+                    names |= {alias.name for alias in node.names}
+                elif isinstance(node, ast.ImportFrom):
+                    names.add(node.module)
+        return {name.split(".")[0] for name in names}
+
+
+def blocks(markdown: str, language: str = "python") -> list[Block]:
+    """Every block of exactly this language."""
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", markdown, flags=re.DOTALL | re.MULTILINE)
+    return [Block(markdown[: match.start(1)].count("\n"), match[1]) for match in found]
+
+
+def session(page: Path) -> Session:
+    """All Python of a page."""
+    return Session(page, page.stem, blocks(page.read_text(encoding="utf-8")))
+
+
+def sessions(page: Path) -> list[Session]:
+    """The Python of each section of a page whose sections stand by themselves; those without any are left out."""
+    markdown = page.read_text(encoding="utf-8")
+    starts = [(match.start(), match[1]) for match in re.finditer(r"^## (.+)$", markdown, flags=re.MULTILINE)]
+    ends = [start for start, _ in starts[1:]] + [len(markdown)]
+    found = []
+    for (start, title), end in zip(starts, ends):
+        first_line = markdown[:start].count("\n")
+        inside = [Block(line + first_line, source) for line, source in blocks(markdown[start:end])]
+        if inside:
+            found.append(Session(page, title, inside))
+    return found
