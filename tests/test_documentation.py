@@ -1,0 +1,150 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The documentation: its Python is run, its tables are held to the code, and it builds without a warning."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from documentation import Session, blocks, session, sessions
+
+import retnet_hf
+from conversion.fla import to_fla
+from conversion.syncdoth import to_syncdoth
+from conversion.torchscale import to_torchscale
+from retnet_hf import RetNetConfig, RetNetForCausalLM
+
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+if not DOCS.is_dir():
+    pytest.skip("a source distribution has no docs", allow_module_level=True)
+
+PAGES = sorted(DOCS.rglob("*.md"))
+IN_SECTIONS = [DOCS / "troubleshooting.md", DOCS / "guides" / "works-with.md"]
+SESSIONS = [session(page) for page in PAGES if page not in IN_SECTIONS]
+SESSIONS = [one for one in SESSIONS if one.blocks] + [one for page in IN_SECTIONS for one in sessions(page)]
+OPTIONAL = {"lm_eval", "optimum", "torchao", "trl"}
+
+
+def name_of(one: Session) -> str:
+    return f"{one.page.stem}: {one.title}" if one.page in IN_SECTIONS else one.title
+
+
+@pytest.mark.parametrize("one", SESSIONS, ids=name_of)
+def test_the_python_of_the_documentation_runs(one, tmp_path, monkeypatch):
+    for package in one.imports() & OPTIONAL:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    monkeypatch.chdir(tmp_path)
+    one.run()
+
+
+def test_all_python_is_run_but_what_names_the_hub():
+    left_out = [block.source for page in PAGES for block in blocks(page.read_text(encoding="utf-8"), "py")]
+    assert all(re.search(r'"[\w-]+/[\w.-]+"', source) for source in left_out)
+    for source in left_out:
+        compile(source, "docs", "exec")
+    fences = {fence for page in PAGES for fence in re.findall(r"^```(\S+)", page.read_text(encoding="utf-8"), flags=re.M)}
+    assert fences <= {"python", "py", "bash", "text"}
+
+
+def test_only_commands_and_options_that_exist_are_shown():
+    typer_main = pytest.importorskip("typer.main")
+    from retnet_hf.cli import app
+
+    commands = typer_main.get_command(app).commands
+    shown = [
+        line
+        for page in PAGES
+        for language in ("bash", "text")
+        for block in blocks(page.read_text(encoding="utf-8"), language)
+        for line in re.findall(r"^(?:\S*/)?retnet-hf (.+)$", block.source, flags=re.M)
+    ]
+    assert len(shown) >= 5
+    for line in shown:
+        command, *arguments = line.split()
+        known = {option for parameter in commands[command].params for option in parameter.opts + parameter.secondary_opts}
+        assert {word for word in arguments if word.startswith("-") and word != "-"} <= known | {"--help"}, line
+
+
+def test_every_public_name_is_in_the_reference_once():
+    shown = [
+        name.rsplit(".", 1)[-1]
+        for page in (DOCS / "api").glob("*.md")
+        for name in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), flags=re.M)
+    ]
+    assert len(shown) == len(set(shown))
+    assert set(retnet_hf.__all__) - {"__version__"} <= set(shown)
+    converters = {
+        name
+        for file in (ROOT / "conversion").glob("*.py")
+        for name in re.findall(r"^def ((?:from|to)_\w+)", file.read_text(encoding="utf-8"), flags=re.M)
+    }
+    assert converters <= set(shown)
+
+
+def table_rows(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the table under a heading, without its own first row; code in them bare of its marks."""
+    section = re.search(rf"^#+ {heading}$(.*?)(?=^#+ |\Z)", page.read_text(encoding="utf-8"), flags=re.M | re.S)[1]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in re.findall(r"^\|.*\|$", section, flags=re.M)]
+    return rows[2:]
+
+
+def in_code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+FLA = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9, "intermediate_size": 64}
+TORCHSCALE = FLA | {"rotary_endpoint": True, "head_norm_affine": False, "use_embedding_norm": True}
+
+
+@pytest.mark.parametrize("form", ["fla", "torchscale", "syncdoth"])
+def test_names_side_by_side_are_those_of_the_converters(form):
+    write, fields = {
+        "fla": (to_fla, FLA),
+        "torchscale": (to_torchscale, TORCHSCALE),
+        "syncdoth": (to_syncdoth, TORCHSCALE),
+    }[form]
+    model = RetNetForCausalLM(RetNetConfig(**fields))
+    state_dict, config = write(model)
+    arguments = table_rows(DOCS / "coming-from.md", f"Arguments of {form}")
+    assert len(arguments) >= 9
+    for theirs, ours, *_ in arguments:
+        assert set(in_code(theirs)) <= config.keys(), theirs
+        assert all(hasattr(model.config, name) for name in in_code(ours)), ours
+
+    weights = table_rows(DOCS / "coming-from.md", f"Weights of {form}")
+    named = {name.replace("N", "0") for theirs, *_ in weights for name in in_code(theirs)}
+    assert named == set(state_dict)
+    assert {name.replace("N", "0") for _, ours, *_ in weights for name in in_code(ours)} == set(model.state_dict())
+
+
+def test_the_changelog_names_the_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "## [Unreleased]" in changelog
+    assert retnet_hf.__version__ in changelog
+
+
+def test_the_map_of_the_house_has_every_file():
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+\.py)`", contributing))
+    for folder in ("retnet_hf", "conversion"):
+        missing = {file.name for file in (ROOT / folder).glob("*.py")} - named - {"__init__.py"}
+        assert not missing, missing
+
+
+def test_the_documentation_builds_without_a_warning(tmp_path):
+    if importlib.util.find_spec("material") is None or importlib.util.find_spec("mkdocstrings") is None:
+        pytest.skip("mkdocs-material and mkdocstrings are not installed: pip install -e '.[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}  # an announcement, not a warning
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout + done.stderr == ""
+    page = (tmp_path / "site" / "api" / "language-model" / "index.html").read_text(encoding="utf-8")
+    assert 'id="retnet_hf.RetNetForCausalLM.forward"' in page
