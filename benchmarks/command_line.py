@@ -116,7 +116,7 @@ def conditions_of(settings: argparse.Namespace) -> Conditions:
 def main(races: list[Race], description: str, words: list[str] | None = None) -> list[Result]:
     """Runs the races one after the other and shows each as soon as it is over."""
     arguments = parser(description).parse_args(words)
-    console = Console(soft_wrap=True)
+    console, progress = Console(soft_wrap=True), Console(stderr=True)
     machine = describe(arguments.device, arguments.threads)
     results: list[Result] = []
     limits: dict[str, list[Limits]] = {}
@@ -128,21 +128,21 @@ def main(races: list[Race], description: str, words: list[str] | None = None) ->
             console.print(f"{machine}, {conditions.dtype}, {conditions.size}, {conditions.rounds} rounds")
         of_race: list[Result] = []
         limits[race.name] = []
-        with console.status("") as status:
+        with progress.status("") as status:
             for heat, reached in run(race, settings, conditions, status.update):
                 of_race += heat
                 limits[race.name] += [reached] if reached else []
+                if arguments.json:  # after every heat, so that nothing is lost where a long race is cut short
+                    done = results + of_race
+                    write_json(arguments.json, machine, conditions, done, limits, left_out, list(outcomes(done)))
         results += of_race
         console.print(table_of(race, of_race, limits[race.name]))
     console.print(sizes_of(results))
     console.print(f"x reference: tokens per second over those of {REFERENCE} in the same round, median (10 %..90 %)")
     for reason in left_out:
         console.print(f"left out: {reason}")
-    reached_goals = list(outcomes(results))
     if arguments.goals:
-        console.print(goals_table(reached_goals))
-    if arguments.json:
-        write_json(arguments.json, machine, conditions, results, limits, left_out, reached_goals)
+        console.print(goals_table(outcomes(results)))
     if arguments.plots:
         draw(results, machine, arguments.plots)
     return results

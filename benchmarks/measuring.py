@@ -62,6 +62,16 @@ def lack_of_memory(error: Exception) -> bool:
     )
 
 
+def attempt(function: Callable, *arguments: Any) -> Any:
+    """What the function returns; a `Failure` where the memory does not suffice."""
+    try:
+        return function(*arguments)
+    except (RuntimeError, MemoryError) as error:
+        if not lack_of_memory(error):
+            raise
+        return Failure("out of memory")
+
+
 class PeakMemory:
     """Bytes that this process has taken, at the most, beyond what it had when this object was made."""
 
@@ -86,12 +96,7 @@ def _work(function: Callable, arguments: tuple, memory_limit: int | None, answer
     if memory_limit is not None:  # so that what does not fit fails, before the machine runs out of memory
         resource.setrlimit(resource.RLIMIT_DATA, (memory_limit, memory_limit))
     transformers.logging.set_verbosity_error()  # Mamba2 says at length, in each process, that its kernels are missing
-    try:
-        answers.send(function(*arguments))
-    except Exception as error:
-        if not lack_of_memory(error):
-            raise
-        answers.send(Failure("out of memory"))
+    answers.send(attempt(function, *arguments))
 
 
 @functools.cache
@@ -170,14 +175,10 @@ def in_turns(
         for name, turn in turns.items():
             if isinstance(results[name], Failure) or (number == -1 and name in calls):
                 continue
-            try:
-                elapsed = timed(turn, calls.get(name, 1))
-            except Exception as error:
-                if not lack_of_memory(error):
-                    raise
-                results[name] = Failure("out of memory")
-                continue
-            if number >= 0:
+            elapsed = attempt(timed, turn, calls.get(name, 1))
+            if isinstance(elapsed, Failure):
+                results[name] = elapsed
+            elif number >= 0:
                 results[name].append(elapsed)
             elif number == -1 or elapsed > 20 * turn_seconds:  # nothing is left to warm up where a step takes so long
                 calls[name] = max(1, min(turn.most_calls, round(turn_seconds / elapsed)))

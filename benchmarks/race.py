@@ -219,7 +219,7 @@ def results_of(race: str, heat: Heat, times: _HeatTimes, memory: dict[Entrant, i
         if reference is not None and not isinstance(reference.seconds, Failure):
             theirs = [elapsed / reference.tokens for elapsed in reference.seconds]
             result.ratio = Spread.of(their / (own / timing.tokens) for own, their in zip(timing.seconds, theirs))
-        if isinstance(peak, int) and isinstance(least, int):
+        if isinstance(peak, int) and isinstance(least, int) and least > 0:
             result.memory_ratio = peak / least
     return results
 

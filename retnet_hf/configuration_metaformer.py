@@ -122,7 +122,7 @@ class MetaFormerConfig(BackboneConfigMixin, PreTrainedConfig):
     use_head_norm: bool = True
     retention_form: str = "auto"
     use_layer_scale: bool = True
-    layer_scale_init_value: float = 1e-5
+    layer_scale_init_value: float | int = 1e-5
     layer_norm_eps: float = 1e-5
     drop_path_rate: float | int = 0.0
     initializer_range: float = 0.02

@@ -232,7 +232,7 @@ class MetaFormerBranch(nn.Module):
         super().__init__()
         self.init_value = config.layer_scale_init_value
         self.drop_path_rate = drop_path_rate
-        self.scale = nn.Parameter(torch.full((size,), self.init_value)) if config.use_layer_scale else None
+        self.scale = nn.Parameter(torch.full((size,), float(self.init_value))) if config.use_layer_scale else None
 
     def forward(self, branch: Tensor) -> Tensor:
         if self.scale is not None:
@@ -353,7 +353,7 @@ class MetaFormerModel(MetaFormerPreTrainedModel):
     ) -> BaseModelOutputWithPooling:
         r"""
         Args:
-            pixel_values: (B, num_channels, height, width), of any height and width.
+            pixel_values: (B, num_channels, height, width), of any height and width that the first patch fits into.
             output_hidden_states: returns what the stem and each stage put out, (B, C, R, L) with C, R and L of the stage.
             output_attentions: returns, for each block whose mixer has heads, its attention or retention map, (B, H, T, T),
                 which takes memory quadratic in T.

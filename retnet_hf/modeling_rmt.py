@@ -292,7 +292,7 @@ class RMTStem(nn.Module):
                 f"pixel_values must be of shape (batch, {self.num_channels}, height, width), {self.num_channels} being "
                 f"the num_channels of the configuration, got {tuple(pixel_values.shape)}."
             )
-        hidden_states = pixel_values
+        hidden_states = pixel_values.to(self.layers[0].convolution.weight.dtype)
         for layer in self.layers:
             hidden_states = layer(hidden_states)
         return hidden_states
@@ -480,6 +480,7 @@ class RMTBackbone(BackboneMixin, RMTPreTrainedModel):
         super().__init__(config)
         self.num_features = [config.hidden_sizes[0], *config.hidden_sizes]
         self.rmt = RMTModel(config)
+        # with PyTorch's own epsilon, as the authors' backbones for dense prediction
         self.norms = nn.ModuleDict({name: nn.LayerNorm(size) for name, size in zip(self.out_features, self.channels)})
         self.post_init()
 

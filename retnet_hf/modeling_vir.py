@@ -378,6 +378,14 @@ class ViRModel(ViRPreTrainedModel):
             raise ValueError(
                 "bool_masked_pos must be None in a model without a mask token (use_mask_token=True gives it one)."
             )
+        rows, columns = (image // patch for image, patch in zip(image_shape, self.config.patch_shape))
+        if bool_masked_pos is not None and bool_masked_pos.shape != (pixel_values.shape[0], rows * columns):
+            raise ValueError(
+                f"bool_masked_pos must be of shape (batch, patches), which is {(pixel_values.shape[0], rows * columns)} here, "
+                f"got {tuple(bool_masked_pos.shape)}."
+            )
+        if rows * columns == 1 and self.config.pooling == "mean_but_first" and not self.config.mirror_sequence:
+            raise ValueError("pixel_values must have more than one patch with a pooling of mean_but_first.")
         hidden_states = self.embeddings(pixel_values, image_shape, bool_masked_pos=bool_masked_pos)
         if self.config.mirror_sequence:
             hidden_states = torch.cat([hidden_states, hidden_states.flip(1)], dim=1)
@@ -435,9 +443,14 @@ class ViRModel(ViRPreTrainedModel):
             raise ValueError(
                 f"image_size must be a multiple of the patch_size {self.config.patch_shape}, got {(height, width)}."
             )
-        states, top, total, patches = ViRStates(len(self.layers)), 0, 0, 0
+        if height * width == patch_height * patch_width and self.config.pooling == "mean_but_first":
+            raise ValueError("image_size must hold more than one patch with a pooling of mean_but_first.")
+        states, top, total, patches, batch = ViRStates(len(self.layers)), 0, 0, 0, None
         for band in bands:
             self._check(band)
+            if batch is not None and len(band) != batch:
+                raise ValueError(f"bands must be of the same images, got one of {len(band)} images after bands of {batch}.")
+            batch = len(band)
             if band.shape[3] != width or top + band.shape[2] > height:
                 raise ValueError(
                     f"bands must fill an image of height and width {(height, width)}, got one of {tuple(band.shape[2:])} "

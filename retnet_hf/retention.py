@@ -281,56 +281,75 @@ def chunkwise_retention_at_once(
 
 
 class _Block(NamedTuple):
-    """Some consecutive chunks of one length, with the tables that are theirs."""
+    """Some consecutive chunks of one length, A = B H N of them with all sequences and heads, and their tables."""
 
     tokens: slice
-    chunks: int
-    tables: DecayTables
-    decays: tuple[Tensor, ...]  # (B|1, H, 1, 1) for each chunk: what it leaves of the state before it
+    shape: tuple[int, int, int]  # B, H, N
     groups: int  # query heads to a key/value head
-    dtype: torch.dtype
+    tables: DecayTables
+    decays: tuple[Tensor, ...]  # (B|1, H, 1, 1) for each of N: what a chunk leaves of the state before it
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """(B, H, T, X) -> (B, H, N, C, X): these chunks of it. (B, G, T, X) likewise, each head for all that it serves."""
-        part = tensor[:, :, self.tokens].to(self.dtype).unflatten(2, (self.chunks, -1))
-        heads = self.tables.inner.shape[1]
-        return part if part.shape[1] == heads else part.repeat_interleave(self.groups, dim=1)
+        """(B, H, T, X) -> (A, C, X): these chunks of it. (B, G, T, X) likewise, each head for all that it serves."""
+        part = tensor[:, :, self.tokens].to(self.tables.inner.dtype)
+        if part.shape[1] != self.shape[1]:
+            part = part.repeat_interleave(self.groups, dim=1)
+        return part.unflatten(2, (self.shape[2], -1)).flatten(0, 2)
 
     def put(self, part: Tensor, whole: Tensor) -> None:
         """The inverse of `cut`; what heads have in common is summed."""
+        part = part.unflatten(0, self.shape).flatten(2, 3)
         if part.shape[1] != whole.shape[1]:
             part = part.unflatten(1, (-1, self.groups)).sum(2)
-        whole[:, :, self.tokens] = part.flatten(2, 3)
+        whole[:, :, self.tokens] = part
+
+    def decayed(self, part: Tensor, table: Tensor) -> Tensor:
+        """(A, C, X), times powers of γ (B|1, H, N|1, C, C|1)."""
+        return (part.unflatten(0, self.shape) * table).flatten(0, 2)
+
+    def decayed_(self, part: Tensor, table: Tensor) -> Tensor:
+        """`decayed` in place."""
+        part.view(*self.shape, *part.shape[1:]).mul_(table)
+        return part
+
+    def by_chunk(self, part: Tensor) -> tuple[Tensor, ...]:
+        """(A, K, V) -> (B, H, K, V) for each of N."""
+        return part.unflatten(0, self.shape).unbind(2)
+
+    def together(self, states: list[Tensor]) -> Tensor:
+        """(B, H, K, V) for each of N -> (A, K, V)."""
+        return (torch.stack(states, dim=2) if len(states) > 1 else states[0]).flatten(0, -3)
 
 
-def _blocks(length: int, batch: int, groups: int, tables: DecayTables, dtype: torch.dtype) -> list[_Block]:
+def _blocks(query: Tensor, key: Tensor, tables: DecayTables) -> list[_Block]:
     """The sequence in blocks that are large enough to keep the device busy, and small enough for its cache."""
-    heads, chunk_size = tables.inner.shape[1], tables.inner.shape[-1]
-    wanted = BLOCK_SIZE_ON_CPU if tables.inner.device.type == "cpu" else BLOCK_SIZE_ELSEWHERE
+    batch, heads, length, _ = query.shape
+    chunk_size = tables.inner.shape[-1]
+    wanted = BLOCK_SIZE_ON_CPU if query.device.type == "cpu" else BLOCK_SIZE_ELSEWHERE
     chunks_per_block = max(1, wanted // (batch * heads * chunk_size))
 
     def block(first: int, chunks: int, size: int) -> _Block:
-        def own(table: Tensor, *tokens: slice) -> Tensor:
-            return table[
-                (slice(None), slice(None), slice(first, first + chunks) if table.shape[2] > 1 else slice(None), *tokens)
-            ]
-
-        size_of = slice(size)
-        inner, query, key = own(tables.inner, size_of, size_of), own(tables.query, size_of), own(tables.key, size_of)
-        state = own(tables.state)
-        start = first * chunk_size
+        inner, of_query, of_key, state = (
+            table[:, :, first : first + chunks] if table.shape[2] > 1 else table for table in tables
+        )
+        own = DecayTables(inner[..., :size, :size], of_query[..., :size, :], of_key[..., :size, :], state)
         decays = state.expand(-1, -1, chunks, -1, -1).unbind(2)
+        start = first * chunk_size
         tokens = slice(start, start + chunks * size)
-        return _Block(tokens, chunks, DecayTables(inner, query, key, state), decays, groups, dtype)
+        return _Block(tokens, (batch, heads, chunks), heads // key.shape[1], own, decays)
 
     whole, rest = divmod(length, chunk_size)
     blocks = [block(first, min(chunks_per_block, whole - first), chunk_size) for first in range(0, whole, chunks_per_block)]
     return blocks + ([block(whole, 1, rest)] if rest else [])
 
 
-def _written(key: Tensor, value: Tensor, block: _Block) -> tuple[Tensor, ...]:
-    """What each chunk adds to the state: (B, H, K, V) for each of (B, H, N, C, K) and (B, H, N, C, V)."""
-    return ((key * block.tables.key).transpose(-1, -2) @ value).unbind(2)
+def _read_chunks(block: _Block, key: Tensor, value: Tensor, state: Tensor) -> tuple[list[Tensor], Tensor]:
+    """The state (B, H, K, V) before each chunk of a block, and after the last; key and value are (A, C, K) and (A, C, V)."""
+    states = []
+    for written, decay in zip(block.by_chunk(block.decayed(key, block.tables.key).mT @ value), block.decays):
+        states.append(state)
+        state = torch.addcmul(written, decay, state)
+    return states, state
 
 
 class ChunkwiseRetention(torch.autograd.Function):
@@ -348,18 +367,13 @@ class ChunkwiseRetention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         """The forward pass. Nothing in it is recorded for a gradient."""
         dtype = tables.inner.dtype
-        batch, heads, length, _ = query.shape
-        output = _empty_as(value, heads, dtype)
+        output = _empty_as(value, query.shape[1], dtype)
         state = initial_state_like(query, value).to(dtype) if initial_state is None else initial_state.to(dtype)
-        for block in _blocks(length, batch, heads // key.shape[1], tables, dtype):
+        for block in _blocks(query, key, tables):
             query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
-            scores = (query_part @ key_part.transpose(-1, -2)).mul_(block.tables.inner)
-            states = []  # before each chunk
-            for written, decay in zip(_written(key_part, value_part, block), block.decays):
-                states.append(state)
-                state = torch.addcmul(written, decay, state)
-            part = scores @ value_part
-            part += (query_part * block.tables.query) @ torch.stack(states, dim=2)
+            states, state = _read_chunks(block, key_part, value_part, state)
+            part = block.decayed_(query_part @ key_part.mT, block.tables.inner) @ value_part
+            part.baddbmm_(block.decayed(query_part, block.tables.query), block.together(states))
             block.put(part, output)
         return output, state
 
@@ -376,51 +390,42 @@ class ChunkwiseRetention(torch.autograd.Function):
     def backward(ctx, output_gradient, state_gradient):
         query, key, value, initial_state = ctx.saved_tensors
         tables, dtype = ctx.tables, ctx.tables.inner.dtype
-        batch, heads, length, _ = query.shape
         if torch.is_grad_enabled():  # a gradient of the gradient is asked for
             operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
-            with torch.enable_grad():
-                results = _grouped_at_once(query, key, value, tables, initial_state)
+            results = _grouped_at_once(query, key, value, tables, initial_state)
             gradients = torch.autograd.grad(
                 results, operands, (output_gradient, state_gradient), create_graph=True, allow_unused=True
             )
             query_gradient, key_gradient, value_gradient, *rest = gradients
             return query_gradient, key_gradient, value_gradient, None, rest[0] if rest else None
 
-        blocks = _blocks(length, batch, heads // key.shape[1], tables, dtype)
+        blocks = _blocks(query, key, tables)
         state = initial_state_like(query, value).to(dtype) if initial_state is None else initial_state.to(dtype)
         states = []  # before each chunk of each block
         for block in blocks:
-            of_block = []
-            for written, decay in zip(_written(block.cut(key), block.cut(value), block), block.decays):
-                of_block.append(state)
-                state = torch.addcmul(written, decay, state)
+            of_block, state = _read_chunks(block, block.cut(key), block.cut(value), state)
             states.append(of_block)
 
         query_gradient, key_gradient, value_gradient = (torch.empty_like(tensor) for tensor in (query, key, value))
         for block in reversed(blocks):
             query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
-            gradient = block.cut(output_gradient)  # (B, H, N, C, V)
-            reading, writing = query_part * block.tables.query, key_part * block.tables.key
-            read = (reading.transpose(-1, -2) @ gradient).unbind(2)  # gradient of the state before each chunk, through it
+            gradient = block.cut(output_gradient)  # (A, C, V)
+            inner = block.tables.inner
             after = []  # gradient of the state after each chunk, last one first
-            for n in reversed(range(block.chunks)):
+            read = block.by_chunk(block.decayed(query_part, block.tables.query).mT @ gradient)
+            for through_query, decay in zip(reversed(read), reversed(block.decays)):
                 after.append(state_gradient)
-                state_gradient = torch.addcmul(read[n], block.decays[n], state_gradient)
-            after = torch.stack(after[::-1], dim=2)
-            before = torch.stack(states.pop(), dim=2)
+                state_gradient = torch.addcmul(through_query, decay, state_gradient)
+            before, after = block.together(states.pop()), block.together(after[::-1])
 
-            scores = (query_part @ key_part.transpose(-1, -2)).mul_(block.tables.inner)
-            value_part_gradient = scores.transpose(-1, -2) @ gradient
-            value_part_gradient += writing @ after
-            block.put(value_part_gradient, value_gradient)
-            scores_gradient = torch.matmul(gradient, value_part.transpose(-1, -2)).mul_(block.tables.inner)
-            query_part_gradient = (gradient @ before.transpose(-1, -2)).mul_(block.tables.query)
-            query_part_gradient += scores_gradient @ key_part
-            block.put(query_part_gradient, query_gradient)
-            key_part_gradient = (value_part @ after.transpose(-1, -2)).mul_(block.tables.key)
-            key_part_gradient += scores_gradient.transpose(-1, -2) @ query_part
-            block.put(key_part_gradient, key_gradient)
+            part = block.decayed_(query_part @ key_part.mT, inner).mT @ gradient
+            part.baddbmm_(block.decayed(key_part, block.tables.key), after)
+            block.put(part, value_gradient)
+            scores_gradient = block.decayed_(gradient @ value_part.mT, inner)
+            part = block.decayed_(gradient @ before.mT, block.tables.query)
+            block.put(part.baddbmm_(scores_gradient, key_part), query_gradient)
+            part = block.decayed_(value_part @ after.mT, block.tables.key)
+            block.put(part.baddbmm_(scores_gradient.mT, query_part), key_gradient)
         initial_gradient = None if initial_state is None else state_gradient.to(initial_state.dtype)
         return query_gradient, key_gradient, value_gradient, None, initial_gradient
 

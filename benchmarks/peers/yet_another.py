@@ -26,9 +26,9 @@ class YetAnotherRetNet(Peer):
         )
         self.head = self.module.out
 
-    def _features(self, ids: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _features(self, ids: Tensor, form: str) -> tuple[Tensor, list[Tensor]]:
         embedded, decoder = self.module.embedding(ids), self.module.decoder
-        if self.form == "parallel":
+        if form == "parallel":
             return decoder.forward_parallel(embedded), []
         outputs, states = [], []
         for number, chunk in enumerate(embedded.split(self.chunk, dim=1)):
@@ -37,11 +37,11 @@ class YetAnotherRetNet(Peer):
         return torch.cat(outputs, dim=1), states
 
     def loss(self, ids: Tensor) -> Tensor:
-        return next_token_loss(self.head(self._features(ids)[0]), ids)
+        return next_token_loss(self.head(self._features(ids, self.form)[0]), ids)
 
     def prefill(self, ids: Tensor) -> Any:
         """In the parallel form logits alone, in the chunkwise one with the states."""
-        features, states = self._features(ids)
+        features, states = self._features(ids, self.form)
         return self.head(features[:, -1:]), states
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
@@ -56,7 +56,7 @@ class YetAnotherRetNet(Peer):
         return logits
 
     def generate(self, ids: Tensor, tokens: int) -> Tensor:
-        features, layers = self._features(ids)
+        features, layers = self._features(ids, "chunkwise")
         logits, state = self.head(features[:, -1]), {"layers": layers, "context": ids.shape[1]}
         new = [logits.argmax(-1, keepdim=True)]
         while len(new) < tokens:
