@@ -247,7 +247,7 @@ def test_torch_export_of_the_decode_step_takes_and_returns_the_state():
         outputs = program(input_ids=token, past_key_values=ours, use_cache=True)
         expected = read(model, token, state)
         ours = outputs.past_key_values
-        assert torch.allclose(outputs.logits, expected.logits, atol=1e-6)
+        assert torch.allclose(outputs.logits, expected.logits, atol=1e-5)
         assert_same_states(ours, state, 1e-6)
     assert int(ours.get_seq_length()) == 13
 
