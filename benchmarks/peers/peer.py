@@ -31,7 +31,7 @@ class Size:
 
 
 SIZES = {
-    "33M": Size(512, 8, 8, 8192, mamba_layers=15, mamba_state=128),
+    "33M": Size(512, 8, 8, 8192, mamba_layers=15, mamba_state=112),
     "5M": Size(256, 4, 4, 4096, mamba_layers=7, mamba_state=96),
     "toy": Size(96, 3, 3, 1024, mamba_layers=5, mamba_state=48),
 }

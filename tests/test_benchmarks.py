@@ -1,0 +1,344 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The races, at a toy size and without a clock: who runs, what is counted, and what is made of the times."""
+
+import importlib.util
+import json
+import math
+import time
+
+import pytest
+import torch
+import transformers
+
+from benchmarks import command_line, decoding, generation, measuring, prefill, race, training
+from benchmarks.goals import outcomes, times_as_fast
+from benchmarks.measuring import Failure, Spread, Turn, attempt, in_its_own_process, in_turns
+from benchmarks.peers import CONTENDERS, SIZES, build, missing
+from benchmarks.race import Conditions, Entrant, Heat, Result, Work, heat_times, least_seconds, results_of
+
+
+RACES = {module.RACE.name: module.RACE for module in (training, prefill, decoding, generation)}
+CONDITIONS = Conditions(size="toy", rounds=2, turn_seconds=0.0, new_tokens=3)
+HERE = [name for name, contender in CONTENDERS.items() if missing(name, "cpu") is None]
+EAGER = [name for name in HERE if not CONTENDERS[name].options.get("compiled")]
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(verbosity)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Measurements are made where they are asked for."""
+
+    def directly(function, *arguments, time_limit=None, memory_limit=None):
+        return attempt(function, *arguments)
+
+    monkeypatch.setattr(race, "in_its_own_process", directly)
+
+
+def result(seconds: list[float], model: str = "ours", **fields) -> Result:
+    given = {"race": "training", "length": 2048, "batch": 1, "checkpointed": False, "reference": Entrant("llama", 2048)}
+    return Result(model=model, seconds=seconds, **(given | fields))
+
+
+# Models
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_models_are_of_one_size(size):
+    with torch.device("meta"):
+        counts = {name: build(name, SIZES[size]).parameters for name in EAGER}
+    least, most = min(counts.values()), max(counts.values())
+    assert most / least < 1.02, counts
+    if size == "33M":
+        assert 33e6 < least < most < 34.5e6
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_a_loss_is_that_of_a_model_that_knows_nothing_and_reaches_every_weight(name):
+    peer = build(name, SIZES["toy"])
+    loss = peer.loss(CONDITIONS.ids(2, 24))
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(SIZES["toy"].vocabulary), abs=1.5)
+    assert [n for n, parameter in peer.module.named_parameters() if parameter.grad is None] == []
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", EAGER)
+def test_generation_continues_the_prompt_as_the_whole_sequence_would(name):
+    peer = build(name, SIZES["toy"])
+    peer.module.eval()
+    ids = CONDITIONS.ids(1, 12)
+    generated = peer.generate(ids, 3)
+    assert generated.shape == (1, 15)
+    assert torch.equal(generated[:, :12], ids)
+    read = peer.prefill(generated[:, :-1])
+    logits = read[0] if isinstance(read, tuple) else read
+    assert logits.shape == (1, 1, SIZES["toy"].vocabulary)
+    assert logits.argmax() == generated[0, -1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", EAGER)
+def test_a_state_takes_as_many_bytes_as_its_context_makes_necessary(name):
+    peer, size = build(name, SIZES["toy"]), SIZES["toy"]
+    short, long = (peer.state_bytes(peer.state_after(context, 2, room=0)) for context in (8, 600))
+    if name.startswith("llama"):
+        assert (short, long) == tuple(2 * 2 * size.layers * size.hidden_size * 4 * context for context in (8, 600))
+    else:
+        assert 0 < short == long
+    if name == "ours":
+        recurrent = 4 * 2 * size.layers * 2 * size.hidden_size**2 // size.heads
+        assert recurrent <= long < recurrent + 1000  # and positions
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [name for name in EAGER if name.startswith("llama")])
+def test_a_cache_that_has_grown_is_cut_to_its_context(name):
+    peer = build(name, SIZES["toy"])
+    state, token = peer.state_after(20, 2, room=4), torch.ones(2, 1, dtype=torch.long)
+    before = peer.decode(token, state).logits
+    peer.decode(token, state)
+    assert int(state.get_seq_length()) == 22
+    peer.rewind(state, 20)
+    assert int(state.get_seq_length()) == 20
+    torch.testing.assert_close(peer.decode(token, state).logits, before)
+
+
+def test_operations_are_counted_by_hand():
+    size = SIZES["toy"]
+    ours, llama = build("ours", size), build("llama", size)
+    d, layers, heads, vocabulary = size.hidden_size, size.layers, size.heads, size.vocabulary
+    body = layers * 12 * d**2  # exactly, where the hidden size is a multiple of 3 x 16
+    assert ours.matmul_parameters == llama.matmul_parameters == body + vocabulary * d
+    assert ours.decode_flops(500) == 2 * (body + vocabulary * d) + layers * 4 * d * 2 * d / heads
+    assert llama.decode_flops(500) == 2 * (body + vocabulary * d) + layers * 4 * 500 * d
+    assert llama.forward_flops(100, all_logits=True) == 100 * (2 * (body + vocabulary * d) + layers * 4 * 50 * d)
+    assert llama.forward_flops(100, all_logits=False) == 100 * (2 * body + layers * 4 * 50 * d) + 2 * vocabulary * d
+    norms = (2 * layers + 1) * d
+    assert llama.weight_bytes == 4 * (body + vocabulary * d + norms)
+
+
+def test_who_is_missing_is_said_and_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
+    assert missing("yet-another", "cpu") == (
+        "yet-another-retnet, chunkwise is not installed: pip install yet-another-retnet"
+    )
+    assert missing("fla", "cpu") == "flash-linear-attention runs on CUDA only."
+    assert "pip install flash-linear-attention" in missing("fla", "cuda")
+
+
+# Measuring
+
+
+def test_a_spread_leaves_out_a_tenth_on_either_side():
+    assert Spread.of(range(21)) == (10, 2, 18)
+    assert Spread.of([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
+    assert str(Spread.of([1.0, 2.0])) == "1.50 (1.00..2.00)"
+
+
+def test_turns_are_taken_in_rounds_and_the_first_do_not_count():
+    log = []
+    turns = {name: Turn(lambda name=name: log.append(name), lambda name=name: log.append(name.upper())) for name in "ab"}
+    times = in_turns(turns, rounds=3, turn_seconds=0.0)
+    assert {name: len(seconds) for name, seconds in times.items()} == {"a": 3, "b": 3}
+    assert "".join(log) == "AaBb" * 4
+
+
+def test_a_turn_has_no_more_calls_than_it_may():
+    calls = []
+    in_turns({"a": Turn(lambda: calls.append(None), lambda: calls.append("turn"), most_calls=7)}, 1, turn_seconds=60.0)
+    assert [len(turn.split()) for turn in " ".join(c or "." for c in calls).split("turn")[1:]] == [1, 1, 7]
+
+
+def test_who_runs_out_of_memory_leaves_the_others_to_their_turns():
+    def fail():
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:1] . DefaultCPUAllocator: can't allocate memory")
+
+    times = in_turns({"a": Turn(fail), "b": Turn(lambda: None)}, rounds=2, turn_seconds=0.0)
+    assert times["a"] == Failure("out of memory")
+    assert len(times["b"]) == 2
+
+
+def test_other_errors_are_raised():
+    def fail():
+        raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        in_turns({"a": Turn(fail)}, rounds=1, turn_seconds=0.0)
+
+
+# The processes begin at once where nothing has to be imported first.
+
+
+@pytest.fixture
+def bare_processes(monkeypatch):
+    context = measuring.multiprocessing.get_context("fork")
+    monkeypatch.setattr(measuring, "_context", lambda: context)
+
+
+def test_a_process_answers(bare_processes):
+    assert in_its_own_process(math.hypot, 3, 4, time_limit=60) == 5
+
+
+def test_a_process_that_takes_too_long_is_a_result(bare_processes):
+    assert in_its_own_process(time.sleep, 60, time_limit=0.2) == Failure("over 0 s")
+
+
+def test_a_process_that_needs_too_much_memory_is_a_result(bare_processes):
+    assert in_its_own_process(bytearray, 2**40, time_limit=60, memory_limit=2**33) == Failure("out of memory")
+
+
+def test_a_process_that_fails_otherwise_is_an_error(bare_processes):
+    with pytest.raises(RuntimeError, match="exit status 1"):
+        in_its_own_process(math.sqrt, -1)
+
+
+# Races
+
+
+def test_the_least_time_of_a_step_is_that_of_what_takes_longer():
+    work = [Work(flops=100, nbytes=10), Work(flops=10, nbytes=100, times=3)]
+    assert least_seconds(work, speed=10, bandwidth=10) == 10 + 3 * 10
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_everyone_finishes(name):
+    entrants = [Entrant(model, 20, 2) for model in RACES[name].models if model in EAGER]
+    times = heat_times(RACES[name].prepare, entrants, CONDITIONS)
+    assert list(times.entrants) == entrants
+    assert all(len(timing.seconds) == 2 and min(timing.seconds) > 0 for timing in times.entrants.values())
+    tokens = {"training": 40, "prefill": 40, "decoding": 2, "generation": 6}[name]
+    assert {timing.tokens for timing in times.entrants.values()} == {tokens}
+    assert times.matmul_speed > 0
+    assert times.bandwidth > 0
+
+
+def test_a_step_of_training_can_include_the_optimizer_and_recompute_layers():
+    conditions = Conditions(size="toy", optimizer=True)
+    peer = conditions.peer("ours")
+    before = peer.head.weight.clone()
+    training.prepare(peer, Entrant("ours", 16, 1, checkpointed=True), conditions).turn.step()
+    assert peer.module.is_gradient_checkpointing
+    assert not torch.equal(peer.head.weight, before)
+
+
+def test_ratios_are_those_of_the_rounds():
+    ours, llama, slow = Entrant("ours", 8), Entrant("llama", 8), Entrant("mamba2", 8)
+    heat = Heat((ours, llama, slow), llama)
+    timings = {
+        ours: race._Timing([1.0, 1.0, 2.0], 10, [Work(50)], 7, 3),
+        llama: race._Timing([2.0, 4.0, 2.0], 10, [Work(50)], 8, None),
+    }
+    memory = {ours: 30, llama: 60, slow: Failure("over 5 s")}
+    first, second, third = results_of("training", heat, race._HeatTimes(timings, 100.0, 1.0), memory)
+    assert first.rate == (10, 5, 10)
+    assert first.ratio == (2, 1, 4)
+    assert (first.memory, first.memory_ratio) == (30, 0.5)
+    assert (first.bound, first.of_bound) == (0.5, 0.5)
+    assert (first.parameters, first.state_bytes) == (7, 3)
+    assert second.ratio == (1, 1, 1)
+    assert third.failure == "over 5 s"
+    assert third.ratio is None
+
+
+def test_heats_leave_out_who_is_too_slow_for_their_length():
+    heats = race.shared_heats(["ours", "mamba2"], [512, 1024], [1, 2], "training")
+    assert [[entrant.model for entrant in heat.entrants] for heat in heats] == [["ours", "mamba2"], ["ours"]] * 2
+    assert [heat.reference for heat in heats][-1] == Entrant("llama", 1024, 2)
+
+
+def test_goals_are_met_or_missed_by_the_median():
+    ours = result([1.0], ratio=Spread(1.6, 1.2, 2.0), of_bound=0.5, memory_ratio=0.95)
+    peer = result([1.5], model="torchscale")
+    faster = result([1.9], model="yet-another")
+    fastest = result([2.1], model="yet-another-parallel", failure="out of memory")
+    verdicts = {outcome.goal: (outcome.reached, outcome.met) for outcome in outcomes([ours, peer, faster, fastest])}
+    assert verdicts["training step, tokens/s, T = 2,048, / Llama"] == ("1.60 (1.20..2.00)", True)
+    assert verdicts["training step, tokens/s, T = 512, / Llama"] == ("not run", None)
+    assert verdicts["peak memory of training, T = 2,048, / Llama"] == ("0.95", False)
+    assert verdicts["training, T = 2,048, / torchscale"] == ("1.50 (1.50..1.50)", False)
+    assert verdicts["training, T = 2,048, / yet-another"] == ("1.90 (1.90..1.90)", False)
+    assert verdicts["training, T = 2,048, / speed of matrix products"] == ("0.50", False)
+
+
+def test_the_fastest_form_of_a_peer_is_the_one_to_beat():
+    ours, slow, fast = result([1.0, 2.0]), result([9.0, 9.0]), result([3.0, 4.0])
+    assert times_as_fast(ours, [slow, None, fast]) == (2.5, 2.0, 3.0)
+    assert times_as_fast(None, [slow]) is None
+    assert times_as_fast(ours, [None]) is None
+
+
+def test_flatness_is_judged_in_the_heat_that_runs_for_it():
+    alone, reference = Entrant("ours", 65536, 1, True), Entrant("ours", 4096, 1, True)
+    flat = result([1.0], length=alone.length, checkpointed=True, reference=reference, ratio=Spread(0.95, 0.9, 1.0))
+    verdicts = {outcome.goal: outcome for outcome in outcomes([flat])}
+    outcome = verdicts["training time per token, T = 65,536, / T = 4,096"]
+    assert (outcome.reached, outcome.met) == ("1.05", True)
+
+
+# The command
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_the_command_prints_tables_and_writes_json_and_plots(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(CONTENDERS, "torchscale", CONTENDERS["torchscale"]._replace(needs="a_package_that_no_one_has"))
+    words = "--size toy --models ours llama torchscale --lengths 16 --long 16 32 --contexts 16 32 --context-batches 1 "
+    words += "--batch-context 16 --batches 1 2 --prompt 8 --new-tokens 2 --rounds 2 --seconds 0 --threads 1 --goals"
+    folder, file = tmp_path / "plots", tmp_path / "results.json"
+    command_line.main(list(RACES.values()), "", [*words.split(), "--json", str(file), "--plots", str(folder)])
+
+    text = capsys.readouterr().out
+    for title in ("training step; limits: ", "prefill; limits: ", "decoding; limits: ", "generate; limits: "):
+        assert title in text
+    assert "left out: torchscale, chunkwise is not installed: pip install --no-deps torchscale==0.3.0" in text
+    assert text.count("left out") == 1
+    assert "parameters: ours 0.53 M, llama 0.53 M" in text
+    assert "decoding, batch 16, T = 8,192, / Llama" in text
+
+    content = json.loads(file.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert set(content["limits"]) == set(RACES)
+    assert content["conditions"]["size"] == "toy"
+    heats = {(r["race"], r["model"], r["length"], r["batch"], r["reference"]["model"]) for r in content["results"]}
+    assert {("training", "ours", 32, 1, "ours"), ("decoding", "llama", 16, 2, "llama")} <= heats
+    assert ("decoding", "ours", 128, 1, "ours") in heats
+    assert all(len(record["seconds"]) == 2 for record in content["results"])
+    assert all(set(record["ratio"]) == {"median", "low", "high"} for record in content["results"])
+
+    plots = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert set(plots) == {"memory.png", "throughput.png", "latency.png", "training.png"}
+    assert all(content.startswith(b"\x89PNG") for content in plots.values())
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_failure_is_shown_in_its_row(capsys, monkeypatch):
+    def prepare(peer, entrant, conditions):
+        if entrant.model == "llama":
+            raise torch.OutOfMemoryError
+        return prefill.prepare(peer, entrant, conditions)
+
+    discipline = race.Race("prefill", "prefill", ("ours", "llama"), prepare, prefill.heats)
+    words = "--size toy --models ours llama --lengths 16 --rounds 1 --seconds 0 --threads 1"
+    ours, llama = command_line.main([discipline], "", words.split())
+    assert (ours.failure, ours.ratio) == (None, None)
+    assert llama.failure == "out of memory"
+    assert "out of memory" in capsys.readouterr().out
+
+
+def test_quick_runs_the_same_races_with_less():
+    for discipline in RACES.values():
+        full, quick = (
+            command_line.settings_of(discipline, command_line.parser("").parse_args(words), [])
+            for words in ([], ["--quick"])
+        )
+        assert set(quick.models) < set(full.models)
+        assert {"ours", "llama"} <= set(quick.models)
+        assert len(discipline.heats(quick)) <= len(discipline.heats(full))
+        assert (full.size, quick.size) == ("33M", "5M")
+    assert command_line.settings_of(RACES["decoding"], command_line.parser("").parse_args([]), []).batches == [1, 4, 16, 64]
