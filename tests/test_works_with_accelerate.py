@@ -1,0 +1,142 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`accelerate launch` with two processes on CPUs: DDP, FSDP and Trainer compute what one process does.
+
+Device maps and offloading are in test_saving_and_loading.py.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from small_models import close, random_ids, small_model
+from test_tensor_parallel import free_port
+from transformers import Trainer, TrainingArguments
+
+
+TRAINING = {
+    "max_steps": 4,
+    "learning_rate": 1e-2,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "train_sampling_strategy": "sequential",
+}
+
+PROCESS = """
+import json, sys
+import torch
+torch.set_num_threads(1)
+from accelerate import Accelerator
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+import retnet_hf
+
+folder = sys.argv[1]
+accelerator = Accelerator(cpu=True)
+assert accelerator.num_processes == 2 and torch.distributed.get_backend() == "gloo"
+rank, ids = accelerator.process_index, torch.load(folder + "/ids.pt")
+results = {}
+
+def fresh():
+    return AutoModelForCausalLM.from_pretrained(folder + "/model").train()
+
+def gradients(parameters):
+    return {name.removeprefix("module."): getattr(p.grad, "full_tensor", lambda: p.grad)() for name, p in parameters}
+
+model = accelerator.prepare(fresh())
+assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
+half = ids.chunk(2)[rank]
+accelerator.backward(model(half, labels=half).loss)
+results["ddp"] = gradients(model.named_parameters())
+
+model = fresh()
+mesh = init_device_mesh("cpu", (2,))
+for layer in model.model.layers:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+assert model.model.layers[0].retention.q_proj.weight.to_local().shape[0] == 16
+model(half, labels=half).loss.backward()
+results["fsdp"] = gradients(model.named_parameters())
+with torch.no_grad():
+    results["logits"] = model.eval()(ids).logits
+
+data = [{"input_ids": row, "labels": row} for row in torch.load(folder + "/data.pt")]
+training = json.load(open(folder + "/training.json"))
+trainer = Trainer(
+    model=fresh(),
+    args=TrainingArguments(output_dir=folder + "/out", per_device_train_batch_size=2, **training),
+    train_dataset=data,
+)
+trainer.train()
+results["losses"] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+results["weights"] = accelerator.unwrap_model(trainer.model).state_dict()
+if rank == 0:
+    torch.save(results, folder + "/results.pt")
+accelerator.end_training()
+"""
+
+
+@pytest.fixture(scope="module")
+def model():
+    return small_model()
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return random_ids(4, 21)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return random_ids(16, 17, seed=1)
+
+
+@pytest.fixture(scope="module")
+def results(model, ids, data, tmp_path_factory):
+    """Everything that two processes compute, in one launch."""
+    folder = tmp_path_factory.mktemp("launched")
+    model.save_pretrained(folder / "model")
+    torch.save(ids, folder / "ids.pt")
+    torch.save(data, folder / "data.pt")
+    (folder / "training.json").write_text(json.dumps(TRAINING))
+    (folder / "process.py").write_text(PROCESS)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+    command += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_ip=127.0.0.1"]
+    command += [f"--main_process_port={free_port()}", str(folder / "process.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return torch.load(folder / "results.pt")
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+def test_gradients_of_two_processes_are_those_of_one(model, ids, results, wrapper):
+    model.train().zero_grad()
+    model(ids, labels=ids).loss.backward()
+    assert results[wrapper].keys() == dict(model.named_parameters()).keys()
+    for name, parameter in model.named_parameters():
+        close(results[wrapper][name], parameter.grad, 1e-5)
+
+
+def test_sharded_logits(model, ids, results):
+    with torch.no_grad():
+        close(results["logits"], model.eval()(ids).logits, 1e-5)
+
+
+def test_trainer_in_two_processes_is_trainer_in_one(data, results, tmp_path):
+    trainer = Trainer(
+        model=small_model().train(),
+        args=TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=4, **TRAINING),
+        train_dataset=[{"input_ids": row, "labels": row} for row in data],
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 4
+    assert results["losses"] == pytest.approx(losses, rel=1e-4)
+    for name, weight in trainer.model.state_dict().items():
+        close(results["weights"][name], weight, 1e-3)
