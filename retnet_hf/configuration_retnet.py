@@ -11,6 +11,8 @@ from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 
+from .decay_schedules import scheduled_decays
+
 
 DECAY_SCHEDULES = ("power_of_two", "log_linear", "none")
 RETENTION_FORMS = ("auto", "parallel", "recurrent", "chunkwise")
@@ -329,14 +331,8 @@ class RetNetConfig(PreTrainedConfig):
 
     def decays(self) -> list[float]:
         """γ of each head, in double precision."""
-        heads = self.num_attention_heads
-        if self.decay_schedule == "power_of_two":
-            return [1 - 2.0 ** (-5 - head) for head in range(heads)]
-        if self.decay_schedule == "log_linear":
-            first, last = math.log(1 / 32), math.log(1 / 512)
-            return [1 - math.exp(first + (last - first) * head / max(heads - 1, 1)) for head in range(heads)]
-        if self.decay_schedule == "none":
-            return [1.0] * heads
+        if isinstance(self.decay_schedule, str):
+            return scheduled_decays(self.decay_schedule, self.num_attention_heads)
         return [float(decay) for decay in self.decay_schedule]
 
     @property
