@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import ModelCard
 from transformers.modeling_utils import PreTrainedModel
 
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.image_model_card import PAPERS
+from retnet_hf.image_model_card import image_model_card
 from retnet_hf.model_card import model_card
 from retnet_hf.version import __version__
 
@@ -19,26 +19,6 @@ _ORIGIN = """
 ## Origin
 
 Converted from `{source}` ({description}) with retnet-hf {version}. Licence of the source: {licence}.
-"""
-
-_VISION = """\
-# {name}
-
-A {paper} of {parameters} parameters.
-
-## Use
-
-```bash
-pip install retnet-hf
-```
-
-```python
-import retnet_hf  # registers the model with transformers
-from transformers import AutoImageProcessor, {auto_class}
-
-processor = AutoImageProcessor.from_pretrained("{name}")
-model = {auto_class}.from_pretrained("{name}")
-```
 """
 
 
@@ -55,20 +35,7 @@ def converted_card(
     if isinstance(model.config, RetNetConfig):
         card = model_card(model, name)
     else:
-        family = type(model.config).__name__.removesuffix("Config")
-        classifier = type(model).__name__.endswith("ForImageClassification")
-        data = ModelCardData(
-            library_name="transformers",
-            pipeline_tag="image-classification" if classifier else "image-feature-extraction",
-            tags=sorted({model.config.model_type, "retention"}),
-        )
-        text = _VISION.format(
-            name=name,
-            paper=PAPERS[family],
-            parameters=f"{model.num_parameters():,}",
-            auto_class=auto_class_of(model),
-        )
-        card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")
+        card = image_model_card(model, name)
     licence = licence or {}
     for field, value in licence.items():
         card.data[field] = value
@@ -78,10 +45,14 @@ def converted_card(
     return card
 
 
-def auto_class_of(model: PreTrainedModel) -> str:
-    """The Auto class that loads the model."""
-    suffix = type(model).__name__.removeprefix(type(model.config).__name__.removesuffix("Config"))
-    return {"Backbone": "AutoBackbone", "Model": "AutoModel"}.get(suffix, f"AutoModel{suffix}")
+def how_to_load(model: PreTrainedModel, folder: str) -> str:
+    """A line of Python that loads the model from its folder, which AutoBackbone, alone of the Auto classes, does not."""
+    name, family = type(model).__name__, type(model.config).__name__.removesuffix("Config")
+    if name.endswith("Backbone"):
+        return f"from retnet_hf import {name}; {name}.from_pretrained({folder!r})"
+    suffix = name.removeprefix(family)
+    auto_class = f"AutoModel{'' if suffix == 'Model' else suffix}"
+    return f"import retnet_hf; from transformers import {auto_class}; {auto_class}.from_pretrained({folder!r})"
 
 
 def licence_of(folder: Path) -> dict[str, Any] | None:

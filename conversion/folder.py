@@ -5,6 +5,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from transformers import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
@@ -92,7 +93,8 @@ def write_folder(
         for name in TOKENIZER_FILES:
             if (checkpoint.folder / name).is_file():
                 shutil.copyfile(checkpoint.folder / name, partial / name)
-        save_image_processor(model, partial)
+        options = getattr(FORMATS[plan.format], "image_processor_options", lambda config: {})
+        save_image_processor(model, partial, options(model.config))
         described = FORMATS[plan.format].DESCRIPTION
         stated = {"license": licence} if licence else licence_of(checkpoint.folder)
         card = converted_card(model, output.name, source or checkpoint.path.name, described, stated)
@@ -110,11 +112,11 @@ def _generation_config(folder: Path, name: str) -> GenerationConfig:
         raise CheckpointError(f"{folder / name} cannot be read: {first_line(error)}") from error
 
 
-def save_image_processor(model: PreTrainedModel, folder: Path) -> None:
-    """For a vision model, the image processor of its family, at the model's image size."""
+def save_image_processor(model: PreTrainedModel, folder: Path, options: dict[str, Any]) -> None:
+    """For a vision model, the image processor of its family, at the model's image size, with further options."""
     config = model.config
     if config.model_type not in IMAGE_PROCESSORS:
         return
     size = getattr(config, "image_size", None) or 224
     height, width = (size, size) if isinstance(size, int) else size
-    IMAGE_PROCESSORS[config.model_type](size={"height": height, "width": width}).save_pretrained(folder)
+    IMAGE_PROCESSORS[config.model_type](size={"height": height, "width": width}, **options).save_pretrained(folder)

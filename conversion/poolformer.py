@@ -84,6 +84,11 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
     return Plan(NAME, model_class, ours, moves)
 
 
+def image_processor_options(config: MetaFormerConfig) -> dict[str, Any]:
+    """M36 and M48, which are wider than the others, are evaluated on a larger centre crop."""
+    return {"crop_pct": 0.95 if config.hidden_size > 512 else 0.9}
+
+
 def config_from_transformers(shapes: Mapping[str, Shape], config: Mapping[str, Any] | None) -> MetaFormerConfig:
     """Our configuration, by transformers' config.json."""
     if config is None:

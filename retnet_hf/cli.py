@@ -491,7 +491,7 @@ def convert(
     quiet()
     from rich.progress import track
 
-    from conversion.card import auto_class_of
+    from conversion.card import how_to_load
     from conversion.checkpoint import Checkpoint, locate
     from conversion.folder import claim, write_folder
     from conversion.formats import FORMATS, plan_of
@@ -513,11 +513,7 @@ def convert(
     console.print(
         f"{used:,} tensors of format {plan.format}, each used once, became {model.num_parameters():,} parameters in {output}"
     )
-    auto_class = auto_class_of(model)
-    console.print(
-        f"load it: import retnet_hf; from transformers import {auto_class}; {auto_class}.from_pretrained({str(output)!r})",
-        soft_wrap=True,
-    )
+    console.print(f"load it: {how_to_load(model, str(output))}", soft_wrap=True)
 
 
 @app.command()

@@ -2,13 +2,14 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """MetaFormer configuration: stages described by lists, a token mixer named for each, and PoolFormer's sizes by name."""
 
-import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
+
+from .decay_schedules import scheduled_decays
 
 
 TOKEN_MIXERS = ("pooling", "retention", "manhattan", "attention", "identity")
@@ -175,13 +176,8 @@ class MetaFormerConfig(BackboneConfigMixin, PreTrainedConfig):
         heads = self.num_attention_heads[stage]
         if self.decay_schedule == "rmt":
             return [1 - 2.0 ** (-2 - 4 * head / heads) for head in range(heads)]
-        if self.decay_schedule == "power_of_two":
-            return [1 - 2.0 ** (-5 - head) for head in range(heads)]
-        if self.decay_schedule == "log_linear":
-            first, last = math.log(1 / 32), math.log(1 / 512)
-            return [1 - math.exp(first + (last - first) * head / max(heads - 1, 1)) for head in range(heads)]
-        if self.decay_schedule == "none":
-            return [1.0] * heads
+        if isinstance(self.decay_schedule, str):
+            return scheduled_decays(self.decay_schedule, heads)
         return [float(decay) for decay in self.decay_schedule[stage]]
 
     def validate_architecture(self) -> None:

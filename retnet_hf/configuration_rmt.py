@@ -72,8 +72,8 @@ class RMTConfig(BackboneConfigMixin, PreTrainedConfig):
             starred ones), on the last stage's "hidden_states" or on their "projection".
         hidden_act (`str`): activation of stem and feed-forward, a name of `transformers.activations.ACT2FN`.
         projection_act (`str`): activation of the classifier's hidden layer.
-        layer_norm_eps (`float`), batch_norm_eps (`float`): epsilons of the norms, but for those of a backbone's feature maps,
-            which is 1e-5.
+        layer_norm_eps (`float`), batch_norm_eps (`float`): epsilons of the norms, but for those of feature maps in a
+            backbone, which is 1e-5.
         drop_path_rate (`float`): stochastic depth of the last block; it rises linearly from 0 at the first.
         initializer_range (`float`): standard deviation of the weights of linear layers.
         out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among

@@ -30,6 +30,17 @@ from .training_run import Schedule, ScheduledTrainer, TrainingRun, check_resumab
 
 
 RESULTS = "results.json"
+TRAINING = f"""
+## Training
+
+Trained with `retnet-hf train-image`.
+
+![loss]({CURVE})
+
+![predictions on images held out]({PREDICTIONS})
+
+![confusion matrix]({CONFUSION})
+"""
 CACHE_BYTES = 2 * 10**9
 
 
@@ -220,7 +231,7 @@ class ImageRun(TrainingRun):
             "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
             "accuracy on images held out": f"**{100 * right / total:.2f} %**",
         }
-        card = image_model_card(model, recipe.family.title, self.folder.output.name, self.classes, facts)
+        card = image_model_card(model, self.folder.output.name, facts, TRAINING)
         card.save(partial / "README.md")
 
 
@@ -307,5 +318,8 @@ def prepare(
 def _trial_step(run: ImageRun) -> None:
     """A training step without consequences."""
     batch = run.training.batch([run.training[index] for index in range(min(run.recipe.batch_size, len(run.training)))])
+    before = [buffer.clone() for buffer in run.model.buffers()]
     run.model(**batch).loss.backward()
     run.model.zero_grad()
+    for buffer, value in zip(run.model.buffers(), before):  # what batch norms have seen
+        buffer.copy_(value)

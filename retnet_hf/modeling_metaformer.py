@@ -26,6 +26,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_metaformer import MetaFormerConfig
+from .image_model_card import ImageModelCardMixin
 from .retention import bidirectional_retention, decay_tables, retention, retention_map
 from .retention_2d import downward_manhattan_retention, manhattan_map, manhattan_retention
 
@@ -307,7 +308,7 @@ class MetaFormerStage(nn.Module):
         return hidden_states.permute(0, 3, 1, 2)
 
 
-class MetaFormerPreTrainedModel(PreTrainedModel):
+class MetaFormerPreTrainedModel(ImageModelCardMixin, PreTrainedModel):
     config: MetaFormerConfig
     config_class = MetaFormerConfig
     base_model_prefix = "metaformer"

@@ -24,6 +24,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_rmt import RMTConfig
+from .image_model_card import ImageModelCardMixin
 
 
 class RMTGeometry(NamedTuple):
@@ -326,7 +327,7 @@ class RMTStage(nn.Module):
         return hidden_states.permute(0, 3, 1, 2)
 
 
-class RMTPreTrainedModel(PreTrainedModel):
+class RMTPreTrainedModel(ImageModelCardMixin, PreTrainedModel):
     config: RMTConfig
     config_class = RMTConfig
     base_model_prefix = "rmt"

@@ -30,6 +30,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vir import ViRConfig
+from .image_model_card import ImageModelCardMixin
 from .retention import (
     FORMS,
     DecayTables,
@@ -290,7 +291,7 @@ class ViRBlock(GradientCheckpointingLayer):
         return hidden_states + self.mlp_branch(self.mlp(self.mlp_norm(hidden_states)))
 
 
-class ViRPreTrainedModel(PreTrainedModel):
+class ViRPreTrainedModel(ImageModelCardMixin, PreTrainedModel):
     config: ViRConfig
     config_class = ViRConfig
     base_model_prefix = "vir"
@@ -379,9 +380,10 @@ class ViRModel(ViRPreTrainedModel):
                 "bool_masked_pos must be None in a model without a mask token (use_mask_token=True gives it one)."
             )
         rows, columns = (image // patch for image, patch in zip(image_shape, self.config.patch_shape))
-        if bool_masked_pos is not None and bool_masked_pos.shape != (pixel_values.shape[0], rows * columns):
+        mask_shape = (pixel_values.shape[0], rows * columns)
+        if bool_masked_pos is not None and bool_masked_pos.shape != mask_shape:
             raise ValueError(
-                f"bool_masked_pos must be of shape (batch, patches), which is {(pixel_values.shape[0], rows * columns)} here, "
+                f"bool_masked_pos must be of shape (batch, patches), {mask_shape} for these images, "
                 f"got {tuple(bool_masked_pos.shape)}."
             )
         if rows * columns == 1 and self.config.pooling == "mean_but_first" and not self.config.mirror_sequence:

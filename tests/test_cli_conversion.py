@@ -18,6 +18,7 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from small_metaformer import small_metaformer
 from small_models import small_model, word_tokenizer
+from small_rmt import small_rmt
 from test_checkpoint_loading import foreign, fused, write_folder
 from transformers import (
     AutoModel,
@@ -28,10 +29,11 @@ from transformers import (
     pipeline,
 )
 
+from conversion.card import how_to_load
 from conversion.fla import to_fla
 from conversion.poolformer import to_poolformer
 from conversion.torchscale import to_torchscale
-from retnet_hf import MetaFormerImageProcessorPil
+from retnet_hf import MetaFormerImageProcessorPil, RMTBackbone, RMTModel
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -520,7 +522,7 @@ def test_an_image_model_comes_with_its_processor_and_card(retnet_hf, tmp_path, m
     assert MetaFormerImageProcessorPil.from_pretrained("made").size == {"height": 224, "width": 224}
     card = ModelCard.load("made/README.md")
     assert card.data.pipeline_tag == "image-classification"
-    assert 'AutoModelForImageClassification.from_pretrained("made")' in card.text
+    assert 'pipeline("image-classification", model="made")' in card.text
 
 
 def test_a_head_that_forgets_nothing_has_no_half_life(retnet_hf, source):
@@ -528,6 +530,27 @@ def test_a_head_that_forgets_nothing_has_no_half_life(retnet_hf, source):
     answer = retnet_hf("inspect", "ours")
     assert answer.code == 0, answer.err
     assert answer.out.count("never") == 8  # two columns of four heads
+
+
+@pytest.mark.parametrize(("width", "crop_pct"), [(16, 0.9), (768, 0.95)])
+def test_poolformers_keep_the_crop_they_are_evaluated_on(retnet_hf, tmp_path, monkeypatch, width, crop_pct):
+    """0.95 for the widths of M36 and M48."""
+    monkeypatch.chdir(tmp_path)
+    hidden_sizes = [8, 8, 8, width]
+    state_dict, config = to_poolformer(small_metaformer("pooling", hidden_sizes=hidden_sizes, depths=[1, 1, 1, 1]))
+    write_folder(tmp_path / "source", state_dict, config)
+    assert retnet_hf("convert", "source", "made").code == 0
+    assert MetaFormerImageProcessorPil.from_pretrained("made").crop_pct == crop_pct
+
+
+def test_the_line_that_loads_a_backbone_loads_it(retnet_hf, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert how_to_load(small_rmt(RMTModel), "made").endswith("import AutoModel; AutoModel.from_pretrained('made')")
+    backbone = small_rmt(RMTBackbone)
+    backbone.save_pretrained("made")
+    scope = {}
+    exec(how_to_load(backbone, "made").replace("; RMT", "; loaded = RMT"), scope)
+    assert type(scope["loaded"]) is RMTBackbone
 
 
 @pytest.mark.parametrize(("content", "words"), [(b"", "is empty"), (b"just a text", "is damaged, or no file of PyTorch")])

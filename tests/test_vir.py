@@ -263,6 +263,8 @@ def test_bands_that_do_not_fit_are_refused():
         read(12, 12)
     with pytest.raises(ValueError, match=r"image_size must be a multiple of the patch_size \(8, 6\), got \(20, 24\)"):
         read(8, size=(20, 24))
+    with pytest.raises(ValueError, match="bands must be of the same images, got one of 2 images after bands of 1"):
+        list(model.stream_bands([images(1, 8), images(2, 8)], (24, 24)))
     for recipe in ("bidirectional", "mirrored"):
         with pytest.raises(ValueError, match="bidirectional and mirror_sequence must be False"):
             next(small_vir(recipe, ViRModel).stream_bands([images()], (24, 24)))
@@ -486,6 +488,27 @@ def test_masked_patches_are_filled_in():
     assert model(pixel_values).loss is None
     with torch.no_grad():
         assert model(images(1, 32, 60), interpolate_pos_encoding=True).reconstruction.shape == (1, 3, 32, 60)
+
+
+@pytest.mark.parametrize("shape", [(1, 12), (2, 11), (2, 1), (2, 3, 4)])
+def test_a_mask_of_patches_must_fit_the_images(shape):
+    """One row for all images would divide the loss by too few patches."""
+    model = small_vir("bidirectional", ViRForMaskedImageModeling)
+    with pytest.raises(ValueError, match=r"bool_masked_pos must be of shape \(batch, patches\), \(2, 12\) for these images"):
+        model(images(), bool_masked_pos=torch.ones(shape, dtype=torch.bool))
+
+
+def test_the_mean_but_first_of_one_patch_is_refused():
+    """It would be the mean of nothing."""
+    model = small_vir("mean", ViRModel, pooling="mean_but_first")
+    with pytest.raises(ValueError, match="more than one patch with a pooling of mean_but_first"):
+        model(images(1, 8, 6), interpolate_pos_encoding=True)
+    with pytest.raises(ValueError, match="more than one patch with a pooling of mean_but_first"):
+        next(model.stream_bands([images(1, 8, 6)], (8, 6)))
+    with torch.no_grad():  # a band may be of one patch, and so may a mirrored image
+        *_, streamed = model.stream_bands(images(1, 16, 6).split(8, dim=2), (16, 6))
+        assert streamed.pooler_output.isfinite().all()
+        assert small_vir("mirrored")(images(1, 8, 6), interpolate_pos_encoding=True).logits.isfinite().all()
 
 
 def test_pixels_are_decoded_in_the_order_of_pixel_shuffle():

@@ -637,6 +637,7 @@ def test_half_precision(family, model):
     expected = logits_of(full)
     logits = logits_of(half, random_images().to(torch.bfloat16))
     assert logits.dtype == torch.bfloat16
+    assert logits_of(half, random_images()).equal(logits)  # images of float32, as a processor gives them
     assert (logits.float() - expected).norm() < 0.06 * expected.norm()
     small = logits_of(copy.deepcopy(model).half(), random_images().half())
     assert small.dtype == torch.float16
