@@ -49,16 +49,28 @@ class LabelledImages:
         """The picture in RGB, upright, exactly as the pipelines of transformers read it.
 
         Raises:
-            InputError: if it is no picture, or a damaged one.
+            InputError: if it is no picture, a damaged one, or one of 16 bits.
         """
-        picture = self.pictures[int(self.order[index])]
+        place, picture = int(self.order[index]), None
         try:
-            if isinstance(picture, np.ndarray):
-                return load_image(PIL.Image.fromarray(picture))
-            return load_image(str(picture) if isinstance(picture, Path) else picture)
+            picture = self.pictures[place]  # which a data set decodes now
+            opened = PIL.Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
+            opened = PIL.Image.open(picture) if isinstance(picture, Path) else opened
+            highest = opened.getextrema()[1] if opened.mode.startswith(("I", "F")) else 0
+            read = load_image(opened)
         except Exception as error:  # whatever the decoders of some thirty formats raise at a damaged file
-            what = picture if isinstance(picture, Path) else f"image {index}"
-            raise InputError(f"{what} cannot be read as an image: {first_line(error)}") from error
+            raise InputError(f"{_named(picture, place)} cannot be read as an image: {first_line(error)}") from error
+        if highest > 255:
+            raise InputError(
+                f"{_named(picture, place)} has levels up to {highest:g}, and the pipelines of transformers take all above 255 "
+                "for white: convert the pictures to 8 bits"
+            )
+        return read
+
+
+def _named(picture: Any, place: int) -> str:
+    """What an error calls a picture: its file, or its place in the data."""
+    return str(picture) if isinstance(picture, Path) else f"image {place}, counted from 0,"
 
 
 @dataclass(frozen=True)
@@ -286,6 +298,11 @@ def _read_dataset(
 
     def column(given: str | None, kind: type, what: str) -> str:
         found = given or next((key for key, feature in features.items() if isinstance(feature, kind)), None)
+        if found is None and what == "label" and Path(name).is_dir():
+            raise InputError(
+                f"{name} does not say what its pictures show: give it a sub-folder of pictures for each class, or name the "
+                f"column with their labels by --label-column (it has: {', '.join(features)})"
+            )
         if found not in features:
             wanted = f'no column "{found}"' if found else f"no column of {what}"
             raise InputError(
@@ -301,8 +318,10 @@ def _read_dataset(
         raise InputError(f'the column "{images}" of the data set {name} holds no images')
     if isinstance(features[labels], datasets.ClassLabel):
         names, numbers = features[labels].names, None
+    elif not isinstance(features[labels], datasets.Value):
+        raise InputError(f'the column "{labels}" of the data set {name} holds something else than one label an image')
     else:
-        values = sorted(set(training[labels]), key=lambda value: (str(type(value)), value))
+        values = sorted({value for value in training[labels] if value is not None})
         names, numbers = [str(value) for value in values], {value: number for number, value in enumerate(values)}
 
     def part(dataset: "Dataset") -> LabelledImages | None:
@@ -315,5 +334,5 @@ def _read_dataset(
     if training_part is None:
         raise InputError(f'the column "{labels}" of the data set {name} has no label for some images to train on')
     evaluation_part = next((candidate for candidate in candidates if candidate is not None), None)
-    digest = "\0".join([training._fingerprint, *(splits[split]._fingerprint for split in splits)])
+    digest = "\0".join([images, training._fingerprint, *(splits[split]._fingerprint for split in splits)])
     return training_part, evaluation_part, names, digest

@@ -25,7 +25,8 @@ from retnet_hf.errors import InputError
 from retnet_hf.image_corpus import LabelledImages, hold_out, read_corpus, read_idx
 from retnet_hf.image_models import FAMILIES, fitting_patch_size, fitting_size
 from retnet_hf.image_report import confusion_matrix
-from retnet_hf.image_training import Augmentation, PreparedImages, examples
+from retnet_hf.image_training import Augmentation, ImageRecipe, PreparedImages, _trial_step, examples, prepare
+from retnet_hf.training_folder import TrainingFolder
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -274,6 +275,7 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["single"], ["only one class"]),
         (["few"], ["too few images"]),
         (["strange"], ["images of violet to evaluate on, and none to train on"]),
+        (["flat"], ["flat does not say what its pictures show", "sub-folder", "--label-column"]),
         (["broken"], ["broken/blue/0.png", "cannot be read as an image"]),
         (["torn"], ["train-images-idx3-ubyte.gz", "cannot be unpacked"]),
         (["short"], ["train-images-idx3-ubyte", "damaged"]),
@@ -301,7 +303,7 @@ def test_bad_input_gets_one_line(retnet_hf, workplace, arguments, words):
         Path(name).mkdir()
     Path("words/poem.doc").write_text("no picture")
     for name, colours in {"single/red": 1, "few/red": 1, "few/blue": 1, "strange/train/red": 2, "strange/train/blue": 2,
-                          "strange/test/violet": 1, "broken/red": 3, "broken/blue": 3}.items():  # fmt: skip
+                          "strange/test/violet": 1, "broken/red": 3, "broken/blue": 3, "flat": 3}.items():  # fmt: skip
         Path(name).mkdir(parents=True)
         for number in range(colours):
             colour_picture("red", number).save(Path(name, f"{number}.png"))
@@ -332,6 +334,50 @@ def test_a_picture_that_turns_out_to_be_broken(retnet_hf, workplace):
     assert "09.png cannot be read as an image" in answer.err
     assert answer.err.count("\n") == 1
     assert not Path("model").exists()
+
+
+def test_what_is_no_picture_in_a_data_set_is_named(workplace):
+    encoded = [Path(f"pictures/train/red/{number:02}.png").read_bytes() for number in range(6)]
+    encoded[4] = b"no picture at all"
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    rows = {"image": [{"bytes": data, "path": None} for data in encoded], "label": [0, 1] * 3}
+    datasets.Dataset.from_dict(rows, features).save_to_disk("saved")
+    corpus = read_corpus("saved", eval_fraction=0.3)
+    refusals = []
+    for part in (corpus.training, corpus.evaluation):
+        for index in range(len(part)):
+            try:
+                part.read(index)
+            except InputError as error:
+                refusals.append(str(error))
+    assert len(refusals) == 1
+    assert refusals[0].startswith("image 4, counted from 0, cannot be read as an image")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_pictures_of_16_bits_are_refused(retnet_hf, workplace, suffix):
+    """The pipelines of transformers would show them white."""
+    levels = np.linspace(0, 65535, 400).reshape(20, 20).astype(np.uint16)
+    Image.fromarray(levels).save(f"pictures/train/blue/00{suffix}")
+    answer = retnet_hf(*TRAIN, "--output", "model")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert f"00{suffix} has levels up to 65535" in answer.err
+    assert "convert the pictures to 8 bits" in answer.err
+    Image.fromarray((levels // 257).astype(np.uint16)).save("pictures/train/blue/00.tif")
+    picture = LabelledImages([Path("pictures/train/blue/00.tif")], np.array([0]), np.array([0])).read(0)
+    assert (np.asarray(picture)[..., 0] == levels // 257).all()
+
+
+def test_a_trial_step_leaves_the_model_as_it_was(workplace):
+    """Batch norms too, so that --threads does not decide what is trained."""
+    corpus, folder = read_corpus("pictures"), TrainingFolder(Path("model"))
+    run = prepare("pictures", corpus, folder, ImageRecipe(model="rmt", preset="micro", batch_size=4), steps=1, threads=1)
+    before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+    assert any("running_mean" in name for name in before)
+    _trial_step(run)
+    for name, tensor in run.model.state_dict().items():
+        assert tensor.equal(before[name]), name
+    assert all(parameter.grad is None for parameter in run.model.parameters())
 
 
 def test_help_has_examples(retnet_hf):
@@ -422,6 +468,13 @@ def test_data_sets_are_read(workplace, monkeypatch):
     del loaded["validation"], loaded["test"]
     named = read_corpus("user/colours", label_column="name", eval_fraction=0.5)
     assert named.classes == sorted(COLOURS)
+    names = [None if number == 4 else COLOURS[number % 3] for number in range(6)]
+    loaded["train"] = loaded["train"].remove_columns("name").add_column("name", names)
+    with pytest.raises(InputError, match='column "name" .* has no label for some images'):
+        read_corpus("user/colours", label_column="name")
+    loaded["train"] = loaded["train"].add_column("several", [[0, 1]] * 6)
+    with pytest.raises(InputError, match='column "several" .* something else than one label an image'):
+        read_corpus("user/colours", label_column="several")
     with pytest.raises(InputError, match="no column of label .*picture, name.*--label-column"):
         read_corpus("user/colours")
     with pytest.raises(InputError, match='no column "image".*--image-column'):
