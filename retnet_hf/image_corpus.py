@@ -62,8 +62,8 @@ class LabelledImages:
             raise InputError(f"{_named(picture, place)} cannot be read as an image: {first_line(error)}") from error
         if highest > 255:
             raise InputError(
-                f"{_named(picture, place)} has levels up to {highest:g}, and the pipelines of transformers take all above 255 "
-                "for white: convert the pictures to 8 bits"
+                f"{_named(picture, place)} has levels up to {highest:g}, and the pipelines of transformers show all above "
+                "255 white: convert the pictures to 8 bits"
             )
         return read
 
