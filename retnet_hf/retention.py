@@ -18,8 +18,8 @@ Glossary, used in names and shapes:
 
 Three rules hold in every form and are what the tests check:
 
-* A token masked out (``mask`` False) was never there: it adds nothing to the state, it decays nothing, and only its own
-  output, which is finite, has no meaning.
+* A token masked out (``mask`` False) was never there, whatever finite numbers it holds: it adds nothing to the state, it
+  decays nothing, and only its own output, which is finite, has no meaning.
 * A token marked by ``reset`` starts a new document: neither the initial state nor any earlier token reaches it or those
   after it.
 * Arithmetic and state are float32, or float64 where the inputs are. The output keeps that type: unlike attention's it is not
