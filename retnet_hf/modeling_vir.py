@@ -419,11 +419,11 @@ class ViRModel(ViRPreTrainedModel):
 
         Yields:
             for each band, last_hidden_state: (B, T, D) its patches and, after those of the last band, the class token, if
-            there is one. pooler_output: (B, D) with the last band, None before.
+                there is one. pooler_output: (B, D) with the last band, None before.
 
         Raises:
             ValueError: for bands that do not fit the configuration or `image_size`, and in a model in which a token sees
-            those after it.
+                those after it.
 
         Example:
 
