@@ -1,0 +1,122 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`transformers serve` and `transformers chat` with a local folder that carries its code."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+import torch
+from small_models import VOCAB_SIZE, greedy, small_model, word_tokenizer
+from test_tensor_parallel import free_port
+
+from retnet_hf import RetNetConfig, RetNetForCausalLM
+
+
+MESSAGES = [{"role": "user", "content": "w5 w6 w7"}]
+ANSWER = 8
+
+
+def tokenizer():
+    tokenizer = word_tokenizer()
+    tokenizer.eos_token = f"w{VOCAB_SIZE - 1}"
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}w3"
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model with its code and its tokenizer. The server takes a class by its name from transformers, and there is no
+    RetNetForCausalLM: `architectures` names the Auto class, which finds the code.
+    """
+    folder = tmp_path_factory.mktemp("served")
+    with pytest.MonkeyPatch.context() as patch:
+        for registered, auto_class in ((RetNetConfig, "AutoConfig"), (RetNetForCausalLM, "AutoModelForCausalLM")):
+            patch.setattr(registered, "_auto_class", auto_class)
+        small_model().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["AutoModelForCausalLM"]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    return os.environ | {"HF_HOME": str(home), "HF_MODULES_CACHE": str(home / "modules"), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def server(folder, environment):
+    """The address of a server in another process."""
+    address = f"http://127.0.0.1:{free_port()}"
+    host, port = address.removeprefix("http://").split(":")
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--trust-remote-code"]
+    command += ["--device", "cpu", "--host", host, "--port", port]
+    log = folder.parent / "server.log"
+    with log.open("w") as output:
+        offline = environment | {"HF_HUB_OFFLINE": "1"}
+        process = subprocess.Popen(command, env=offline, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        while process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"{address}/health", timeout=5):
+                    break
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                time.sleep(0.2)
+        assert process.poll() is None, log.read_text()[-3000:]
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def post(server: str, path: str, **body) -> str:
+    request = urllib.request.Request(f"{server}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return answer.read().decode()
+
+
+def expected(prompt: str) -> str:
+    """What the model itself answers."""
+    ids = torch.tensor([tokenizer()(prompt)["input_ids"]])
+    tokens = greedy(small_model(), ids, ANSWER, eos_token_id=VOCAB_SIZE - 1)[0, ids.shape[1] :]
+    return tokenizer().decode(tokens, skip_special_tokens=True)
+
+
+def test_serve_completes_a_chat(server, folder):
+    answer = json.loads(
+        post(server, "/v1/chat/completions", model=str(folder), messages=MESSAGES, max_tokens=ANSWER, temperature=0)
+    )
+    assert answer["choices"][0]["message"]["content"] == expected("w5 w6 w7 w3")
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": ANSWER, "total_tokens": 4 + ANSWER}
+
+
+def test_serve_streams_a_chat(server, folder):
+    body = {"messages": MESSAGES, "max_tokens": ANSWER, "temperature": 0, "stream": True}
+    lines = post(server, "/v1/chat/completions", model=str(folder), **body).splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    pieces = [event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]]
+    assert len([piece for piece in pieces if piece]) > 2
+    assert "".join(pieces) == expected("w5 w6 w7 w3")
+
+
+def test_serve_completes_a_text(server, folder):
+    answer = json.loads(post(server, "/v1/completions", model=str(folder), prompt="w9 w8", max_tokens=ANSWER, temperature=0))
+    assert answer["choices"][0]["text"] == expected("w9 w8")
+
+
+def test_chat_talks_to_the_server(server, folder, environment):
+    command = [sys.executable, "-m", "transformers.cli.transformers", "chat", str(folder), f"{server}/v1"]
+    command += [f"max_new_tokens={ANSWER}", "do_sample=False"]
+    conversation = "w5 w6 w7\nN\n!exit\n"  # N: not to be continued beyond the limit
+    done = subprocess.run(
+        command, input=conversation, env=environment | {"COLUMNS": "200"}, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert expected("w5 w6 w7 w3") in done.stdout
