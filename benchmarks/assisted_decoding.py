@@ -6,7 +6,6 @@ Checks that the tokens are those of greedy decoding, and prints accepted tokens 
 import argparse
 import time
 from pathlib import Path
-from statistics import median
 
 import torch
 from rich.console import Console
@@ -14,6 +13,8 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import retnet_hf  # noqa: F401, registers RetNet
+
+from .measuring import Spread
 
 
 def timed(model, prompt: torch.Tensor, tokens: int, **options) -> tuple[list[int], float, int]:
@@ -58,9 +59,8 @@ def main() -> None:
             tokens, elapsed, steps = timed(model, prompt, arguments.tokens, **options)
             same, calls = same + (tokens == expected), calls + steps
             ratios.append(plain / elapsed)
-        ratios.sort()
-        spread = f"{median(ratios):.2f} ({ratios[len(ratios) // 10]:.2f} .. {ratios[-len(ratios) // 10]:.2f})"
-        table.add_row(way, f"{same} of {len(prompts)}", f"{len(prompts) * arguments.tokens / calls:.2f}", spread)
+        tokens_per_step = f"{len(prompts) * arguments.tokens / calls:.2f}"
+        table.add_row(way, f"{same} of {len(prompts)}", tokens_per_step, str(Spread.of(ratios)))
     Console().print(table)
 
 

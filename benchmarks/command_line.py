@@ -68,7 +68,6 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--memory-limit", type=float, help="GiB for a process on a CPU; by default 0.8 of what is free")
     add("--time-limit", type=float, default=600.0, help="seconds for an entrant's first steps, after which it is out")
     add("--quick", action="store_true", help="small models, few lengths, without those that are slow or to be compiled")
-    add("--goals", action="store_true", help="shows which of the goals are met")
     add("--json", type=Path, help="file to write all results to")
     add("--plots", type=Path, help="folder to draw them in")
     return result
@@ -125,7 +124,7 @@ def main(races: list[Race], description: str, words: list[str] | None = None) ->
         settings = settings_of(race, arguments, left_out)
         conditions = conditions_of(settings)
         if not results:
-            console.print(f"{machine}, {conditions.dtype}, {conditions.size}, {conditions.rounds} rounds")
+            console.print(f"{machine}, {conditions.dtype}, {conditions.size} parameters, {conditions.rounds} rounds")
         of_race: list[Result] = []
         limits[race.name] = []
         with progress.status("") as status:
@@ -141,8 +140,9 @@ def main(races: list[Race], description: str, words: list[str] | None = None) ->
     console.print(f"x reference: tokens per second over those of {REFERENCE} in the same round, median (10 %..90 %)")
     for reason in left_out:
         console.print(f"left out: {reason}")
-    if arguments.goals:
-        console.print(goals_table(outcomes(results)))
+    decided = [outcome for outcome in outcomes(results) if outcome.met is not None]
+    if decided:
+        console.print(goals_table(decided))
     if arguments.plots:
-        draw(results, machine, arguments.plots)
+        draw(results, f"{machine}; {conditions.dtype}, {conditions.size} parameters", arguments.plots)
     return results

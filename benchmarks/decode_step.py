@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 
 from .machine import read_bandwidth
+from .measuring import Spread
 
 
 @torch.no_grad()
@@ -68,7 +69,6 @@ def main() -> None:
         config = model.config
         state = 4 * batch * config.num_hidden_layers * config.num_attention_heads * config.head_dim * config.value_head_dim
         bound = (weights + 2 * state) / read_bandwidth()  # the state is read and written
-        ratios = [slow / fast for slow, fast in zip(eager, compiled)]
         table.add_row(
             str(batch),
             f"{1e3 * bound:.2f}",
@@ -76,7 +76,7 @@ def main() -> None:
             f"{median(eager) / bound:.2f}",
             f"{1e3 * median(compiled):.2f}",
             f"{median(compiled) / bound:.2f}",
-            f"{median(ratios):.2f} ({sorted(ratios)[len(ratios) // 10]:.2f}..{sorted(ratios)[-len(ratios) // 10]:.2f})",
+            str(Spread.of(slow / fast for slow, fast in zip(eager, compiled))),
             str(recompiled),
         )
     Console().print(table)

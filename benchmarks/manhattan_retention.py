@@ -8,7 +8,7 @@ tokens to all tokens is left out.
 """
 
 import argparse
-import time
+import functools
 from collections.abc import Callable
 from statistics import median
 
@@ -20,6 +20,8 @@ from torch.nn import functional as F
 
 from retnet_hf import manhattan_retention
 from retnet_hf.retention_2d import choose_form
+
+from .measuring import Turn, in_turns
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
@@ -42,18 +44,15 @@ def race(ways: list[str], side: int, heads: int, size: int, training: bool, roun
     """Median milliseconds of each way."""
     operands = [torch.randn(1, heads, side, side, size, requires_grad=training) for _ in range(3)]
     log_decay = torch.log(1 - 2.0 ** (-2 - 4 * torch.arange(heads) / heads))
-    times: dict[str, list[float]] = {way: [] for way in ways}
-    for turn in range(rounds + 1):
-        for way in ways:
-            start = time.perf_counter()
-            with torch.set_grad_enabled(training):
-                output = WAYS[way](*operands, log_decay)
-            if training:
-                output.sum().backward()
-            elapsed = time.perf_counter() - start
-            if turn:  # the first round warms up
-                times[way].append(1e3 * elapsed)
-    return {way: median(taken) for way, taken in times.items()}
+
+    def step(way: str) -> None:
+        with torch.set_grad_enabled(training):
+            output = WAYS[way](*operands, log_decay)
+        if training:
+            output.sum().backward()
+
+    times = in_turns({way: Turn(functools.partial(step, way)) for way in ways}, rounds, turn_seconds=0.0)
+    return {way: 1e3 * median(taken) for way, taken in times.items()}
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import multiprocessing
 import resource
 import signal
 import time
+import traceback
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -63,13 +64,17 @@ def lack_of_memory(error: Exception) -> bool:
 
 
 def attempt(function: Callable, *arguments: Any) -> Any:
-    """What the function returns; a `Failure` where the memory does not suffice."""
+    """What the function returns, or a `Failure`: for want of memory, or with the name of another error, which is printed.
+
+    One entrant that fails shall not take along hours of the others' times.
+    """
     try:
         return function(*arguments)
-    except (RuntimeError, MemoryError) as error:
-        if not lack_of_memory(error):
-            raise
-        return Failure("out of memory")
+    except Exception as error:
+        if lack_of_memory(error):
+            return Failure("out of memory")
+        traceback.print_exc()
+        return Failure(type(error).__name__)
 
 
 class PeakMemory:
@@ -111,10 +116,7 @@ def in_its_own_process(
 ) -> Any:
     """What `function` returns, in a process forked from one that has imported everything and computed nothing.
 
-    A `Failure` where the memory (in bytes) does not suffice, or the time (in seconds).
-
-    Raises:
-        RuntimeError: where the process fails for another reason; its own message is on stderr.
+    A `Failure` where it fails, or where the memory (in bytes) or the time (in seconds) does not suffice.
     """
     receiver, sender = _context().Pipe(duplex=False)
     process = _context().Process(target=_work, args=(function, arguments, memory_limit, sender))
@@ -125,11 +127,10 @@ def in_its_own_process(
             process.kill()
             return Failure(f"over {time_limit:.0f} s")
         return receiver.recv()
-    except EOFError as error:
+    except EOFError:
         process.join()
-        if process.exitcode == -signal.SIGKILL:  # by the kernel, for want of memory
-            return Failure("out of memory")
-        raise RuntimeError(f"{function.__name__}{arguments}: exit status {process.exitcode}") from error
+        killed = process.exitcode == -signal.SIGKILL  # by the kernel, for want of memory
+        return Failure("out of memory" if killed else f"exit status {process.exitcode}")
     except BaseException:
         process.kill()
         raise
@@ -157,7 +158,7 @@ def in_turns(
 ) -> dict[Hashable, list[float] | Failure]:
     """Seconds per call in every round. One round is a turn of each, of about `turn_seconds`, but at least one call.
 
-    A `Failure` for who runs out of memory, without whom the others go on.
+    A `Failure` for who fails, without whom the others go on.
     """
 
     def timed(turn: Turn, calls: int) -> float:

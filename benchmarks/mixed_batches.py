@@ -5,9 +5,7 @@ several documents packed into each row. Forward and training step, each in a pro
 """
 
 import argparse
-import subprocess
-import sys
-import time
+import functools
 from statistics import median
 
 import torch
@@ -15,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
+
+from .measuring import Failure, Spread, Turn, in_its_own_process, in_turns
 
 
 def measure(training: bool, preset: str, batch: int, length: int, rounds: int) -> dict[str, list[float]]:
@@ -27,23 +27,26 @@ def measure(training: bool, preset: str, batch: int, length: int, rounds: int) -
     documents = torch.arange(length).repeat(batch, 1) % (length // 5)
     kinds = {"plain": {}, "padded": {"attention_mask": mask}, "packed": {"position_ids": documents}}
 
-    def step(arguments: dict) -> float:
-        start = time.perf_counter()
+    def step(arguments: dict) -> None:
         if training:
             model(ids, labels=ids, use_cache=False, **arguments).loss.backward()
             model.zero_grad()
         else:
             with torch.no_grad():
                 model(ids, use_cache=False, **arguments)
-        return time.perf_counter() - start
 
-    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for turn in range(rounds + 1):
-        for kind, arguments in kinds.items():
-            elapsed = step(arguments)
-            if turn:  # the first round warms up
-                seconds[kind].append(elapsed)
-    return seconds
+    turns = {kind: Turn(functools.partial(step, arguments)) for kind, arguments in kinds.items()}
+    return in_turns(turns, rounds, turn_seconds=0.0)
+
+
+def show(kind: str, seconds: dict[str, list[float]], arguments: argparse.Namespace) -> None:
+    table = Table(title=f"{kind}, {arguments.preset}, {arguments.batch} x {arguments.length} tokens")
+    for column in ("batch", "tokens/s", "time / plain (median, 10 % .. 90 %)"):
+        table.add_column(column, justify="right")
+    for name, elapsed in seconds.items():
+        ratio = Spread.of(own / plain for own, plain in zip(elapsed, seconds["plain"]))
+        table.add_row(name, f"{arguments.batch * arguments.length / median(elapsed):,.0f}", str(ratio))
+    Console().print(table)
 
 
 def main() -> None:
@@ -52,24 +55,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", choices=["forward", "training"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
 
-    if arguments.only is None:
-        for part in ("forward", "training"):
-            subprocess.run([sys.executable, "-m", "benchmarks.mixed_batches", *sys.argv[1:], "--only", part], check=True)
-        return
-
-    training = arguments.only == "training"
-    seconds = measure(training, arguments.preset, arguments.batch, arguments.length, arguments.rounds)
-    table = Table(title=f"{arguments.only}, {arguments.preset}, {arguments.batch} x {arguments.length} tokens")
-    for column in ("batch", "tokens/s", "time / plain (median, 10 % .. 90 %)"):
-        table.add_column(column, justify="right")
-    for kind, elapsed in seconds.items():
-        ratios = sorted(own / plain for own, plain in zip(elapsed, seconds["plain"]))
-        spread = f"{median(ratios):.2f} ({ratios[len(ratios) // 10]:.2f} .. {ratios[-len(ratios) // 10]:.2f})"
-        table.add_row(kind, f"{arguments.batch * arguments.length / median(elapsed):,.0f}", spread)
-    Console().print(table)
+    sizes = arguments.preset, arguments.batch, arguments.length, arguments.rounds
+    for kind in ("forward", "training"):
+        seconds = in_its_own_process(measure, kind == "training", *sizes)
+        if isinstance(seconds, Failure):
+            print(f"{kind}: {seconds.reason}")
+        else:
+            show(kind, seconds, arguments)
 
 
 if __name__ == "__main__":

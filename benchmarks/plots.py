@@ -1,17 +1,17 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The headline figures of the RetNet paper, and what training costs."""
+"""The headline figures of the RetNet paper (arXiv 2307.08621, figure 6), and what training costs."""
 
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from .peers import CONTENDERS, REFERENCE
 from .race import Result
 
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; solid is ours.
+# Okabe and Ito's colours, which the colour-blind can tell apart; a solid line is ours.
 STYLES = {
     "ours": ("#D55E00", "o", "-"),
     "ours-compiled": ("#E69F00", "s", "-"),
@@ -21,12 +21,24 @@ STYLES = {
     "mamba2": ("#009E73", "P", ":"),
     "torchscale": ("#CC79A7", "X", "-."),
     "torchscale-parallel": ("#CC79A7", "x", ":"),
-    "yet-another": ("#999999", "*", "-."),
-    "yet-another-parallel": ("#999999", "+", ":"),
+    "yet-another": ("#777777", "*", "-."),
+    "yet-another-parallel": ("#777777", "+", ":"),
     "fla": ("#F0E442", "h", "-."),
 }
 
-Figure = Callable[[Result], float | None]
+
+class Panel(NamedTuple):
+    """One diagram: a figure of results against an attribute of theirs, a line for each model."""
+
+    results: list[Result]
+    across: str
+    xlabel: str
+    figure: Callable[[Result], float | None]
+    ylabel: str
+
+
+def _memory(result: Result) -> float | None:
+    return result.memory / 2**30 if result.memory else None
 
 
 def _throughput(result: Result) -> float:
@@ -37,79 +49,82 @@ def _latency(result: Result) -> float:
     return 1e3 * median(result.seconds)
 
 
-def _memory(result: Result) -> float | None:
-    return None if result.memory is None else result.memory / 2**30
+MEMORY, THROUGHPUT, LATENCY = (_memory, "peak memory, GiB"), (_throughput, "tokens per second"), (_latency, "ms per token")
 
 
-def _panel(
-    axes: Any, results: list[Result], models: list[str], across: str, figure: Figure, xlabel: str, ylabel: str
-) -> None:
-    """A line for each model: `figure` of its results against the attribute `across`, both on logarithmic axes."""
-    ticks: set[int] = set()
-    for model in models:
-        color, marker, line = STYLES[model]
-        points = sorted((getattr(r, across), figure(r)) for r in results if r.model == model and not r.failure)
+def _most_varied(results: list[Result], fixed: str, varied: str) -> list[Result]:
+    """Those with the value of `fixed` at which `varied` has the most values; the largest such value."""
+    values: dict[int, set[int]] = {}
+    for result in results:
+        values.setdefault(getattr(result, fixed), set()).add(getattr(result, varied))
+    chosen = max(values, key=lambda value: (len(values[value]), value))
+    return [result for result in results if getattr(result, fixed) == chosen]
+
+
+def figures_of(results: list[Result]) -> dict[str, tuple[str, list[Panel]]]:
+    """Title and panels of each picture, by name: of the races that were run."""
+    raced = [result for result in results if result.reference.model == REFERENCE]
+    figures = {}
+    decoding = [result for result in raced if result.race == "decoding"]
+    if decoding:
+        by_length, by_batch = _most_varied(decoding, "batch", "length"), _most_varied(decoding, "length", "batch")
+        batch = by_length[0].batch
+        lengths = by_length, "length", f"tokens of context, {batch} sequence{'s' if batch > 1 else ''}"
+        batches = by_batch, "batch", f"sequences in the batch, {by_batch[0].length:,} tokens of context"
+        figures["memory"] = "Memory of decoding", [Panel(*lengths, *MEMORY)]
+        figures["throughput"] = "Throughput of decoding", [Panel(*lengths, *THROUGHPUT)]
+        figures["latency"] = "Latency of decoding", [Panel(*batches, *LATENCY)]
+    training = [result for result in raced if result.race == "training"]
+    if training:
+        lengths = _most_varied(training, "batch", "length"), "length", "tokens in the sequence"
+        figures["training"] = "Training step", [Panel(*lengths, *THROUGHPUT), Panel(*lengths, *MEMORY)]
+    return figures
+
+
+def _draw(axes: Any, panel: Panel, models: list[str]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ticks = sorted({getattr(result, panel.across) for result in panel.results})
+    for number, model in enumerate(models):
+        own = sorted((r for r in panel.results if r.model == model), key=lambda r: getattr(r, panel.across))
+        points = [(getattr(r, panel.across), panel.figure(r)) for r in own if not r.failure]
         points = [point for point in points if point[1] is not None]
-        if points:
-            ticks.update(x for x, _ in points)
-            axes.plot(*zip(*points), color=color, marker=marker, linestyle=line, label=CONTENDERS[model].label)
-    axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel)
-    axes.set_xticks(sorted(ticks), [f"{tick:,}" for tick in sorted(ticks)])
-    axes.minorticks_off()
+        if not points:
+            continue
+        color, marker, line = STYLES[model]
+        order = 3 + len(models) - number  # the first on top, where lines meet
+        axes.plot(*zip(*points), color=color, marker=marker, linestyle=line, label=CONTENDERS[model].label, zorder=order)
+        failed = next((r for r in own if r.failure and getattr(r, panel.across) > points[-1][0]), None)
+        if failed is not None:
+            where = f"{getattr(failed, panel.across):,}: {failed.failure}"
+            axes.annotate(where, points[-1], (6, -2), textcoords="offset points", fontsize=7, color=color, va="top")
+    axes.set(xscale="log", yscale="log", xlabel=panel.xlabel, ylabel=panel.ylabel)
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_tick_params(which="minor", length=0)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
 
 
 def draw(results: list[Result], machine: str, folder: Path) -> None:
-    """memory.png, throughput.png and latency.png of decoding, and training.png: those of the races that were run."""
+    """Writes memory.png, throughput.png, latency.png and training.png, of the races that were run."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import FuncFormatter
 
     folder.mkdir(parents=True, exist_ok=True)
-    raced = [result for result in results if result.reference.model == REFERENCE]
-    of = {race: [result for result in raced if result.race == race] for race in ("decoding", "training")}
-    decoding = of["decoding"]
-    largest = max((result.batch for result in decoding if len({r.length for r in decoding if r.batch == result.batch}) > 1),
-                  default=1)  # fmt: skip
-    panels: dict[str, tuple[str, list[tuple]]] = {}
-    if decoding:
-        by_length = [result for result in decoding if result.batch == largest]
-        lengths = [result.length for result in decoding]
-        length = max(set(lengths), key=lambda own: len({r.batch for r in decoding if r.length == own}))
-        by_batch = [result for result in decoding if result.length == length]
-        batch = f"{largest} sequence{'s' if largest > 1 else ''}"
-        panels["memory"] = (
-            "Memory of decoding",
-            [(by_length, "length", _memory, f"tokens of context ({batch})", "peak memory, GiB")],
-        )
-        panels["throughput"] = (
-            "Throughput of decoding",
-            [(by_length, "length", _throughput, f"tokens of context ({batch})", "tokens per second")],
-        )
-        panels["latency"] = (
-            "Latency of decoding",
-            [(by_batch, "batch", _latency, f"sequences in the batch ({length:,} tokens of context)", "ms per token")],
-        )
-    if of["training"]:
-        panels["training"] = (
-            "Training step",
-            [
-                (of["training"], "length", _throughput, "tokens in the sequence", "tokens per second"),
-                (of["training"], "length", _memory, "tokens in the sequence", "peak memory, GiB"),
-            ],
-        )
-    for name, (title, parts) in panels.items():
-        models = [model for model in STYLES if any(result.model == model for result in parts[0][0])]
-        figure, axes = plt.subplots(1, len(parts), figsize=(6.4 * len(parts), 5), squeeze=False)
-        for axis, (of_panel, across, value, xlabel, ylabel) in zip(axes[0], parts):
-            _panel(axis, of_panel, models, across, value, xlabel, ylabel)
-            axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-        figure.suptitle(f"{title}\n{machine}", fontsize=11)
+    for name, (title, panels) in figures_of(results).items():
+        models = [model for model in STYLES if any(r.model == model for panel in panels for r in panel.results)]
+        figure, axes = plt.subplots(1, len(panels), figsize=(6.8 * len(panels), 5), squeeze=False)
+        for axis, panel in zip(axes[0], panels):
+            _draw(axis, panel, models)
+        figure.suptitle(f"{title}\n{machine}", fontsize=10)
         handles, labels = axes[0, 0].get_legend_handles_labels()
-        rows = -(-len(labels) // (3 * len(parts)))
-        figure.legend(handles, labels, loc="lower center", ncols=3 * len(parts), fontsize=8, frameon=False)
-        figure.tight_layout(rect=(0, 0.05 * rows + 0.01, 1, 1))
+        rows = max(1, -(-len(labels) // (3 * len(panels))))
+        figure.legend(handles, labels, loc="lower center", ncols=max(1, -(-len(labels) // rows)), fontsize=8, frameon=False)
+        figure.tight_layout(rect=(0, 0.04 * rows + 0.02, 1, 1))
         figure.savefig(folder / f"{name}.png", dpi=150)
         plt.close(figure)

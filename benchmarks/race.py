@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from .machine import matrix_product, vector_product
-from .measuring import Failure, PeakMemory, Spread, Turn, in_its_own_process, in_turns
+from .measuring import Failure, PeakMemory, Spread, Turn, attempt, in_its_own_process, in_turns
 from .peers import CONTENDERS, REFERENCE, SIZES, Peer, build
 
 
@@ -157,7 +157,7 @@ class _Timing(NamedTuple):
 
 
 class _HeatTimes(NamedTuple):
-    entrants: dict[Entrant, _Timing | Failure]
+    entrants: dict[Entrant, _Timing]
     matmul_speed: float
     bandwidth: float
 
@@ -178,7 +178,8 @@ def heat_times(prepare: Prepare, entrants: list[Entrant], conditions: Conditions
     torch.set_num_threads(conditions.threads)
     shared = functools.cache(conditions.peer)
     peers = {entrant: (conditions.peer if entrant.checkpointed else shared)(entrant.model) for entrant in entrants}
-    laps = {entrant: prepare(peer, entrant, conditions) for entrant, peer in peers.items()}
+    ready = {entrant: attempt(prepare, peer, entrant, conditions) for entrant, peer in peers.items()}
+    laps = {entrant: lap for entrant, lap in ready.items() if not isinstance(lap, Failure)}
     small, cuda = conditions.size == "toy", conditions.device.startswith("cuda")
     product, flops = matrix_product(
         128 if small else 8192 if cuda else 2048, conditions.device, getattr(torch, conditions.dtype)
@@ -200,7 +201,7 @@ def least_seconds(work: list[Work], speed: float, bandwidth: float) -> float:
 
 
 def results_of(race: str, heat: Heat, times: _HeatTimes, memory: dict[Entrant, int | Failure | None]) -> list[Result]:
-    """Figures and ratios of a heat, in the order of its entrants."""
+    """Figures and ratios of a heat, in the order of its entrants. Who fits alone, but has no times, had too little room."""
     results = []
     reference, least = times.entrants.get(heat.reference), memory.get(heat.reference)
     for entrant in heat.entrants:

@@ -74,7 +74,9 @@ def sizes_of(results: Iterable[Result]) -> str:
 
 
 def goals_table(outcomes: Iterable[Outcome]) -> Table:
-    table = Table(title="goals (float32, 2 CPU cores, 33 M parameters)", box=box.SIMPLE, padding=0, title_justify="left")
+    table = Table(
+        title="goals (set for float32, 2 CPU cores, 33M parameters)", box=box.SIMPLE, padding=0, title_justify="left"
+    )
     for name in ("goal", "wanted", "reached", ""):
         table.add_column(name, justify="left" if name == "goal" else "right", no_wrap=True)
     verdicts = {True: "met", False: "missed", None: ""}

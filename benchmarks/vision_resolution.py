@@ -13,10 +13,6 @@ the repetitions. A measurement that does not fit into the memory, or takes too l
 
 import argparse
 import json
-import multiprocessing
-import os
-import platform
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -42,6 +38,9 @@ from retnet_hf import (
     ViRConfig,
     ViRForImageClassification,
 )
+
+from .machine import describe, synchronize
+from .measuring import Failure, PeakMemory, in_its_own_process
 
 
 REFERENCE = "vit"
@@ -120,7 +119,6 @@ class Job:
     threads: int
     size: dict[str, int]
     seconds: float  # that a measurement is to last, at the least
-    memory_limit: int  # bytes that the process may have on a CPU
 
 
 @dataclass(frozen=True)
@@ -135,10 +133,7 @@ class Result:
 def measure(job: Job) -> Result:
     """The measurement itself, in the process it is made in."""
     torch.set_num_threads(job.threads)
-    cuda = job.device.startswith("cuda")
-    if not cuda:  # so that what does not fit fails, before the machine runs out of memory
-        resource.setrlimit(resource.RLIMIT_DATA, (job.memory_limit, job.memory_limit))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    memory = PeakMemory(job.device)
 
     torch.manual_seed(0)
     training = job.mode == "training"
@@ -158,58 +153,16 @@ def measure(job: Job) -> Result:
         else:
             with torch.no_grad():
                 forward(images)
-        if cuda:
-            torch.cuda.synchronize()
+        synchronize(job.device)
         return time.perf_counter() - start
 
     warm_up = step()
     times = [step() for _ in range(min(50, max(1, round(job.seconds / warm_up))))]
-    if cuda:
-        memory = torch.cuda.max_memory_allocated() / 2**20
-    else:
-        memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    return Result(seconds=median(times) / job.batch, memory=memory)
-
-
-def _work(job: Job, answers: Any) -> None:
-    try:
-        answers.send(measure(job))
-    except (torch.OutOfMemoryError, MemoryError):
-        answers.send(Result(failure="out of memory"))
-    except RuntimeError as error:  # what PyTorch raises on a CPU
-        if "alloc" not in str(error):
-            raise
-        answers.send(Result(failure="out of memory"))
-
-
-def in_its_own_process(job: Job, context: Any, time_limit: float) -> Result:
-    """Runs the measurement, and gives up on it after `time_limit` seconds.
-
-    Raises:
-        RuntimeError: where it fails for another reason than a lack of memory.
-    """
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(job, sender), daemon=True)
-    process.start()
-    sender.close()
-    try:
-        if not receiver.poll(time_limit):
-            process.kill()
-            return Result(failure=f"over {time_limit:.0f} s")
-        return receiver.recv()
-    except EOFError as error:
-        process.join()
-        if process.exitcode == -9:  # by the kernel, for want of memory
-            return Result(failure="out of memory")
-        raise RuntimeError(f"{job.model} at {job.pixels} pixels, {job.mode}: exit status {process.exitcode}") from error
-    finally:
-        process.join()
+    return Result(seconds=median(times) / job.batch, memory=memory.nbytes / 2**20)
 
 
 def run_study(arguments: argparse.Namespace, console: Console) -> dict[tuple[str, int, str], list[Result]]:
     """All results, by model, resolution and mode: a list with one of each repetition."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["retnet_hf", "transformers.models.vit.modeling_vit"])
     cells = [
         (name, pixels, mode)
         for mode in arguments.modes
@@ -236,9 +189,10 @@ def run_study(arguments: argparse.Namespace, console: Console) -> dict[tuple[str
                         threads=arguments.threads,
                         size=QUICK_SIZE if arguments.quick else FULL_SIZE,
                         seconds=arguments.seconds,
-                        memory_limit=round(arguments.memory_limit * 2**30),
                     )
-                    results[cell].append(in_its_own_process(job, context, arguments.time_limit))
+                    limit = None if job.device.startswith("cuda") else round(arguments.memory_limit * 2**30)
+                    answer = in_its_own_process(measure, job, time_limit=arguments.time_limit, memory_limit=limit)
+                    results[cell].append(Result(failure=answer.reason) if isinstance(answer, Failure) else answer)
                 progress.advance(task)
     return results
 
@@ -258,7 +212,8 @@ def summary(results: list[Result], reference: list[Result] | None) -> dict[str, 
     if reference and not any(result.failure for result in reference):
         pairs = list(zip(results, reference))
         entry["speed_ratio"] = median(theirs.seconds / ours.seconds for ours, theirs in pairs)
-        entry["memory_ratio"] = median(ours.memory / theirs.memory for ours, theirs in pairs)
+        if all(theirs.memory for theirs in reference):
+            entry["memory_ratio"] = median(ours.memory / theirs.memory for ours, theirs in pairs)
     return entry
 
 
@@ -319,12 +274,6 @@ def draw(entries: dict[tuple[str, int, str], dict[str, Any]], arguments: argpars
     plt.close(figure)
 
 
-def machine(arguments: argparse.Namespace) -> str:
-    if arguments.device.startswith("cuda"):
-        return torch.cuda.get_device_name(arguments.device)
-    return f"{platform.machine()} CPU, {arguments.threads} of {os.cpu_count()} threads"
-
-
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=DEFAULT_MODELS)
@@ -359,9 +308,8 @@ def main(words: list[str] | None = None) -> None:
         for (name, pixels, mode), of_cell in results.items()
     }
     sizes = "toy sizes" if arguments.quick else "ViT-S/16, ViR-S/16, RMT-S, MetaFormer-S24"
-    console.print(
-        f"{sizes}; {machine(arguments)}, {arguments.dtype}, batch of {arguments.batch}, {arguments.repeats} rounds"
-    )
+    machine = describe(arguments.device, arguments.threads)
+    console.print(f"{sizes}; {machine}, {arguments.dtype}, batch of {arguments.batch}, {arguments.repeats} rounds")
     for mode in arguments.modes:
         console.print(table_of(entries, mode, arguments))
     if arguments.json:
@@ -376,7 +324,7 @@ def main(words: list[str] | None = None) -> None:
             for (name, pixels, mode), entry in entries.items()
         ]
         settings = {name: value for name, value in vars(arguments).items() if name not in ("json", "plot")}
-        content = {"machine": machine(arguments), "torch": torch.__version__, "settings": settings, "results": records}
+        content = {"machine": machine, "torch": torch.__version__, "settings": settings, "results": records}
         arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if arguments.plot:
         draw(entries, arguments, arguments.plot)

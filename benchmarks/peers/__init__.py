@@ -15,7 +15,7 @@ class Contender(NamedTuple):
     """One line of the list below.
 
     Attributes:
-        label: for people.
+        label: for people. A form is the chunkwise one, and recurrent in decoding, where nothing else is said.
         module, peer: where its class is.
         options: arguments of that class beside the size.
         needs: package that has to be importable.
@@ -43,16 +43,12 @@ CONTENDERS = {
     "llama": Contender("Llama", "llama", "Llama"),
     "llama-static": Contender("Llama, static cache", "llama", "Llama", {"static": True}),
     "llama-compiled": Contender("Llama, compiled", "llama", "Llama", {"static": True, "compiled": True}),
-    "mamba2": Contender("Mamba2, plain PyTorch", "mamba2", "Mamba2", caps={"training": 512, "prefill": 2048}),
-    "torchscale": Contender(
-        "torchscale, chunkwise", "torchscale_retnet", "TorchscaleRetNet", {"form": "chunkwise"}, **_TORCHSCALE
-    ),
+    "mamba2": Contender("Mamba2", "mamba2", "Mamba2", caps={"training": 512, "prefill": 2048}),
+    "torchscale": Contender("torchscale", "torchscale_retnet", "TorchscaleRetNet", {"form": "chunkwise"}, **_TORCHSCALE),
     "torchscale-parallel": Contender(
         "torchscale, parallel", "torchscale_retnet", "TorchscaleRetNet", {"form": "parallel"}, **_TORCHSCALE
     ),
-    "yet-another": Contender(
-        "yet-another-retnet, chunkwise", "yet_another", "YetAnotherRetNet", {"form": "chunkwise"}, **_YET_ANOTHER
-    ),
+    "yet-another": Contender("yet-another-retnet", "yet_another", "YetAnotherRetNet", {"form": "chunkwise"}, **_YET_ANOTHER),
     "yet-another-parallel": Contender(
         "yet-another-retnet, parallel", "yet_another", "YetAnotherRetNet", {"form": "parallel"}, **_YET_ANOTHER
     ),
