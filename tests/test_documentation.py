@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The documentation: its Python is run, its tables are held to the code, and it builds without a warning."""
 
+import ast
 import importlib.util
 import os
 import re
@@ -136,6 +137,17 @@ def test_the_map_of_the_house_has_every_file():
     for folder in ("retnet_hf", "conversion"):
         missing = {file.name for file in (ROOT / folder).glob("*.py")} - named - {"__init__.py"}
         assert not missing, missing
+
+
+def test_imports_run_one_way_through_the_map_of_the_house():
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    package = contributing.partition("## The map of the house")[2].partition("`__init__.py` holds")[0]
+    order = [name.removesuffix(".py") for name in re.findall(r"`(\w+\.py)`", package)]
+    assert len(order) == len(set(order))
+    for position, name in enumerate(order):
+        tree = ast.parse((ROOT / "retnet_hf" / f"{name}.py").read_text(encoding="utf-8"))
+        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1}
+        assert imported <= set(order[:position]), (name, imported - set(order[:position]))
 
 
 def test_the_documentation_builds_without_a_warning(tmp_path):
