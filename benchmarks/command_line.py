@@ -52,7 +52,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--models", nargs="+", choices=CONTENDERS, help="who races; all that are installed by default")
     add("--size", choices=SIZES, help=f"of every model; {FULL['size']} by default")
     add("--lengths", nargs="+", type=int, help="tokens in a sequence to train on or to read")
-    add("--long", nargs="*", type=int, help="lengths to train on that ours runs alone, its layers checkpointed")
+    add("--long", nargs="*", type=int, help="lengths that ours is trained on alone, checkpointed; none with --lengths")
     add("--contexts", nargs="+", type=int, help="tokens before the one that is decoded")
     add("--context-batches", nargs="+", type=int, help="batches that are decoded after every context")
     add("--batch-context", type=int, help="tokens before the one that is decoded for every batch")
@@ -80,6 +80,8 @@ def settings_of(race: Race, arguments: argparse.Namespace, left_out: list[str]) 
     for name, value in defaults.items():
         if getattr(settings, name, None) is None:
             setattr(settings, name, value)
+    if arguments.lengths and arguments.long is None:
+        settings.long = []
     settings.batches = arguments.batches or (defaults["decoding_batches"] if race.name == "decoding" else [1])
     named = arguments.models or [
         name

@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A race: who runs in which heats, how a heat is run, and what comes of it.
 
-Before the turns of a heat, each of its entrants makes one step in a process of its own, for its peak memory; whoever does
+Before the turns of a heat, each of its entrants makes two steps in a process of its own, for its peak memory; whoever does
 not fit there, or takes too long, does not start. Then the others take turns in another process, beside the machine itself,
 whose matrix product and memory bandwidth are measured anew in every round.
 """
