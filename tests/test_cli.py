@@ -761,5 +761,7 @@ def test_ctrl_c_in_a_process(workplace):
             break
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert re.fullmatch(r"retnet-hf: interrupted at step \d+, which is saved: [^\n]*\n", err)
+    assert "Traceback" not in err
+    *_, last = err.splitlines()  # libraries may have said something while they were imported
+    assert re.fullmatch(r"retnet-hf: interrupted at step \d+, which is saved: .*", last)
     assert list(Path("model.partial").glob("checkpoint-*"))
