@@ -130,17 +130,18 @@ class RetNetRotaryEmbedding(nn.Module):
         return angle.cos(), angle.sin()
 
 
-class RetNetLinear(nn.Linear):
+def projection(in_features: int, out_features: int, gain: float = 1.0, on_value_path: bool = True) -> nn.Linear:
     """A projection of a block, which knows how the paper initialises it.
+
+    It is an `nn.Linear` and of no class derived from it, which bitsandbytes would leave unquantised.
 
     Args:
         gain: of the Xavier initialisation.
         on_value_path: whether DeepNet's initialisation shrinks it with depth.
     """
-
-    def __init__(self, in_features: int, out_features: int, gain: float = 1.0, on_value_path: bool = True) -> None:
-        self.gain, self.on_value_path = gain, on_value_path
-        super().__init__(in_features, out_features, bias=False)
+    linear = nn.Linear(in_features, out_features, bias=False)
+    linear.xavier_gain, linear.on_value_path = gain, on_value_path
+    return linear
 
 
 class RetNetRMSNorm(nn.RMSNorm):
@@ -175,14 +176,14 @@ class RetNetRetention(nn.Module):
         self.bidirectional = config.bidirectional
         heads, groups = config.num_attention_heads, config.num_key_value_heads
         hidden_size, gain = config.hidden_size, 2**-2.5
-        self.q_proj = RetNetLinear(hidden_size, heads * self.head_dim, gain, on_value_path=False)
-        self.k_proj = RetNetLinear(hidden_size, groups * self.head_dim, gain, on_value_path=False)
-        self.v_proj = RetNetLinear(hidden_size, groups * self.value_head_dim, gain)
+        self.q_proj = projection(hidden_size, heads * self.head_dim, gain, on_value_path=False)
+        self.k_proj = projection(hidden_size, groups * self.head_dim, gain, on_value_path=False)
+        self.v_proj = projection(hidden_size, groups * self.value_head_dim, gain)
         self.gated = config.use_output_gate
         if self.gated:
-            self.g_proj = RetNetLinear(hidden_size, heads * self.value_head_dim, gain, on_value_path=False)
+            self.g_proj = projection(hidden_size, heads * self.value_head_dim, gain, on_value_path=False)
             self.gate_fn = ACT2FN[config.output_gate_act]
-        self.o_proj = RetNetLinear(heads * self.value_head_dim, hidden_size, gain=2**-1)
+        self.o_proj = projection(heads * self.value_head_dim, hidden_size, gain=2**-1)
         self.feature_map = None if config.feature_map is None else ACT2FN[config.feature_map]
         self.head_norm = None
         if config.use_head_norm:
@@ -280,10 +281,10 @@ class RetNetMLP(nn.Module):
 
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__()
-        self.up_proj = RetNetLinear(config.hidden_size, config.intermediate_size)
+        self.up_proj = projection(config.hidden_size, config.intermediate_size)
         if config.use_gated_mlp:
-            self.gate_proj = RetNetLinear(config.hidden_size, config.intermediate_size)
-        self.down_proj = RetNetLinear(config.intermediate_size, config.hidden_size)
+            self.gate_proj = projection(config.hidden_size, config.intermediate_size)
+        self.down_proj = projection(config.intermediate_size, config.hidden_size)
         self.act_fn = ACT2FN[config.hidden_act]
         self.gated = config.use_gated_mlp
         self.dropout = nn.Dropout(config.activation_dropout)
@@ -350,10 +351,10 @@ class RetNetPreTrainedModel(PreTrainedModel):
         elif isinstance(module, RetNetHeadRMSNorm):
             if module.weight is not None:
                 init.ones_(module.weight)
-        elif isinstance(module, RetNetLinear) and self.config.initialization != "normal":
+        elif hasattr(module, "xavier_gain") and self.config.initialization != "normal":
             depth = (8 * self.config.num_hidden_layers) ** 0.25
             shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0
-            init.xavier_uniform_(module.weight, gain=module.gain / shrink)
+            init.xavier_uniform_(module.weight, gain=module.xavier_gain / shrink)
 
     @staticmethod
     def _load_pretrained_model(model: "RetNetPreTrainedModel", state_dict, checkpoint_files, load_config, *args, **kwargs):

@@ -276,3 +276,10 @@ def test_a_compiled_forward_reads_the_same_mask_columns():
         assert torch.allclose(actual.logits[0], expected.logits[0], atol=1e-5)
     assert actual.past_key_values.layers[0].next_position.tolist() == [9, 12]
     assert expected.past_key_values.layers[0].next_position.tolist() == [9, 12]
+
+
+def test_projections_are_plain_linear_layers(model):
+    """bitsandbytes and FP8, in transformers, quantise `nn.Linear` and silently leave the classes derived from it."""
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    assert len(linear) > 10
+    assert {type(module) for module in linear} == {torch.nn.Linear}
