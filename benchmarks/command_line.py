@@ -117,7 +117,8 @@ def conditions_of(settings: argparse.Namespace) -> Conditions:
 def main(races: list[Race], description: str, words: list[str] | None = None) -> list[Result]:
     """Runs the races one after the other and shows each as soon as it is over."""
     arguments = parser(description).parse_args(words)
-    console, progress = Console(soft_wrap=True), Console(stderr=True)
+    progress = Console(stderr=True)
+    console = Console(width=max(100, progress.width), soft_wrap=True)  # no column is cut off, in a file neither
     machine = describe(arguments.device, arguments.threads)
     results: list[Result] = []
     limits: dict[str, list[Limits]] = {}
