@@ -49,7 +49,7 @@ def _latency(result: Result) -> float:
     return 1e3 * median(result.seconds)
 
 
-MEMORY, THROUGHPUT, LATENCY = (_memory, "peak memory, GiB"), (_throughput, "tokens per second"), (_latency, "ms per token")
+MEMORY, THROUGHPUT, LATENCY = (_memory, "peak memory, GiB"), (_throughput, "tokens per second"), (_latency, "ms per step")
 
 
 def _most_varied(results: list[Result], fixed: str, varied: str) -> list[Result]:
