@@ -17,7 +17,8 @@ from torch.nn import functional as F
 def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates the pairs (i, i + K/2) of vectors (B, H, T, K) by angles whose cosines and sines are (B|1, 1, T, K/2).
 
-    The result has the wider of both types. No gradient flows to the angles.
+    Vectors and angles may also be (B, T, H, K) and (B|1, T, 1, K/2). The result has the wider of both types. No gradient
+    flows to the angles.
     """
     if torch.compiler.is_compiling():
         first, second = vectors.chunk(2, dim=-1)

@@ -23,6 +23,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .block_functions import rotate
 from .configuration_rmt import RMTConfig
 from .image_model_card import ImageModelCardMixin
 
@@ -82,12 +83,6 @@ class RMTPositions(nn.Module):
         return RMTGeometry(angle.cos(), angle.sin(), decay.to(dtype), None, None)
 
 
-def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pairs (i, i + K/2) of vectors (B, T, H, K) by the angle of their position."""
-    first, second = vectors.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1).to(vectors.dtype)
-
-
 def attention_map(query: Tensor, key: Tensor, attention_mask: Tensor, scaling: float) -> Tensor:
     """softmax(scaling · Q Kᵀ + mask): query, key (..., H, T, K) -> (..., H, T, T)."""
     scores = query @ key.transpose(-1, -2) * scaling + attention_mask
@@ -138,8 +133,8 @@ class RMTAttention(nn.Module):
         def heads(projected: Tensor) -> Tensor:  # (B, R, L, C) -> (B, T, H, K)
             return projected.reshape(batch, rows * columns, -1, self.head_dim)
 
-        query = rotate(heads(self.q_proj(hidden_states)), geometry.cos, geometry.sin)
-        key = rotate(heads(self.k_proj(hidden_states)), geometry.cos, geometry.sin)
+        query = rotate(heads(self.q_proj(hidden_states)), geometry.cos, geometry.sin).to(value.dtype)
+        key = rotate(heads(self.k_proj(hidden_states)), geometry.cos, geometry.sin).to(value.dtype)
         value, attention = heads(value), None
         if output_attentions is None:
             output_attentions = self.config.output_attentions

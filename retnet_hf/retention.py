@@ -155,6 +155,12 @@ def initial_state_like(query: Tensor, value: Tensor) -> Tensor:
     return query.new_zeros(batch, heads, key_dim, value.shape[-1], dtype=compute_dtype(query, value))
 
 
+def for_query_heads(tensor: Tensor, heads: int) -> Tensor:
+    """Keys or values (B, G, T, X) -> (B, heads, T, X): each of the G heads, side by side, for all that it serves."""
+    groups = heads // tensor.shape[1]
+    return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
+
+
 def recurrent_retention(
     query: Tensor,
     key: Tensor,
@@ -213,7 +219,7 @@ def retention_map(query: Tensor, key: Tensor, tables: DecayTables, backward_tabl
     `tables` are those of one chunk; with `backward_tables`, of the sequence turned around, D looks both ways.
     """
     dtype = compute_dtype(query, key)
-    key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    key = for_query_heads(key, query.shape[1])
     decay = tables.inner[:, :, 0]
     if backward_tables is not None:
         decay = decay + backward_tables.inner[:, :, 0].flip(-1, -2).triu(1)
@@ -285,22 +291,19 @@ class _Block(NamedTuple):
 
     tokens: slice
     shape: tuple[int, int, int]  # B, H, N
-    groups: int  # query heads to a key/value head
     tables: DecayTables
     decays: tuple[Tensor, ...]  # (B|1, H, 1, 1) for each of N: what a chunk leaves of the state before it
 
     def cut(self, tensor: Tensor) -> Tensor:
         """(B, H, T, X) -> (A, C, X): these chunks of it. (B, G, T, X) likewise, each head for all that it serves."""
-        part = tensor[:, :, self.tokens].to(self.tables.inner.dtype)
-        if part.shape[1] != self.shape[1]:
-            part = part.repeat_interleave(self.groups, dim=1)
+        part = for_query_heads(tensor[:, :, self.tokens].to(self.tables.inner.dtype), self.shape[1])
         return part.unflatten(2, (self.shape[2], -1)).flatten(0, 2)
 
     def put(self, part: Tensor, whole: Tensor) -> None:
         """The inverse of `cut`; what heads have in common is summed."""
         part = part.unflatten(0, self.shape).flatten(2, 3)
         if part.shape[1] != whole.shape[1]:
-            part = part.unflatten(1, (-1, self.groups)).sum(2)
+            part = part.unflatten(1, (whole.shape[1], -1)).sum(2)
         whole[:, :, self.tokens] = part
 
     def decayed(self, part: Tensor, table: Tensor) -> Tensor:
@@ -321,7 +324,7 @@ class _Block(NamedTuple):
         return (torch.stack(states, dim=2) if len(states) > 1 else states[0]).flatten(0, -3)
 
 
-def _blocks(query: Tensor, key: Tensor, tables: DecayTables) -> list[_Block]:
+def _blocks(query: Tensor, tables: DecayTables) -> list[_Block]:
     """The sequence in blocks that are large enough to keep the device busy, and small enough for its cache."""
     batch, heads, length, _ = query.shape
     chunk_size = tables.inner.shape[-1]
@@ -336,7 +339,7 @@ def _blocks(query: Tensor, key: Tensor, tables: DecayTables) -> list[_Block]:
         decays = state.expand(-1, -1, chunks, -1, -1).unbind(2)
         start = first * chunk_size
         tokens = slice(start, start + chunks * size)
-        return _Block(tokens, (batch, heads, chunks), heads // key.shape[1], own, decays)
+        return _Block(tokens, (batch, heads, chunks), own, decays)
 
     whole, rest = divmod(length, chunk_size)
     blocks = [block(first, min(chunks_per_block, whole - first), chunk_size) for first in range(0, whole, chunks_per_block)]
@@ -362,24 +365,16 @@ class ChunkwiseRetention(torch.autograd.Function):
     """
 
     @staticmethod
-    def run(
-        query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The forward pass. Nothing in it is recorded for a gradient."""
-        dtype = tables.inner.dtype
-        output = _empty_as(value, query.shape[1], dtype)
-        state = initial_state_like(query, value).to(dtype) if initial_state is None else initial_state.to(dtype)
-        for block in _blocks(query, key, tables):
+    def forward(query, key, value, tables, initial_state):
+        output = _empty_as(value, query.shape[1], tables.inner.dtype)
+        state = _state_before(query, value, tables, initial_state)
+        for block in _blocks(query, tables):
             query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
             states, state = _read_chunks(block, key_part, value_part, state)
             part = block.decayed_(query_part @ key_part.mT, block.tables.inner) @ value_part
             part.baddbmm_(block.decayed(query_part, block.tables.query), block.together(states))
             block.put(part, output)
         return output, state
-
-    @staticmethod
-    def forward(query, key, value, tables, initial_state):
-        return ChunkwiseRetention.run(query, key, value, tables, initial_state)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -389,7 +384,7 @@ class ChunkwiseRetention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, output_gradient, state_gradient):
         query, key, value, initial_state = ctx.saved_tensors
-        tables, dtype = ctx.tables, ctx.tables.inner.dtype
+        tables = ctx.tables
         if torch.is_grad_enabled():  # a gradient of the gradient is asked for
             operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
             results = _grouped_at_once(query, key, value, tables, initial_state)
@@ -399,8 +394,8 @@ class ChunkwiseRetention(torch.autograd.Function):
             query_gradient, key_gradient, value_gradient, *rest = gradients
             return query_gradient, key_gradient, value_gradient, None, rest[0] if rest else None
 
-        blocks = _blocks(query, key, tables)
-        state = initial_state_like(query, value).to(dtype) if initial_state is None else initial_state.to(dtype)
+        blocks = _blocks(query, tables)
+        state = _state_before(query, value, tables, initial_state)
         states = []  # before each chunk of each block
         for block in blocks:
             of_block, state = _read_chunks(block, block.cut(key), block.cut(value), state)
@@ -430,6 +425,11 @@ class ChunkwiseRetention(torch.autograd.Function):
         return query_gradient, key_gradient, value_gradient, None, initial_gradient
 
 
+def _state_before(query: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None) -> Tensor:
+    """The state that the first chunk reads, in the dtype of the tables."""
+    return (initial_state_like(query, value) if initial_state is None else initial_state).to(tables.inner.dtype)
+
+
 def _empty_as(value: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     """(B, H, T, V), laid out in memory as `value` is, so that what followed from its layout as a view does so again."""
     if value.shape[1] == heads:
@@ -442,10 +442,8 @@ def _grouped_at_once(
     query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`chunkwise_retention_at_once` for any dtype, and for key/value heads that serve several query heads."""
-    dtype, groups = tables.inner.dtype, query.shape[1] // key.shape[1]
-    key, value = (
-        tensor.to(dtype).repeat_interleave(groups, dim=1) if groups > 1 else tensor.to(dtype) for tensor in (key, value)
-    )
+    dtype = tables.inner.dtype
+    key, value = (for_query_heads(tensor.to(dtype), query.shape[1]) for tensor in (key, value))
     initial_state = None if initial_state is None else initial_state.to(dtype)
     return chunkwise_retention_at_once(query.to(dtype), key, value, tables, initial_state)
 
@@ -477,7 +475,7 @@ def chunkwise_retention(
     operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands):
         return ChunkwiseRetention.apply(query, key, value, tables, initial_state)
-    return ChunkwiseRetention.run(query, key, value, tables, initial_state)
+    return ChunkwiseRetention.forward(query, key, value, tables, initial_state)
 
 
 def retention(
@@ -527,9 +525,8 @@ def retention(
         )
     chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
     form = choose_form(query.shape[2], chunk_size) if form == "auto" else form
-    if key.shape[1] != query.shape[1] and form != "chunkwise":
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    if form != "chunkwise":  # which repeats them block by block
+        key, value = (for_query_heads(tensor, query.shape[1]) for tensor in (key, value))
 
     with without_autocast(query.device.type):
         if form == "parallel":
@@ -567,10 +564,9 @@ def bidirectional_retention(
     as in `retention`; there is no state, since a token sees the whole text. `tables` are those of the sequence as it is
     and turned around, `scores` what `retention_map` gave for both.
     """
-    groups = query.shape[1] // key.shape[1]
     if scores is not None:
         with without_autocast(query.device.type):
-            return scores @ value.repeat_interleave(groups, dim=1).to(scores.dtype)
+            return scores @ for_query_heads(value, query.shape[1]).to(scores.dtype)
     forward_tables, backward_tables = (None, None) if tables is None else tables
     ahead, _ = retention(query, key, value, log_decay, None, mask, reset, form, chunk_size, forward_tables)
     turned = [None if tensor is None else tensor.flip(2) for tensor in (query, key, value)]
@@ -578,7 +574,7 @@ def bidirectional_retention(
     turned_reset = None if reset is None else document_ends(reset).flip(1)
     back, _ = retention(*turned, log_decay, None, turned_mask, turned_reset, form, chunk_size, backward_tables)
 
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    key, value = (for_query_heads(tensor, query.shape[1]) for tensor in (key, value))
     itself = (query.to(ahead.dtype) * key).sum(-1, keepdim=True) * value  # (B, H, T, V)
     if mask is not None:
         itself = itself.masked_fill(~mask[:, None, :, None], 0)

@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What every model in a race can do, and how large it is."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,7 @@ SIZES = {
 }
 
 
-class Peer:
+class Peer(ABC):
     """A language model in a race.
 
     Subclasses set `module`, and `head`, the projection to the vocabulary.
@@ -47,39 +48,40 @@ class Peer:
     head: nn.Linear
     state_is_written = True  # whole, at every token; else it is read and added to
 
+    @abstractmethod
     def loss(self, ids: Tensor) -> Tensor:
         """Cross-entropy of the next tokens of `ids` (B, T)."""
-        raise NotImplementedError
 
     def checkpoint(self) -> None:
         """Recomputes each layer in the backward pass from here on."""
         raise NotImplementedError(f"{type(self).__name__} does not checkpoint its layers.")
 
+    @abstractmethod
     def prefill(self, ids: Tensor) -> Any:
         """Reads a prompt (B, T) up to the logits of its last token and, where it can, the state after it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def state_after(self, context: int, batch: int, room: int) -> Any:
         """A state with the size, place and cost of one after `context` tokens, with room for `room` more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, token: Tensor, state: Any) -> Any:
         """Reads one token (B, 1), up to its logits and the state after it, which `state` becomes."""
-        raise NotImplementedError
 
-    def rewind(self, state: Any, context: int) -> None:
+    def rewind(self, state: Any, context: int) -> None:  # noqa: B027  a state that does not grow need not be cut
         """Makes the state one after `context` tokens again, where tokens make a difference."""
 
+    @abstractmethod
     def generate(self, ids: Tensor, tokens: int) -> Tensor:
         """The prompt (B, T) and its greedy continuation by `tokens` tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def state_bytes(self, state: Any) -> int:
-        raise NotImplementedError
+        """Bytes of what is kept between tokens."""
 
+    @abstractmethod
     def mixing_flops(self, context: float) -> float:
         """Operations of a forward pass that mix one token with the `context` before it: all but the weights' products."""
-        raise NotImplementedError
 
     @property
     def parameters(self) -> int:
