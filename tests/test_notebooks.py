@@ -1,0 +1,94 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The notebooks: every one runs from top to bottom, and what is committed with it is what such a run shows."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e '.[test]'")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: pip install -e '.[test]'")
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+if not NOTEBOOKS:
+    pytest.skip("a source distribution has no notebooks", allow_module_level=True)
+
+of_each = pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+
+
+def code_cells(notebook: "nbformat.NotebookNode") -> "list[nbformat.NotebookNode]":
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+
+
+def shown(cell: "nbformat.NotebookNode") -> set[str]:
+    """What kinds of output a cell has: printed text, pictures, tables."""
+    kinds = set()
+    for output in cell.outputs:
+        kinds |= {output.name} if output.output_type == "stream" else set(output.get("data", {"error": None}))
+    return kinds
+
+
+@of_each
+def test_it_runs_and_shows_what_is_committed(file, tmp_path):
+    notebook = nbformat.read(file, as_version=4)
+    committed = [shown(cell) for cell in code_cells(notebook)]
+    work, home = tmp_path / "work", tmp_path / "home"
+    work.mkdir()
+    environment = os.environ | {
+        "RETNET_HF_NOTEBOOKS": "small",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+        "HF_HUB_OFFLINE": "1",
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "IPYTHONDIR": str(home),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    resources = {"metadata": {"path": str(work)}}
+    nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute(env=environment)
+    assert [shown(cell) - {"stderr"} for cell in code_cells(notebook)] == committed
+    assert list(work.iterdir()) == []  # nothing is left beside it
+
+
+@of_each
+def test_it_is_committed_as_one_whole_run_left_it(file):
+    assert file.stat().st_size < 1_000_000
+    notebook = nbformat.read(file, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert sum("image/png" in shown(cell) for cell in cells) >= 2
+    for cell in cells:
+        assert not shown(cell) & {"stderr", "error"}, cell.source
+    assert "RETNET_HF_NOTEBOOKS" in cells[0].source
+
+
+@of_each
+def test_it_explains_itself(file):
+    cells = nbformat.read(file, as_version=4).cells
+    assert cells[0].cell_type == "markdown"
+    assert re.match(r"# \S", cells[0].source)
+    for before, cell in zip(cells, cells[1:]):
+        assert cell.cell_type == "markdown" or before.cell_type == "markdown", cell.source
+
+
+@of_each
+def test_it_names_nothing_of_the_machine_it_ran_on(file):
+    notebook = nbformat.read(file, as_version=4)
+    said = [cell.source for cell in notebook.cells]
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            texts = output.get("data", {}) | {"stream": output.get("text", "")}
+            said += [text for kind, text in texts.items() if not kind.startswith("image/")]
+    for text in said:
+        assert not re.search(r"(?<![\w.:/])(/(tmp|home|root|work|opt|Users|private)/|[A-Z]:\\)", text), text
+
+
+def test_the_readme_has_every_notebook():
+    linked = re.findall(r"\(notebooks/(\w+\.ipynb)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert {file.name for file in NOTEBOOKS} <= set(linked)
+    assert linked == sorted(set(linked))
