@@ -67,7 +67,7 @@ class RMSNorm(torch.autograd.Function):
     def forward(hidden_states, weight, eps):
         wide = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale = norm.square_().mul_(1 / wide.shape[-1]).add_(eps).rsqrt_()
+        scale = torch.addcmul(norm.new_full((), eps), norm, norm, value=1 / wide.shape[-1]).rsqrt_()
         normed = wide * scale
         return (normed if weight is None else normed.mul_(weight)).to(hidden_states.dtype), scale
 

@@ -43,6 +43,7 @@ from .model_card import is_placeholder, model_card
 from .retention import (
     FORMS,
     DecayTables,
+    StepDecay,
     bidirectional_retention,
     choose_form,
     decay_tables,
@@ -51,6 +52,7 @@ from .retention import (
     recurrent_step_,
     retention,
     retention_map,
+    step_decay,
 )
 from .retention_state import RetNetState, TakenIn, install_retention_layers
 from .sequence_layout import SequenceLayout, sequence_layout
@@ -64,8 +66,9 @@ class RetentionPlan(NamedTuple):
 
     form: str  # "parallel", "recurrent" or "chunkwise"
     log_decay: Tensor  # (H,)
-    tables: DecayTables | None  # None where the recurrence runs token by token
+    tables: DecayTables | None  # None in the recurrent form
     backward_tables: DecayTables | None  # of the sequence turned around, for an encoder
+    step_decay: StepDecay | None  # None in the other forms, and for more than one token
     query_rotation: tuple[Tensor, Tensor] | None  # cosines and sines, (B|1, 1, T, K/2), times the scale of the query
     key_rotation: tuple[Tensor, Tensor] | None  # the same without the scale; None without rotation
     layout: SequenceLayout
@@ -77,7 +80,10 @@ class RetentionPlan(NamedTuple):
             None if tables is None else DecayTables(*(table[:, heads] for table in tables))
             for tables in (self.tables, self.backward_tables)
         )
-        return self._replace(log_decay=self.log_decay[heads], tables=tables, backward_tables=backward_tables)
+        step = None if self.step_decay is None else self.step_decay._replace(state=self.step_decay.state[:, heads])
+        return self._replace(
+            log_decay=self.log_decay[heads], tables=tables, backward_tables=backward_tables, step_decay=step
+        )
 
 
 class RetNetDecay(nn.Module):
@@ -201,6 +207,8 @@ class RetNetRetention(nn.Module):
         batch, length, _ = hidden_states.shape
 
         def heads(projected: Tensor, size: int) -> Tensor:  # (B, T, H * size) -> (B, H, T, size)
+            if plan.step_decay is not None:
+                return projected.view(batch, -1, 1, size)
             return projected.view(batch, length, -1, size).transpose(1, 2)
 
         query = heads(self.q_proj(hidden_states), self.head_dim)
@@ -254,9 +262,9 @@ class RetNetRetention(nn.Module):
             )
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         state, _ = (None, None) if past is None else past.past
-        single = plan.form == "recurrent" and query.shape[2] == 1
-        if single and use_cache and state is not None and past.can_be_overwritten and key.shape[1] == query.shape[1]:
-            output = recurrent_step_(query, key, value, plan.tables, state)
+        one_token = plan.step_decay is not None and key.shape[1] == query.shape[1]
+        if one_token and use_cache and state is not None and past.can_be_overwritten:
+            output = recurrent_step_(query, key, value, plan.step_decay, state)
         else:
             output, state = retention(
                 query,
@@ -516,8 +524,10 @@ class RetNetModel(RetNetPreTrainedModel):
             form = "parallel" if output_maps else choose_form(length, chunk_size)
 
         log_decay = self.decay.log_decay.to(device=device, dtype=torch.promote_types(dtype, torch.float32))
-        tables = backward_tables = None
-        if form != "recurrent" or length == 1:
+        tables = backward_tables = step = None
+        if form == "recurrent":
+            step = step_decay(log_decay, layout.mask, layout.reset) if length == 1 else None
+        else:
             chunk_size = chunk_size if form == "chunkwise" else None
             tables = decay_tables(log_decay, length, chunk_size, layout.mask, layout.reset)
             if config.bidirectional:
@@ -528,7 +538,9 @@ class RetNetModel(RetNetPreTrainedModel):
         if self.rotary is not None:
             cos, sin = key_rotation = self.rotary(layout.position, dtype)
             query_rotation = (cos * config.head_dim**-0.5, sin * config.head_dim**-0.5)
-        return RetentionPlan(form, log_decay, tables, backward_tables, query_rotation, key_rotation, layout, output_maps)
+        return RetentionPlan(
+            form, log_decay, tables, backward_tables, step, query_rotation, key_rotation, layout, output_maps
+        )
 
 
 def head_and_loss(

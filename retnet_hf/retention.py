@@ -54,6 +54,13 @@ class DecayTables(NamedTuple):
     state: Tensor  # (B|1, H, N|1, 1, 1)  from the state before the chunk to the state after it
 
 
+class StepDecay(NamedTuple):
+    """What a step of one token, T = 1, does to the state, computed once and shared by all layers of a model."""
+
+    state: Tensor  # (B|1, H, 1, 1)  what is left of the state: γ; 1 for an absent token; 0 where a document starts
+    key: Tensor | None  # (B, 1, 1, 1)  0 for an absent token; None if there are none
+
+
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
     """float64 if any of the tensors is, else float32: the type retention computes in."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
@@ -110,9 +117,6 @@ def decay_tables(
     """
     chunk_size = length if chunk_size is None else min(chunk_size, length)
     alike = mask is None and reset is None
-    if alike and isinstance(length, int) and length == 1:  # at every step of decoding
-        one, decay = log_decay.new_ones(1, len(log_decay), 1, 1, 1), log_decay.exp().view(1, -1, 1, 1, 1)
-        return DecayTables(inner=one, query=decay, key=one, state=decay)
     if alike and length % chunk_size == 0:
         length = chunk_size  # every chunk is like the first
     chunks = -(-length // chunk_size)
@@ -147,6 +151,17 @@ def decay_tables(
         key=power(total - age, present & to_end)[..., None],
         state=power(total, from_start[..., -1:])[..., None],
     )
+
+
+def step_decay(log_decay: Tensor, mask: Tensor | None = None, reset: Tensor | None = None) -> StepDecay:
+    """What a step of one token does to the state: log_decay (H,), mask and reset (B|1, 1) bool, as in `decay_tables`."""
+    decay, key = log_decay.exp().view(1, -1, 1, 1), None
+    if mask is not None:
+        mask = mask[:, :, None, None]
+        decay, key = decay.where(mask, 1), mask.to(decay.dtype)
+    if reset is not None:
+        decay = decay.masked_fill(reset[:, :, None, None], 0)
+    return StepDecay(decay, key)
 
 
 def initial_state_like(query: Tensor, value: Tensor) -> Tensor:
@@ -195,21 +210,21 @@ def recurrent_retention(
     return torch.stack(outputs, dim=2), state
 
 
-def recurrent_step_(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, state: Tensor) -> Tensor:
+def recurrent_step_(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> Tensor:
     """One token, T = 1, updating `state` (B, H, K, V) in place. Returns the output (B, H, 1, V)."""
     dtype = state.dtype
     with without_autocast(query.device.type):
-        key = key.to(dtype) * tables.key[:, :, 0]  # (B, H, 1, K); 0 for an absent token
-        state.mul_(tables.state[:, :, 0]).addcmul_(key.transpose(-1, -2), value.to(dtype))
+        key = key.to(dtype) if decay.key is None else key.to(dtype) * decay.key
+        state.mul_(decay.state).addcmul_(key.mT, value.to(dtype))
         return query.to(dtype) @ state
 
 
-def recurrent_step(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, state: Tensor) -> tuple[Tensor, Tensor]:
+def recurrent_step(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> tuple[Tensor, Tensor]:
     """One token, T = 1, leaving `state` (B, H, K, V) as it is. Returns the output (B, H, 1, V) and the new state."""
     dtype = state.dtype
     with without_autocast(query.device.type):
-        key = key.to(dtype) * tables.key[:, :, 0]
-        state = torch.addcmul(tables.state[:, :, 0] * state, key.transpose(-1, -2), value.to(dtype))
+        key = key.to(dtype) if decay.key is None else key.to(dtype) * decay.key
+        state = torch.addcmul(decay.state * state, key.mT, value.to(dtype))
         return query.to(dtype) @ state, state
 
 
@@ -501,8 +516,8 @@ def retention(
         mask: (B, T) bool, False where a token is absent. reset: (B, T) bool, True where a document starts.
         form: "parallel", "recurrent", "chunkwise", or "auto", which takes the fastest for T.
         chunk_size: C of the chunkwise form; `default_chunk_size(K, V)` if absent.
-        tables: what `decay_tables` gave for the same T, mask and reset: with one chunk for the parallel form and for one
-            token, in chunks for the chunkwise form.
+        tables: what `decay_tables` gave for the same T, mask and reset: with one chunk for the parallel form, in chunks for
+            the chunkwise form.
         scores: (B, H, T, T) what `retention_map` gave, for the parallel form.
 
     Returns:
@@ -535,9 +550,8 @@ def retention(
             return chunkwise_retention(query, key, value, log_decay, initial_state, mask, reset, chunk_size, tables)
         if query.shape[2] == 1:
             dtype = compute_dtype(query, key, value)
-            tables = decay_tables(log_decay.to(dtype), 1, mask=mask, reset=reset) if tables is None else tables
             state = initial_state_like(query, value) if initial_state is None else initial_state.to(dtype)
-            return recurrent_step(query, key, value, tables, state)
+            return recurrent_step(query, key, value, step_decay(log_decay.to(dtype), mask, reset), state)
         return recurrent_retention(query, key, value, log_decay, initial_state, mask, reset)
 
 

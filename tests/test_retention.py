@@ -21,6 +21,7 @@ from retnet_hf.retention import (
     recurrent_step_,
     retention,
     retention_map,
+    step_decay,
 )
 
 
@@ -236,17 +237,19 @@ def test_grouped_key_value_heads_serve_their_query_heads():
             assert_close(gradient, reference, torch.float64, "gradient")
 
 
-def test_one_token_in_place_and_out_of_place():
-    case = Case(6, torch.float64, 1, mask=True)
-    case.mask = torch.tensor([[True], [False]])
+@pytest.mark.parametrize("reset", [None, torch.tensor([[True], [False]])], ids=["", "reset"])
+@pytest.mark.parametrize("mask", [None, torch.tensor([[True], [False]])], ids=["", "mask"])
+def test_one_token_in_place_and_out_of_place(mask, reset):
+    case = Case(6, torch.float64, 1)
+    case.mask, case.reset = mask, reset
     expected, expected_state = case.run("parallel")
-    tables = decay_tables(case.log_decay, 1, mask=case.mask)
+    decay = step_decay(case.log_decay, case.mask, case.reset)
     with torch.no_grad():
         before = case.state.clone()
-        output, state = recurrent_step(case.query, case.key, case.value, tables, case.state)
+        output, state = recurrent_step(case.query, case.key, case.value, decay, case.state)
         assert torch.equal(case.state, before)
         same = case.state.detach().clone()
-        output_in_place = recurrent_step_(case.query, case.key, case.value, tables, same)
+        output_in_place = recurrent_step_(case.query, case.key, case.value, decay, same)
     assert torch.equal(same, state)
     assert torch.equal(output, output_in_place)
     assert_close(case.visible(output), case.visible(expected), torch.float64, "output")
@@ -318,12 +321,12 @@ def test_autocast_does_not_narrow_the_state():
 
 def test_autocast_does_not_narrow_a_single_step():
     case = Case(13, torch.float32, 1)
-    tables = decay_tables(case.log_decay, 1)
+    decay = step_decay(case.log_decay)
     with torch.no_grad():
-        expected, expected_state = recurrent_step(case.query, case.key, case.value, tables, case.state)
+        expected, expected_state = recurrent_step(case.query, case.key, case.value, decay, case.state)
         state = case.state.detach().clone()
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            output = recurrent_step_(case.query, case.key, case.value, tables, state)
+            output = recurrent_step_(case.query, case.key, case.value, decay, state)
     assert output.dtype == state.dtype == torch.float32
     assert torch.equal(output, expected)
     assert torch.equal(state, expected_state)
