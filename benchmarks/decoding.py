@@ -62,6 +62,7 @@ RACE = Race(
     title="decoding",
     models=(
         "ours",
+        "ours-fused",
         "ours-compiled",
         "llama",
         "llama-static",

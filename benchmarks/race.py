@@ -63,6 +63,7 @@ class Conditions:
         """The model of that name, on its device, in its type."""
         peer = build(name, SIZES[self.size])
         peer.module.to(self.device, getattr(torch, self.dtype))
+        peer.ready()
         return peer
 
     def ids(self, batch: int, length: int) -> torch.Tensor:

@@ -38,6 +38,7 @@ from .block_functions import gated, rms_norm, rotate
 from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
+from .fused_projections import FusedProjections, fused_outputs, is_plain
 from .linear_cross_entropy import linear_cross_entropy
 from .model_card import is_placeholder, model_card
 from .retention import (
@@ -194,6 +195,11 @@ class RetNetRetention(nn.Module):
         self.head_norm = None
         if config.use_head_norm:
             self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
+        self.fused_projections: FusedProjections | None = None
+
+    def fuse_projections(self) -> None:
+        """See `RetNetPreTrainedModel.fuse_projections`."""
+        self.fused_projections = FusedProjections.of(self, "q_proj", "k_proj", "v_proj", *(["g_proj"] if self.gated else []))
 
     def forward(
         self,
@@ -211,9 +217,12 @@ class RetNetRetention(nn.Module):
                 return projected.view(batch, -1, 1, size)
             return projected.view(batch, length, -1, size).transpose(1, 2)
 
-        query = heads(self.q_proj(hidden_states), self.head_dim)
-        key = heads(self.k_proj(hidden_states), self.head_dim)
-        value = heads(self.v_proj(hidden_states), self.value_head_dim)
+        fused = fused_outputs(self, hidden_states)
+        if fused is None:
+            query, key, value = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+        else:
+            query, key, value, *gate = fused
+        query, key, value = heads(query, self.head_dim), heads(key, self.head_dim), heads(value, self.value_head_dim)
         if self.feature_map is not None:
             query, key = self.feature_map(query), self.feature_map(key)
         if query.shape[1] != plan.log_decay.shape[0]:  # tensor parallel: this rank's heads, and their decays
@@ -232,7 +241,8 @@ class RetNetRetention(nn.Module):
             output = self.head_norm(output)
         output = output.transpose(1, 2).reshape(batch, length, -1).to(hidden_states.dtype)
         if self.gated:
-            output = gated(output, self.g_proj(hidden_states), self.gate_fn)
+            gate = self.g_proj(hidden_states) if fused is None else gate[0]
+            output = gated(output, gate, self.gate_fn)
         return self.o_proj(output), maps
 
     def _retain(
@@ -296,10 +306,20 @@ class RetNetMLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
         self.gated = config.use_gated_mlp
         self.dropout = nn.Dropout(config.activation_dropout)
+        self.fused_projections: FusedProjections | None = None
+
+    def fuse_projections(self) -> None:
+        """See `RetNetPreTrainedModel.fuse_projections`."""
+        self.fused_projections = FusedProjections.of(self, "up_proj", *(["gate_proj"] if self.gated else []))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        inner = self.up_proj(hidden_states)
-        inner = gated(inner, self.gate_proj(hidden_states), self.act_fn) if self.gated else self.act_fn(inner)
+        fused = fused_outputs(self, hidden_states)
+        inner = self.up_proj(hidden_states) if fused is None else fused[0]
+        if self.gated:
+            gate = self.gate_proj(hidden_states) if fused is None else fused[1]
+            inner = gated(inner, gate, self.act_fn)
+        else:
+            inner = self.act_fn(inner)
         return self.down_proj(self.dropout(inner) if self.training else inner)
 
 
@@ -363,6 +383,27 @@ class RetNetPreTrainedModel(PreTrainedModel):
             depth = (8 * self.config.num_hidden_layers) ** 0.25
             shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0
             init.xavier_uniform_(module.weight, gain=module.xavier_gain / shrink)
+
+    def fuse_projections(self) -> None:
+        """Lays the weights out in memory so that a CPU decodes small batches faster, eagerly and compiled.
+
+        Projections of one input then take one product, and wide weights are read at nearly the full bandwidth. Names, shapes
+        and values of all parameters stay, and saving and training work as before; once weights move (to another device or
+        type, into an adapter), what moved is computed one by one again. Call it once, after loading. Layers that are not
+        plain (quantised, adapted, sharded) are left as they are, as is a head that shares its weight with the embedding.
+        """
+        for module in self.modules():
+            if isinstance(module, RetNetRetention | RetNetMLP):
+                module.fuse_projections()
+        head = getattr(self, "lm_head", None)
+        if head is not None and head.weight is not self.get_input_embeddings().weight:
+            FusedProjections.of(self, "lm_head")
+
+    def save_pretrained(self, save_directory, is_main_process: bool = True, state_dict: dict | None = None, **kwargs):
+        """Transformers' own, which takes no weights that lie side by side: those are saved from a copy."""
+        if any(getattr(module, "fused_projections", None) is not None for module in self.modules()):
+            state_dict = {name: tensor.contiguous() for name, tensor in (state_dict or self.state_dict()).items()}
+        return super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
 
     @staticmethod
     def _load_pretrained_model(model: "RetNetPreTrainedModel", state_dict, checkpoint_files, load_config, *args, **kwargs):
@@ -557,9 +598,7 @@ def head_and_loss(
     not in a compiled program, which has plans of its own.
     """
     head, loss_function = model.lm_head, model.loss_function
-    plain = type(head) is nn.Linear and type(head.weight) is nn.Parameter and "forward" not in vars(head)
-    hooked = any((head._forward_hooks, head._forward_pre_hooks, head._backward_hooks, head._backward_pre_hooks))
-    together = labels is not None and plain and not hooked and loss_function is loss_of_transformers
+    together = labels is not None and is_plain(head) and loss_function is loss_of_transformers
     if not together or hidden_states.shape[:2] != labels.shape or torch.compiler.is_compiling():
         logits = head(hidden_states)
         loss = None

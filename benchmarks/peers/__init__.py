@@ -39,7 +39,8 @@ _YET_ANOTHER = {"needs": "yet_another_retnet", "install": "pip install yet-anoth
 
 CONTENDERS = {
     "ours": Contender("retnet_hf", "ours", "Ours"),
-    "ours-compiled": Contender("retnet_hf, compiled", "ours", "Ours", {"compiled": True}),
+    "ours-fused": Contender("retnet_hf, fused projections", "ours", "Ours", {"fused": True}),
+    "ours-compiled": Contender("retnet_hf, fused and compiled", "ours", "Ours", {"fused": True, "compiled": True}),
     "llama": Contender("Llama", "llama", "Llama"),
     "llama-static": Contender("Llama, static cache", "llama", "Llama", {"static": True}),
     "llama-compiled": Contender("Llama, compiled", "llama", "Llama", {"static": True, "compiled": True}),

@@ -10,7 +10,7 @@ from .peer import Size, TransformersPeer
 
 
 class Ours(TransformersPeer):
-    def __init__(self, size: Size, compiled: bool = False) -> None:
+    def __init__(self, size: Size, fused: bool = False, compiled: bool = False) -> None:
         config = RetNetConfig(
             vocab_size=size.vocabulary,
             hidden_size=size.hidden_size,
@@ -19,6 +19,11 @@ class Ours(TransformersPeer):
             intermediate_size=size.feed_forward(matrices=3, others=8),
         )
         super().__init__(RetNetForCausalLM(config), compiled)
+        self.fused = fused
+
+    def ready(self) -> None:
+        if self.fused:
+            self.module.fuse_projections()
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
         state = super().state_after(context, batch, room)

@@ -48,6 +48,9 @@ class Peer(ABC):
     head: nn.Linear
     state_is_written = True  # whole, at every token; else it is read and added to
 
+    def ready(self) -> None:  # noqa: B027  most peers are as they come
+        """Called once, where the model is in its place and type."""
+
     @abstractmethod
     def loss(self, ids: Tensor) -> Tensor:
         """Cross-entropy of the next tokens of `ids` (B, T)."""
