@@ -30,6 +30,7 @@ FULL: dict[str, Any] = {
     "prompt": 512,
     "new_tokens": 128,
     "turn_seconds": 0.5,
+    "rounds": 5,
 }
 QUICK: dict[str, Any] = {
     "size": "5M",
@@ -42,6 +43,7 @@ QUICK: dict[str, Any] = {
     "prompt": 128,
     "new_tokens": 32,
     "turn_seconds": 0.1,
+    "rounds": 3,
 }
 SLOW = ("mamba2", "ours-compiled", "llama-compiled", "torchscale-parallel", "yet-another-parallel")  # --quick leaves out
 
@@ -60,7 +62,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--prompt", type=int, help="tokens that generate reads")
     add("--new-tokens", type=int, help="tokens that generate writes")
     add("--optimizer", action="store_true", help="a training step ends with one of AdamW")
-    add("--rounds", type=int, default=5, help="turns that everyone takes, after two that are not counted")
+    add("--rounds", type=int, help="turns that everyone takes, after two that are not counted")
     add("--seconds", type=float, dest="turn_seconds", help="of a turn, at the least one step")
     add("--threads", type=int, default=torch.get_num_threads())
     add("--device", default="cpu")
