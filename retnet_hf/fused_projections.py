@@ -21,16 +21,16 @@ def is_plain(module: nn.Module) -> bool:
 
 
 class FusedProjections:
-    """Linear layers of `owner`, one or several, whose weights lie side by side in memory.
+    """Linear layers of one input, one or several, whose weights lie side by side in memory.
 
     Attributes:
-        names: of the layers. sizes: of their outputs.
+        layers: the linear layers. sizes: of their outputs.
         weight: (sum of sizes, in), all of them, with the outputs side by side in memory.
     """
 
-    def __init__(self, owner: nn.Module, names: tuple[str, ...]) -> None:
-        weights = [getattr(owner, name).weight for name in names]
-        self.names, self.sizes = names, [len(weight) for weight in weights]
+    def __init__(self, layers: list[nn.Linear]) -> None:
+        weights = [layer.weight for layer in layers]
+        self.layers, self.sizes = layers, [len(weight) for weight in weights]
         with torch.no_grad():
             memory = torch.cat([weight.T for weight in weights], dim=1).contiguous()
             for weight, part in zip(weights, memory.split(self.sizes, dim=1)):
@@ -38,40 +38,54 @@ class FusedProjections:
         self.weight = memory.T
 
     @classmethod
-    def of(cls, owner: nn.Module, *names: str) -> "FusedProjections | None":
-        """Lays out those layers; None, and nothing is done, where they are not plain or are not alike in type and place."""
-        layers = [getattr(owner, name) for name in names]
+    def of(cls, layers: list[nn.Module]) -> "FusedProjections | None":
+        """Lays those layers out; None, and nothing is done, where they are not plain or are not alike in type and place."""
         if not all(map(is_plain, layers)) or len({(layer.weight.dtype, layer.weight.device) for layer in layers}) > 1:
             return None
-        return None if layers[0].weight.is_meta else cls(owner, names)
+        return None if layers[0].weight.is_meta else cls(layers)
 
-    def fits(self, owner: nn.Module) -> bool:
+    # A compiler cannot ask where a tensor lies. It is told when it compiles; that parameters became others, or are laid out
+    # in another way, which is what makes it compile again, it sees by itself in `computes`.
+    @torch.compiler.assume_constant_result
+    def fits(self) -> bool:
         """Whether the layers are still plain, and their weights still where they were laid."""
-        address, strides, dtype = self.weight.data_ptr(), self.weight.stride(), self.weight.dtype
-        for name, size in zip(self.names, self.sizes):
-            layer = owner._modules[name]
-            if not is_plain(layer):
+        address, dtype = self.weight.data_ptr(), self.weight.dtype
+        for layer, size in zip(self.layers, self.sizes):
+            if not is_plain(layer) or layer.weight.data_ptr() != address or layer.weight.dtype != dtype:
                 return False
-            weight = layer.weight
-            if weight.data_ptr() != address or weight.stride() != strides or weight.dtype != dtype:
-                return False
-            address += size * weight.element_size()
+            address += size * layer.weight.element_size()
         return True
+
+    def computes(self, layers: list[nn.Module]) -> bool:
+        """Whether it may stand for these layers: they are those it was made of, and nothing about them has changed."""
+        if not all(mine is yours for mine, yours in zip(self.layers, layers)) or not self.fits():
+            return False
+        return all(layer.weight.stride() == self.weight.stride() for layer in layers)
 
     def __call__(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
         """(..., in) -> (..., out) of each layer."""
         return nn.functional.linear(hidden_states, self.weight).split(self.sizes, dim=-1)
 
 
-def fused_outputs(owner: nn.Module, hidden_states: Tensor) -> tuple[Tensor, ...] | None:
-    """What `owner.fused_projections` makes of hidden_states, if there are any and they may be used.
+class ProjectsSideBySide(nn.Module):
+    """A module some of whose layers, `side_by_side`, have the same input."""
 
-    A gradient has to reach the parameters one by one, and a compiler cannot ask where they lie.
-    """
-    fused = owner.fused_projections
-    if fused is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return None
-    if not fused.fits(owner):
-        owner.fused_projections = None  # and its memory, which the parameters have left
-        return None
-    return fused(hidden_states)
+    side_by_side: tuple[str, ...]
+    fused_projections: FusedProjections | None = None
+
+    def fuse_projections(self) -> None:
+        """Lays the weights of these layers side by side, where they are plain."""
+        self.fused_projections = FusedProjections.of([getattr(self, name) for name in self.side_by_side])
+
+    def project(self, hidden_states: Tensor) -> list[Tensor]:
+        """What each of these layers makes of hidden_states; by one product where their weights lie side by side.
+
+        Not where a gradient is recorded: it has to reach the parameters one by one.
+        """
+        layers = [getattr(self, name) for name in self.side_by_side]
+        fused = self.fused_projections
+        if fused is not None and not torch.is_grad_enabled():
+            if fused.computes(layers):
+                return fused(hidden_states)
+            self.fused_projections = None  # and its memory, which parameters have left
+        return [layer(hidden_states) for layer in layers]

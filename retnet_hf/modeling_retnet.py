@@ -38,7 +38,7 @@ from .block_functions import gated, rms_norm, rotate
 from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
-from .fused_projections import FusedProjections, fused_outputs, is_plain
+from .fused_projections import FusedProjections, ProjectsSideBySide, is_plain
 from .linear_cross_entropy import linear_cross_entropy
 from .model_card import is_placeholder, model_card
 from .retention import (
@@ -170,7 +170,7 @@ class RetNetHeadRMSNorm(nn.Module):
         return rms_norm(hidden_states, self.weight, self.eps)
 
 
-class RetNetRetention(nn.Module):
+class RetNetRetention(ProjectsSideBySide):
     """Gated multi-scale retention, equation 8 of the paper."""
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
@@ -195,11 +195,7 @@ class RetNetRetention(nn.Module):
         self.head_norm = None
         if config.use_head_norm:
             self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
-        self.fused_projections: FusedProjections | None = None
-
-    def fuse_projections(self) -> None:
-        """See `RetNetPreTrainedModel.fuse_projections`."""
-        self.fused_projections = FusedProjections.of(self, "q_proj", "k_proj", "v_proj", *(["g_proj"] if self.gated else []))
+        self.side_by_side = ("q_proj", "k_proj", "v_proj", *(["g_proj"] if self.gated else []))
 
     def forward(
         self,
@@ -217,11 +213,7 @@ class RetNetRetention(nn.Module):
                 return projected.view(batch, -1, 1, size)
             return projected.view(batch, length, -1, size).transpose(1, 2)
 
-        fused = fused_outputs(self, hidden_states)
-        if fused is None:
-            query, key, value = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
-        else:
-            query, key, value, *gate = fused
+        query, key, value, *gate = self.project(hidden_states)
         query, key, value = heads(query, self.head_dim), heads(key, self.head_dim), heads(value, self.value_head_dim)
         if self.feature_map is not None:
             query, key = self.feature_map(query), self.feature_map(key)
@@ -241,8 +233,7 @@ class RetNetRetention(nn.Module):
             output = self.head_norm(output)
         output = output.transpose(1, 2).reshape(batch, length, -1).to(hidden_states.dtype)
         if self.gated:
-            gate = self.g_proj(hidden_states) if fused is None else gate[0]
-            output = gated(output, gate, self.gate_fn)
+            output = gated(output, *gate, self.gate_fn)
         return self.o_proj(output), maps
 
     def _retain(
@@ -294,7 +285,7 @@ class RetNetRetention(nn.Module):
         return output
 
 
-class RetNetMLP(nn.Module):
+class RetNetMLP(ProjectsSideBySide):
     """Feed-forward network, gated or plain."""
 
     def __init__(self, config: RetNetConfig) -> None:
@@ -306,20 +297,11 @@ class RetNetMLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
         self.gated = config.use_gated_mlp
         self.dropout = nn.Dropout(config.activation_dropout)
-        self.fused_projections: FusedProjections | None = None
-
-    def fuse_projections(self) -> None:
-        """See `RetNetPreTrainedModel.fuse_projections`."""
-        self.fused_projections = FusedProjections.of(self, "up_proj", *(["gate_proj"] if self.gated else []))
+        self.side_by_side = ("up_proj", *(["gate_proj"] if self.gated else []))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        fused = fused_outputs(self, hidden_states)
-        inner = self.up_proj(hidden_states) if fused is None else fused[0]
-        if self.gated:
-            gate = self.gate_proj(hidden_states) if fused is None else fused[1]
-            inner = gated(inner, gate, self.act_fn)
-        else:
-            inner = self.act_fn(inner)
+        inner, *gate = self.project(hidden_states)
+        inner = gated(inner, *gate, self.act_fn) if self.gated else self.act_fn(inner)
         return self.down_proj(self.dropout(inner) if self.training else inner)
 
 
@@ -393,11 +375,11 @@ class RetNetPreTrainedModel(PreTrainedModel):
         plain (quantised, adapted, sharded) are left as they are, as is a head that shares its weight with the embedding.
         """
         for module in self.modules():
-            if isinstance(module, RetNetRetention | RetNetMLP):
+            if isinstance(module, ProjectsSideBySide):
                 module.fuse_projections()
         head = getattr(self, "lm_head", None)
         if head is not None and head.weight is not self.get_input_embeddings().weight:
-            FusedProjections.of(self, "lm_head")
+            FusedProjections.of([head])
 
     def save_pretrained(self, save_directory, is_main_process: bool = True, state_dict: dict | None = None, **kwargs):
         """Transformers' own, which takes no weights that lie side by side: those are saved from a copy."""

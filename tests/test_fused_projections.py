@@ -75,7 +75,7 @@ def test_six_projections_of_a_block_take_two_products(ids):
     model = small_model()
     assert count_products(model, ids) == 2 * 8 + 1
     model.fuse_projections()
-    assert count_products(model, ids) == 2 * (8 - 6) + 1  # beside the two
+    assert count_products(model, ids) == 2 * (8 - 6) + 1  # and the two
 
 
 def test_fusing_adds_no_memory_and_twice_is_once(ids):
@@ -178,10 +178,54 @@ def test_a_head_that_is_the_embedding_stays_where_it_is():
     assert model.lm_head.weight.is_contiguous()
 
 
-def test_a_compiled_step_takes_the_new_layout(ids):
+class Products:
+    """A compiler's backend that counts the matrix products of each graph and runs it as it is."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list) -> torch.fx.GraphModule:
+        linear = torch._C._nn.linear
+        self.counts.append(sum(node.target is linear for node in graph.graph.nodes))
+        return graph
+
+
+@pytest.fixture
+def compiler():
+    torch._dynamo.reset()
+    yield Products()
+    torch._dynamo.reset()
+
+
+def test_a_compiled_model_takes_fused_products(compiler, ids):
     model = small_model()
     expected = logits(model, ids)
+    compiled = torch.compile(model, fullgraph=True, backend=compiler)
+    torch.testing.assert_close(logits(compiled, ids), expected)
     model.fuse_projections()
-    with torch.no_grad():
-        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(ids).logits, expected)
+    torch.testing.assert_close(logits(compiled, ids), expected)
+    assert compiler.counts == [2 * 8 + 1, 2 * (2 + 2) + 1]
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda model: model.to(torch.float64),
+        lambda model: model.load_state_dict(small_model(3, num_hidden_layers=1).state_dict()),
+        lambda model: model.load_state_dict(small_model(3, num_hidden_layers=1).state_dict(), assign=True),
+        lambda model: setattr(
+            model.model.layers[0].mlp.up_proj.weight, "data", 2 * model.model.layers[0].mlp.up_proj.weight.data
+        ),
+        lambda model: setattr(model.model.layers[0].mlp, "up_proj", nn.Linear(32, 48)),
+    ],
+    ids=["another type", "other weights", "other tensors", "other data", "another layer"],
+)
+def test_a_compiled_model_takes_the_weights_that_count(move, compiler, ids):
+    model = small_model(num_hidden_layers=1)
+    model.fuse_projections()
+    compiled = torch.compile(model, fullgraph=True, backend=compiler)
+    logits(compiled, ids)
+    move(model)
+    actual = logits(compiled, ids)
+    torch.testing.assert_close(actual, logits(model, ids))
+    torch.testing.assert_close(actual, logits(copy.deepcopy(model), ids))  # of which nothing lies side by side
