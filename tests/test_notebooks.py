@@ -38,21 +38,23 @@ def shown(cell: "nbformat.NotebookNode") -> set[str]:
 def test_it_runs_and_shows_what_is_committed(file, tmp_path):
     notebook = nbformat.read(file, as_version=4)
     committed = [shown(cell) for cell in code_cells(notebook)]
-    work, home = tmp_path / "work", tmp_path / "home"
+    work, temporary = tmp_path / "work", tmp_path / "temporary"
     work.mkdir()
+    temporary.mkdir()
     environment = os.environ | {
         "RETNET_HF_NOTEBOOKS": "small",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "HF_HUB_OFFLINE": "1",
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-        "IPYTHONDIR": str(home),
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+        "TMPDIR": str(temporary),
         "TOKENIZERS_PARALLELISM": "false",
     }
     resources = {"metadata": {"path": str(work)}}
     nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute(env=environment)
     assert [shown(cell) - {"stderr"} for cell in code_cells(notebook)] == committed
-    assert list(work.iterdir()) == []  # nothing is left beside it
+    assert [*work.iterdir(), *temporary.iterdir()] == []  # nothing is left behind
 
 
 @of_each
