@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.activations import SiLUActivation
 
 
 def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -101,36 +102,26 @@ class RMSNorm(torch.autograd.Function):
 
 
 def gated(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """values · activation(gate), element by element."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return values * activation(gate)
-    if isinstance(activation, nn.Module) and next(activation.parameters(), None) is not None:
-        return values * activation(gate)
-    return Gate.apply(values, gate, activation)
+    """values · activation(gate), element by element; with a gradient of its own for the usual activation, SiLU."""
+    own = isinstance(activation, (nn.SiLU, SiLUActivation)) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    return SiLUGate.apply(values, gate) if own else values * activation(gate)
 
 
-class Gate(torch.autograd.Function):
+class SiLUGate(torch.autograd.Function):
     """See `gated`. Keeps values and gate, and activates the gate again."""
 
     @staticmethod
-    def forward(values, gate, activation):
-        return values * activation(gate)
+    def forward(values, gate):
+        return values * F.silu(gate)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        values, gate, ctx.activation = inputs
-        ctx.save_for_backward(values, gate)
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, gradient):
         values, gate = ctx.saved_tensors
-        again = torch.is_grad_enabled()  # a gradient of the gradient is asked for
-        with torch.enable_grad():
-            gate = gate if again else gate.detach().requires_grad_()
-            activated = ctx.activation(gate)
-        values_gradient = gate_gradient = None
-        if ctx.needs_input_grad[0]:
-            values_gradient = gradient * (activated if again else activated.detach())
-        if ctx.needs_input_grad[1]:
-            (gate_gradient,) = torch.autograd.grad(activated, gate, gradient * values, create_graph=again)
-        return values_gradient, gate_gradient, None
+        if torch.is_grad_enabled():  # a gradient of the gradient is asked for, which the operation below has not
+            share = gate.sigmoid()
+            return gradient * gate * share, gradient * values * share * (1 + gate * (1 - share))
+        return gradient * F.silu(gate), torch.ops.aten.silu_backward(gradient * values, gate)

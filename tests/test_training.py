@@ -11,6 +11,7 @@ import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
 from small_models import VOCAB_SIZE, close, greedy, left_padded, random_ids, small_config, small_model
 from torch.utils.data import Dataset
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoModelForCausalLM,
     DataCollatorForLanguageModeling,
@@ -392,3 +393,13 @@ def test_adapters_of_transformers(model, tmp_path):
         assert not torch.allclose(adapted(ids).logits, model(ids).logits, atol=1e-3)
         adapted.disable_adapters()
         close(adapted(ids).logits, model(ids).logits, 1e-6)
+
+
+def test_operations_of_a_training_step_can_be_counted():
+    model = small_model()
+    ids = random_ids(1, 21)
+    with FlopCounterMode(display=False) as forward, torch.no_grad():
+        model(ids, retention_form="parallel")
+    with FlopCounterMode(display=False) as step:
+        model(ids, labels=ids, retention_form="parallel").loss.backward()
+    assert 2.5 < step.get_total_flops() / forward.get_total_flops() < 3.1  # a backward pass is two forward ones
