@@ -103,7 +103,7 @@ class RMSNorm(torch.autograd.Function):
 
 def gated(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
     """values · activation(gate), element by element; with a gradient of its own for the usual activation, SiLU."""
-    own = isinstance(activation, (nn.SiLU, SiLUActivation)) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    own = type(activation) in (nn.SiLU, SiLUActivation) and torch.is_grad_enabled() and not torch.compiler.is_compiling()
     return SiLUGate.apply(values, gate) if own else values * activation(gate)
 
 
@@ -124,4 +124,5 @@ class SiLUGate(torch.autograd.Function):
         if torch.is_grad_enabled():  # a gradient of the gradient is asked for, which the operation below has not
             share = gate.sigmoid()
             return gradient * gate * share, gradient * values * share * (1 + gate * (1 - share))
-        return gradient * F.silu(gate), torch.ops.aten.silu_backward(gradient * values, gate)
+        values_gradient = gradient * F.silu(gate) if ctx.needs_input_grad[0] else None
+        return values_gradient, torch.ops.aten.silu_backward(gradient * values, gate) if ctx.needs_input_grad[1] else None

@@ -1,11 +1,15 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Projections of one input, computed by one product, without a change to their parameters.
+"""Projections of one input, computed by one product: weights laid out in memory for decoding.
 
 The time of a decode step is that of reading the weights. A CPU reads a weight (out, in) of a few hundred columns at half its
 bandwidth, row after short row; with the outputs of several projections in one row, (in, out + out + ...), it reads them at
 nearly all of it, and one call takes the place of several. Every parameter stays what it was in name, shape and value: it
 becomes a view of that memory.
+
+That is for inference alone. Not all of PyTorch asks how a parameter lies in memory: its fused optimizers do not, nor do
+those who save tensors by their storage. So the weights are put back, each in memory of its own, before either can see them:
+in training mode, by the first forward pass that records a gradient, and by `state_dict`.
 """
 
 import torch
@@ -25,17 +29,17 @@ class FusedProjections:
 
     Attributes:
         layers: the linear layers. sizes: of their outputs.
-        weight: (sum of sizes, in), all of them, with the outputs side by side in memory.
+        weight: (sum of sizes, in), all of them, with the outputs side by side in memory; None for a single layer.
     """
 
     def __init__(self, layers: list[nn.Linear]) -> None:
         weights = [layer.weight for layer in layers]
         self.layers, self.sizes = layers, [len(weight) for weight in weights]
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             memory = torch.cat([weight.T for weight in weights], dim=1).contiguous()
             for weight, part in zip(weights, memory.split(self.sizes, dim=1)):
                 weight.data = part.T
-        self.weight = memory.T
+        self.weight = memory.T if len(layers) > 1 else None
 
     @classmethod
     def of(cls, layers: list[nn.Module]) -> "FusedProjections | None":
@@ -44,48 +48,78 @@ class FusedProjections:
             return None
         return None if layers[0].weight.is_meta else cls(layers)
 
+    def undo(self) -> None:
+        """Gives each weight, wherever it is by now, memory of its own."""
+        with torch.inference_mode(False), torch.no_grad():
+            for layer in self.layers:
+                if not layer.weight.is_contiguous():
+                    layer.weight.data = layer.weight.data.contiguous()
+
     # A compiler cannot ask where a tensor lies. It is told when it compiles; that parameters became others, or are laid out
-    # in another way, which is what makes it compile again, it sees by itself in `computes`.
+    # in another way, as moved ones are, it sees by itself in `computes`, and compiles again.
     @torch.compiler.assume_constant_result
-    def fits(self) -> bool:
-        """Whether the layers are still plain, and their weights still where they were laid."""
-        address, dtype = self.weight.data_ptr(), self.weight.dtype
+    def in_place(self) -> bool:
+        """Whether the weights are still where they were laid."""
+        address = self.weight.data_ptr()
         for layer, size in zip(self.layers, self.sizes):
-            if not is_plain(layer) or layer.weight.data_ptr() != address or layer.weight.dtype != dtype:
+            if layer.weight.data_ptr() != address:
                 return False
-            address += size * layer.weight.element_size()
+            address += size * self.weight.element_size()
         return True
 
     def computes(self, layers: list[nn.Module]) -> bool:
         """Whether it may stand for these layers: they are those it was made of, and nothing about them has changed."""
-        if not all(mine is yours for mine, yours in zip(self.layers, layers)) or not self.fits():
-            return False
-        return all(layer.weight.stride() == self.weight.stride() for layer in layers)
+        whole = self.weight
+        return all(
+            mine is yours and yours.weight.stride() == whole.stride() and yours.weight.shape == (size, whole.shape[1])
+            for mine, yours, size in zip(self.layers, layers, self.sizes)
+        ) and (whole.dtype == layers[0].weight.dtype and self.in_place())
 
     def __call__(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
         """(..., in) -> (..., out) of each layer."""
         return nn.functional.linear(hidden_states, self.weight).split(self.sizes, dim=-1)
 
 
-class ProjectsSideBySide(nn.Module):
-    """A module some of whose layers, `side_by_side`, have the same input."""
+class FusesProjections(nn.Module):
+    """A module some of whose layers have the same input: those that `projections` names.
 
-    side_by_side: tuple[str, ...]
+    A single layer is laid out too, since a wide one is read faster so, and computes as ever.
+    """
+
+    projections: tuple[str, ...]
     fused_projections: FusedProjections | None = None
 
-    def fuse_projections(self) -> None:
+    def lay_out(self) -> None:
         """Lays the weights of these layers side by side, where they are plain."""
-        self.fused_projections = FusedProjections.of([getattr(self, name) for name in self.side_by_side])
+        self.put_back()
+        self.fused_projections = FusedProjections.of([getattr(self, name) for name in self.projections])
 
-    def project(self, hidden_states: Tensor) -> list[Tensor]:
-        """What each of these layers makes of hidden_states; by one product where their weights lie side by side.
+    def put_back(self) -> None:
+        """Undoes it."""
+        if self.fused_projections is not None:
+            self.fused_projections.undo()
+            self.fused_projections = None
 
-        Not where a gradient is recorded: it has to reach the parameters one by one.
-        """
-        layers = [getattr(self, name) for name in self.side_by_side]
-        fused = self.fused_projections
-        if fused is not None and not torch.is_grad_enabled():
-            if fused.computes(layers):
-                return fused(hidden_states)
-            self.fused_projections = None  # and its memory, which parameters have left
+    def project(self, hidden_states: Tensor) -> list[Tensor] | tuple[Tensor, ...]:
+        """What each of these layers makes of hidden_states."""
+        layers = [getattr(self, name) for name in self.projections]
+        if self.fused_projections is not None:
+            fused, compiling = self.fused_projections, torch.compiler.is_compiling()
+            if torch.is_grad_enabled():  # which has to reach the weights one by one
+                if not compiling:
+                    self.put_back()
+            elif len(layers) > 1 and all(map(is_plain, layers)) and not torch.is_autocast_enabled(hidden_states.device.type):
+                if fused.computes(layers):
+                    return fused(hidden_states)
+                if not compiling:
+                    self.put_back()
         return [layer(hidden_states) for layer in layers]
+
+    def train(self, mode: bool = True) -> "FusesProjections":
+        if mode:
+            self.put_back()
+        return super().train(mode)
+
+    def state_dict(self, *args, **kwargs) -> dict:
+        self.put_back()
+        return super().state_dict(*args, **kwargs)

@@ -38,7 +38,7 @@ from .block_functions import gated, rms_norm, rotate
 from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
-from .fused_projections import FusedProjections, ProjectsSideBySide, is_plain
+from .fused_projections import FusesProjections, is_plain
 from .linear_cross_entropy import linear_cross_entropy
 from .model_card import is_placeholder, model_card
 from .retention import (
@@ -170,7 +170,7 @@ class RetNetHeadRMSNorm(nn.Module):
         return rms_norm(hidden_states, self.weight, self.eps)
 
 
-class RetNetRetention(ProjectsSideBySide):
+class RetNetRetention(FusesProjections):
     """Gated multi-scale retention, equation 8 of the paper."""
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
@@ -195,7 +195,7 @@ class RetNetRetention(ProjectsSideBySide):
         self.head_norm = None
         if config.use_head_norm:
             self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
-        self.side_by_side = ("q_proj", "k_proj", "v_proj", *(["g_proj"] if self.gated else []))
+        self.projections = ("q_proj", "k_proj", "v_proj", *(["g_proj"] if self.gated else []))
 
     def forward(
         self,
@@ -285,7 +285,7 @@ class RetNetRetention(ProjectsSideBySide):
         return output
 
 
-class RetNetMLP(ProjectsSideBySide):
+class RetNetMLP(FusesProjections):
     """Feed-forward network, gated or plain."""
 
     def __init__(self, config: RetNetConfig) -> None:
@@ -297,7 +297,7 @@ class RetNetMLP(ProjectsSideBySide):
         self.act_fn = ACT2FN[config.hidden_act]
         self.gated = config.use_gated_mlp
         self.dropout = nn.Dropout(config.activation_dropout)
-        self.side_by_side = ("up_proj", *(["gate_proj"] if self.gated else []))
+        self.projections = ("up_proj", *(["gate_proj"] if self.gated else []))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         inner, *gate = self.project(hidden_states)
@@ -367,25 +367,24 @@ class RetNetPreTrainedModel(PreTrainedModel):
             init.xavier_uniform_(module.weight, gain=module.xavier_gain / shrink)
 
     def fuse_projections(self) -> None:
-        """Lays the weights out in memory so that a CPU decodes small batches faster, eagerly and compiled.
+        """Lays the weights out in memory so that a CPU decodes one sequence faster, eagerly and compiled.
 
         Projections of one input then take one product, and wide weights are read at nearly the full bandwidth. Names, shapes
-        and values of all parameters stay, and saving and training work as before; once weights move (to another device or
-        type, into an adapter), what moved is computed one by one again. Call it once, after loading. Layers that are not
-        plain (quantised, adapted, sharded) are left as they are, as is a head that shares its weight with the embedding.
+        and values of all parameters stay. It is for inference: training mode, a forward pass that records a gradient, and
+        saving put the weights back, and so does `unfuse_projections`. Layers that are not plain (quantised, adapted,
+        sharded) are left as they are, as is a head that shares its weight with the embedding.
         """
+        head = self.get_output_embeddings()
+        tied = head is not None and getattr(head, "weight", None) is self.get_input_embeddings().weight
         for module in self.modules():
-            if isinstance(module, ProjectsSideBySide):
-                module.fuse_projections()
-        head = getattr(self, "lm_head", None)
-        if head is not None and head.weight is not self.get_input_embeddings().weight:
-            FusedProjections.of([head])
+            if isinstance(module, FusesProjections) and not (module is self and tied):
+                module.lay_out()
 
-    def save_pretrained(self, save_directory, is_main_process: bool = True, state_dict: dict | None = None, **kwargs):
-        """Transformers' own, which takes no weights that lie side by side: those are saved from a copy."""
-        if any(getattr(module, "fused_projections", None) is not None for module in self.modules()):
-            state_dict = {name: tensor.contiguous() for name, tensor in (state_dict or self.state_dict()).items()}
-        return super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
+    def unfuse_projections(self) -> None:
+        """Gives each weight memory of its own again."""
+        for module in self.modules():
+            if isinstance(module, FusesProjections):
+                module.put_back()
 
     @staticmethod
     def _load_pretrained_model(model: "RetNetPreTrainedModel", state_dict, checkpoint_files, load_config, *args, **kwargs):
@@ -580,9 +579,11 @@ def head_and_loss(
     not in a compiled program, which has plans of its own.
     """
     head, loss_function = model.lm_head, model.loss_function
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        model.put_back()  # as in `FusesProjections.project`, which not every way below goes through
     together = labels is not None and is_plain(head) and loss_function is loss_of_transformers
     if not together or hidden_states.shape[:2] != labels.shape or torch.compiler.is_compiling():
-        logits = head(hidden_states)
+        [logits] = model.project(hidden_states)
         loss = None
         if labels is not None:
             loss = loss_function(logits=logits, labels=labels, vocab_size=model.config.vocab_size, **kwargs)
@@ -600,9 +601,10 @@ def head_and_loss(
     return loss, None if logits is None else logits.unflatten(0, hidden_states.shape[:2])
 
 
-class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
+class RetNetForCausalLM(FusesProjections, RetNetPreTrainedModel, GenerationMixin):
     """RetNet with a language modelling head: trained in parallel or chunkwise form, decoded recurrently."""
 
+    projections = ("lm_head",)
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
@@ -732,9 +734,10 @@ class RetNetForCausalLM(RetNetPreTrainedModel, GenerationMixin):
         return None if bool(attention_mask.all()) else attention_mask
 
 
-class RetNetForMaskedLM(RetNetPreTrainedModel):
+class RetNetForMaskedLM(FusesProjections, RetNetPreTrainedModel):
     """The encoder with a head that fills in masked tokens: `config.bidirectional` must be True."""
 
+    projections = ("lm_head",)
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: RetNetConfig) -> None:

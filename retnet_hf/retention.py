@@ -55,7 +55,7 @@ class DecayTables(NamedTuple):
 
 
 class StepDecay(NamedTuple):
-    """What a step of one token, T = 1, does to the state, computed once and shared by all layers of a model."""
+    """What a step of one token, T = 1, does to the state; the same in all layers of a model."""
 
     state: Tensor  # (B|1, H, 1, 1)  what is left of the state: γ; 1 for an absent token; 0 where a document starts
     key: Tensor | None  # (B, 1, 1, 1)  0 for an absent token; None if there are none

@@ -6,7 +6,9 @@ import copy
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from accelerate import Accelerator
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -62,13 +64,14 @@ def test_names_shapes_values_and_results_stay(options, ids):
     expected, before = logits(model, ids), {name: weight.clone() for name, weight in model.state_dict().items()}
     generated = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
     model.fuse_projections()
-    assert all(fused_layers(model))
-    after = model.state_dict()
-    assert list(after) == list(before)
-    assert all(torch.equal(after[name], weight) and after[name].shape == weight.shape for name, weight in before.items())
-    assert all(isinstance(parameter, nn.Parameter) and parameter.requires_grad for parameter in model.parameters())
+    tied = bool(options.get("tie_word_embeddings"))
+    assert fused_layers(model) == [not tied, True, True, True, True]  # the head, and two in each of the blocks
     torch.testing.assert_close(logits(model, ids), expected)
     assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0), generated)
+    after = dict(model.named_parameters())
+    assert list(after) == [name for name in before if name in after]
+    assert all(torch.equal(weight, before[name]) and weight.requires_grad for name, weight in after.items())
+    assert [name for name, weight in after.items() if not weight.is_contiguous()]
 
 
 def test_six_projections_of_a_block_take_two_products(ids):
@@ -91,46 +94,118 @@ def test_fusing_adds_no_memory_and_twice_is_once(ids):
     assert memory.nbytes() == 4 * 32 * (32 + 32 + 64 + 64)
 
 
-def test_gradients_are_those_of_the_model_as_it_was(ids):
+def test_a_forward_that_records_a_gradient_puts_the_weights_back(ids):
     model, plain = small_model(), small_model()
     model.fuse_projections()
     for each in (model, plain):
         each(ids, labels=ids).loss.backward()
+    assert all(weight.is_contiguous() for weight in model.parameters())
+    assert not any(fused_layers(model))
+    for (name, weight), other in zip(model.named_parameters(), plain.named_parameters()):
+        torch.testing.assert_close(weight.grad, other[1].grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+def test_training_goes_as_if_nothing_had_been_laid_out(fused, training, ids):
+    """PyTorch's fused optimizers do not ask how a parameter lies in memory."""
+    model, plain = small_model(), small_model()
+    model.fuse_projections()
+    for each in (model, plain):
+        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2, fused=fused)
+        each.train(training)
+        for _ in range(2):
+            each(ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        each.eval()
     for (name, weight), other in zip(model.named_parameters(), plain.parameters()):
-        torch.testing.assert_close(weight.grad, other.grad, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(weight, other, msg=lambda text, name=name: f"{name}: {text}")
+    model.fuse_projections()
+    torch.testing.assert_close(logits(model, ids), logits(plain, ids))
 
 
-def test_a_training_step_reaches_the_next_decode_step(ids):
+SAVERS = {
+    "save_pretrained": lambda model, folder: model.save_pretrained(folder),
+    "safetensors": lambda model, folder: save_file(model.state_dict(), folder / "model.safetensors"),
+    "accelerate": lambda model, folder: Accelerator(cpu=True).save_model(model, folder),
+}
+
+
+@pytest.mark.parametrize("save", SAVERS)
+def test_it_is_saved_as_if_nothing_had_been_laid_out(save, tmp_path, ids):
     model, plain = small_model(), small_model()
     model.fuse_projections()
-    for each in (model, plain):
-        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2)
-        each(ids, labels=ids).loss.backward()
-        optimizer.step()
-    torch.testing.assert_close(logits(model, ids), logits(plain, ids), atol=1e-4, rtol=1e-4)
+    for name, each in {"fused": model, "plain": plain}.items():
+        (tmp_path / name).mkdir()
+        SAVERS[save](each, tmp_path / name)
+    fused, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("fused", "plain"))
+    assert fused.keys() == expected.keys()
+    assert all(torch.equal(fused[name], weight) for name, weight in expected.items())
+
+
+def test_an_adapter_can_come_and_be_merged_and_saved(tmp_path, ids):
+    model = small_model()
+    model.fuse_projections()
+    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).eval()
+    expected = logits(adapted, ids)
+    assert (expected - logits(small_model(), ids)).abs().max() > 1e-3
+    merged = adapted.merge_and_unload(safe_merge=True)
+    torch.testing.assert_close(logits(merged, ids), expected, atol=1e-4, rtol=1e-4)
+    merged.fuse_projections()
+    torch.testing.assert_close(logits(merged, ids), expected, atol=1e-4, rtol=1e-4)
+    merged.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(logits(loaded, ids), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_autocast_computes_as_before(ids):
+    model = small_model()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = logits(model, ids)
+        model.fuse_projections()
+        assert torch.equal(logits(model, ids), expected)
     assert all(fused_layers(model))
 
 
-def test_it_is_saved_as_if_it_were_not_fused(tmp_path, ids):
+def test_what_inference_mode_laid_out_can_be_trained(ids):
     model = small_model()
-    model.save_pretrained(tmp_path / "plain")
+    with torch.inference_mode():
+        model.fuse_projections()
+        model(ids)
+    model(ids, labels=ids).loss.backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+
+
+def test_a_pickled_model_computes_the_same(tmp_path, ids):
+    model = small_model()
+    expected = logits(model, ids)
     model.fuse_projections()
-    model.save_pretrained(tmp_path / "fused")
-    plain, fused = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "fused"))
-    assert plain.keys() == fused.keys()
-    assert all(torch.equal(plain[name], fused[name]) for name in plain)
-    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "fused"), ids), logits(model, ids))
+    torch.save(model, tmp_path / "model.pt")
+    torch.testing.assert_close(logits(torch.load(tmp_path / "model.pt", weights_only=False), ids), expected)
+
+
+def test_unfusing_puts_every_weight_back(ids):
+    model = small_model()
+    expected = logits(model, ids)
+    model.fuse_projections()
+    assert not model.lm_head.weight.is_contiguous()
+    model.unfuse_projections()
+    assert all(weight.is_contiguous() for weight in model.parameters())
+    assert len({weight.untyped_storage().data_ptr() for weight in model.parameters()}) == len(list(model.parameters()))
+    assert torch.equal(logits(model, ids), expected)
 
 
 @pytest.mark.parametrize(
     "move",
     [
         lambda model: model.to(torch.float64),
+        lambda model: model.double().float(),
         lambda model: copy.deepcopy(model),
         lambda model: model.load_state_dict(small_model(3).state_dict()) and model,
         lambda model: model.load_state_dict(small_model(3).state_dict(), assign=True) and model,
     ],
-    ids=["another type", "deepcopy", "other weights", "other tensors"],
+    ids=["another type", "another type and back", "deepcopy", "other weights", "other tensors"],
 )
 def test_weights_that_moved_or_changed_are_the_ones_that_count(move, ids):
     model = small_model()
@@ -146,7 +221,8 @@ def test_weights_that_left_give_their_memory_back(ids):
     model.fuse_projections()
     model.to(torch.float64)
     logits(model, ids)
-    assert not any(fused_layers(model))
+    held = [module.fused_projections for module in model.modules() if hasattr(module, "fused_projections")]
+    assert all(fused is None or fused.weight is None for fused in held)
 
 
 def test_hooks_see_what_they_would_have_seen(ids):
@@ -156,6 +232,7 @@ def test_hooks_see_what_they_would_have_seen(ids):
     model.model.layers[0].retention.k_proj.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
     torch.testing.assert_close(logits(model, ids), expected)
     assert seen == [(2, 7, 32)]
+    assert all(fused_layers(model))  # without the hook it goes on as before
 
 
 def test_a_layer_put_in_the_place_of_another_is_used(ids):
@@ -168,7 +245,7 @@ def test_a_layer_put_in_the_place_of_another_is_used(ids):
         each.model.layers[1].retention.q_proj = other
     torch.testing.assert_close(logits(model, ids), logits(plain, ids))
     model.fuse_projections()
-    assert fused_layers(model) == [True, True, False, True]
+    assert fused_layers(model) == [True, True, True, False, True]  # the head, and two in each of the blocks
 
 
 def test_a_head_that_is_the_embedding_stays_where_it_is():
@@ -207,25 +284,32 @@ def test_a_compiled_model_takes_fused_products(compiler, ids):
     assert compiler.counts == [2 * 8 + 1, 2 * (2 + 2) + 1]
 
 
+def double_a_weight(model: RetNetForCausalLM) -> None:
+    for projection in (model.model.layers[0].mlp.up_proj, model.model.layers[0].retention.k_proj, model.lm_head):
+        projection.weight.data = 2 * projection.weight.data
+
+
+@pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize(
     "move",
     [
-        lambda model: model.to(torch.float64),
-        lambda model: model.load_state_dict(small_model(3, num_hidden_layers=1).state_dict()),
-        lambda model: model.load_state_dict(small_model(3, num_hidden_layers=1).state_dict(), assign=True),
-        lambda model: setattr(
-            model.model.layers[0].mlp.up_proj.weight, "data", 2 * model.model.layers[0].mlp.up_proj.weight.data
-        ),
-        lambda model: setattr(model.model.layers[0].mlp, "up_proj", nn.Linear(32, 48)),
+        lambda model, other: model.to(torch.float64),
+        lambda model, other: model.load_state_dict(other.state_dict()),
+        lambda model, other: model.load_state_dict(other.state_dict(), assign=True),
+        lambda model, other: double_a_weight(model),
+        lambda model, other: setattr(model.model.layers[0].mlp, "up_proj", nn.Linear(32, 48)),
     ],
     ids=["another type", "other weights", "other tensors", "other data", "another layer"],
 )
-def test_a_compiled_model_takes_the_weights_that_count(move, compiler, ids):
-    model = small_model(num_hidden_layers=1)
+def test_a_compiled_model_takes_the_weights_that_count(move, gated, compiler, ids):
+    model, other = (small_model(seed, num_hidden_layers=1, use_gated_mlp=gated) for seed in (0, 3))
+    other.fuse_projections()
     model.fuse_projections()
     compiled = torch.compile(model, fullgraph=True, backend=compiler)
-    logits(compiled, ids)
-    move(model)
+    before = logits(compiled, ids)
+    move(model, other)
+    plain = copy.deepcopy(model)
+    plain.unfuse_projections()
     actual = logits(compiled, ids)
-    torch.testing.assert_close(actual, logits(model, ids))
-    torch.testing.assert_close(actual, logits(copy.deepcopy(model), ids))  # of which nothing lies side by side
+    torch.testing.assert_close(actual, logits(plain, ids))
+    assert actual.dtype != before.dtype or (actual - before).abs().max() > 1e-3
