@@ -63,7 +63,7 @@ RACE = Race(
     models=(
         "ours",
         "ours-fused",
-        "ours-compiled",
+        "ours-fused-compiled",
         "llama",
         "llama-static",
         "llama-compiled",

@@ -11,11 +11,11 @@ from .peers import CONTENDERS, REFERENCE
 from .race import Result
 
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; a solid line is ours.
+# Okabe and Ito's colours, which the colour-blind can tell apart, and two greys and a brown; a solid line is ours.
 STYLES = {
     "ours": ("#D55E00", "o", "-"),
     "ours-fused": ("#E69F00", "p", "-"),
-    "ours-compiled": ("#8C510A", "s", "-"),
+    "ours-fused-compiled": ("#8C510A", "s", "-"),
     "llama": ("#0072B2", "^", "--"),
     "llama-static": ("#56B4E9", "v", "--"),
     "llama-compiled": ("#000000", "D", "--"),

@@ -236,6 +236,21 @@ def test_everyone_finishes(name):
     assert times.bandwidth > 0
 
 
+@pytest.mark.parametrize("race_name", ["decoding", "generation"])
+def test_fused_projections_race_fused(race_name):
+    peers = {name: CONDITIONS.peer(name) for name in ("ours", "ours-fused")}
+    for name, peer in peers.items():
+        turn = RACES[race_name].prepare(peer, Entrant(name, 20, 2), CONDITIONS).turn
+        turn.ready()
+        turn.step()
+    fused = {
+        name: [m.fused_projections is not None for m in peer.module.modules() if hasattr(m, "fused_projections")]
+        for name, peer in peers.items()
+    }
+    assert not any(fused["ours"])
+    assert all(fused["ours-fused"])
+
+
 def test_a_step_of_training_can_include_the_optimizer_and_recompute_layers():
     conditions = Conditions(size="toy", optimizer=True)
     peer = conditions.peer("ours")

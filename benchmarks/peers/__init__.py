@@ -40,7 +40,7 @@ _YET_ANOTHER = {"needs": "yet_another_retnet", "install": "pip install yet-anoth
 CONTENDERS = {
     "ours": Contender("retnet_hf", "ours", "Ours"),
     "ours-fused": Contender("retnet_hf, fused projections", "ours", "Ours", {"fused": True}),
-    "ours-compiled": Contender("retnet_hf, fused and compiled", "ours", "Ours", {"fused": True, "compiled": True}),
+    "ours-fused-compiled": Contender("retnet_hf, fused and compiled", "ours", "Ours", {"fused": True, "compiled": True}),
     "llama": Contender("Llama", "llama", "Llama"),
     "llama-static": Contender("Llama, static cache", "llama", "Llama", {"static": True}),
     "llama-compiled": Contender("Llama, compiled", "llama", "Llama", {"static": True, "compiled": True}),
