@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The headline figures of the RetNet paper (arXiv 2307.08621, figure 6), and what training costs."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -86,6 +87,7 @@ def _draw(axes: Any, panel: Panel, models: list[str]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     ticks = sorted({getattr(result, panel.across) for result in panel.results})
+    failures = []
     for number, model in enumerate(models):
         own = sorted((r for r in panel.results if r.model == model), key=lambda r: getattr(r, panel.across))
         points = [(getattr(r, panel.across), panel.figure(r)) for r in own if not r.failure]
@@ -97,8 +99,7 @@ def _draw(axes: Any, panel: Panel, models: list[str]) -> None:
         axes.plot(*zip(*points), color=color, marker=marker, linestyle=line, label=CONTENDERS[model].label, zorder=order)
         failed = next((r for r in own if r.failure and getattr(r, panel.across) > points[-1][0]), None)
         if failed is not None:
-            where = f"{getattr(failed, panel.across):,}: {failed.failure}"
-            axes.annotate(where, points[-1], (6, -2), textcoords="offset points", fontsize=7, color=color, va="top")
+            failures.append((points[-1], f"{getattr(failed, panel.across):,}: {failed.failure}", color))
     axes.set(xscale="log", yscale="log", xlabel=panel.xlabel, ylabel=panel.ylabel)
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -107,6 +108,12 @@ def _draw(axes: Any, panel: Panel, models: list[str]) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
+
+    free = math.inf  # in points: below it no label has been written yet
+    for point, text, color in sorted(failures, key=lambda failure: -failure[0][1]):
+        height = axes.transData.transform(point)[1] * 72 / axes.figure.dpi
+        free = min(height - 2, free - 9)
+        axes.annotate(text, point, (6, free - height), textcoords="offset points", fontsize=7, color=color, va="top")
 
 
 def draw(results: list[Result], machine: str, folder: Path) -> None:
