@@ -45,13 +45,8 @@ QUICK: dict[str, Any] = {
     "turn_seconds": 0.1,
     "rounds": 3,
 }
-SLOW = (
-    "mamba2",
-    "ours-fused-compiled",
-    "llama-compiled",
-    "torchscale-parallel",
-    "yet-another-parallel",
-)  # --quick leaves out
+# What --quick leaves out.
+SLOW = ("mamba2", "ours-fused-compiled", "llama-compiled", "torchscale-parallel", "yet-another-parallel")
 
 
 def parser(description: str) -> argparse.ArgumentParser:
