@@ -100,19 +100,21 @@ class FusesProjections(nn.Module):
             self.fused_projections.undo()
             self.fused_projections = None
 
+    def put_back_for_gradient(self) -> None:
+        """Undoes it where a gradient is recorded, which has to reach the weights one by one; not in a compiled program."""
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self.put_back()
+
     def project(self, hidden_states: Tensor) -> list[Tensor] | tuple[Tensor, ...]:
         """What each of these layers makes of hidden_states."""
-        layers = [getattr(self, name) for name in self.projections]
-        if self.fused_projections is not None:
-            fused, compiling = self.fused_projections, torch.compiler.is_compiling()
-            if torch.is_grad_enabled():  # which has to reach the weights one by one
-                if not compiling:
-                    self.put_back()
-            elif len(layers) > 1 and all(map(is_plain, layers)) and not torch.is_autocast_enabled(hidden_states.device.type):
-                if fused.computes(layers):
-                    return fused(hidden_states)
-                if not compiling:
-                    self.put_back()
+        self.put_back_for_gradient()
+        layers, fused = [getattr(self, name) for name in self.projections], self.fused_projections
+        several = fused is not None and len(layers) > 1 and not torch.is_grad_enabled()
+        if several and all(map(is_plain, layers)) and not torch.is_autocast_enabled(hidden_states.device.type):
+            if fused.computes(layers):
+                return fused(hidden_states)
+            if not torch.compiler.is_compiling():
+                self.put_back()
         return [layer(hidden_states) for layer in layers]
 
     def train(self, mode: bool = True) -> "FusesProjections":

@@ -579,8 +579,7 @@ def head_and_loss(
     not in a compiled program, which has plans of its own.
     """
     head, loss_function = model.lm_head, model.loss_function
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        model.put_back()  # as in `FusesProjections.project`, which not every way below goes through
+    model.put_back_for_gradient()  # the weight alone is used below, too
     together = labels is not None and is_plain(head) and loss_function is loss_of_transformers
     if not together or hidden_states.shape[:2] != labels.shape or torch.compiler.is_compiling():
         [logits] = model.project(hidden_states)
