@@ -7,9 +7,8 @@ Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V
 
 import math
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from huggingface_hub import ModelCard
@@ -24,7 +23,6 @@ from transformers.modeling_layers import (
     GenericForQuestionAnswering,
     GenericForSequenceClassification,
     GenericForTokenClassification,
-    GradientCheckpointingLayer,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import PreTrainedModel
@@ -43,8 +41,6 @@ from .linear_cross_entropy import linear_cross_entropy
 from .model_card import is_placeholder, model_card
 from .retention import (
     FORMS,
-    DecayTables,
-    StepDecay,
     bidirectional_retention,
     choose_form,
     decay_tables,
@@ -55,36 +51,13 @@ from .retention import (
     retention_map,
     step_decay,
 )
-from .retention_state import RetNetState, TakenIn, install_retention_layers
-from .sequence_layout import SequenceLayout, sequence_layout
+from .retention_plan import RetentionPlan
+from .retention_state import RetNetState, RetNetStateLayer, TakenIn, install_retention_layers
+from .segment_checkpointing import SegmentCheckpointingLayer
+from .sequence_layout import sequence_layout
 
 
 logger = logging.get_logger(__name__)
-
-
-class RetentionPlan(NamedTuple):
-    """What all layers of one forward call share."""
-
-    form: str  # "parallel", "recurrent" or "chunkwise"
-    log_decay: Tensor  # (H,)
-    tables: DecayTables | None  # None in the recurrent form
-    backward_tables: DecayTables | None  # of the sequence turned around, for an encoder
-    step_decay: StepDecay | None  # None in the other forms, and for more than one token
-    query_rotation: tuple[Tensor, Tensor] | None  # cosines and sines, (B|1, 1, T, K/2), times the scale of the query
-    key_rotation: tuple[Tensor, Tensor] | None  # the same without the scale; None without rotation
-    layout: SequenceLayout
-    output_maps: bool
-
-    def of_heads(self, heads: slice) -> "RetentionPlan":
-        """The plan of some of the heads."""
-        tables, backward_tables = (
-            None if tables is None else DecayTables(*(table[:, heads] for table in tables))
-            for tables in (self.tables, self.backward_tables)
-        )
-        step = None if self.step_decay is None else self.step_decay._replace(state=self.step_decay.state[:, heads])
-        return self._replace(
-            log_decay=self.log_decay[heads], tables=tables, backward_tables=backward_tables, step_decay=step
-        )
 
 
 class RetNetDecay(nn.Module):
@@ -203,9 +176,10 @@ class RetNetRetention(FusesProjections):
         plan: RetentionPlan,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
+        initial_state: Tensor | None = None,  # (B, H, K, V), in the place of past_key_values
         **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns the mixed tokens (B, T, D) and, if the plan asks for it, the retention map (B, H, T, T)."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Returns the mixed tokens (B, T, D), the retention map (B, H, T, T) if the plan asks for it, and the state."""
         batch, length, _ = hidden_states.shape
 
         def heads(projected: Tensor, size: int) -> Tensor:  # (B, T, H * size) -> (B, H, T, size)
@@ -228,13 +202,14 @@ class RetNetRetention(FusesProjections):
         maps = None
         if plan.output_maps:  # the output is made of them, so that a gradient reaches them
             maps = retention_map(query, key, plan.tables, plan.backward_tables)
-        output = self._retain(query, key, value, plan, maps, past_key_values, use_cache)  # (B, H, T, V)
+        past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        output, state = self._retain(query, key, value, plan, maps, past, use_cache, initial_state)  # (B, H, T, V)
         if self.head_norm is not None:
             output = self.head_norm(output)
         output = output.transpose(1, 2).reshape(batch, length, -1).to(hidden_states.dtype)
         if self.gated:
             output = gated(output, *gate, self.gate_fn)
-        return self.o_proj(output), maps
+        return self.o_proj(output), maps, state
 
     def _retain(
         self,
@@ -243,14 +218,15 @@ class RetNetRetention(FusesProjections):
         value: Tensor,
         plan: RetentionPlan,
         maps: Tensor | None,
-        past_key_values: Cache | None,
+        past: RetNetStateLayer | None,
         use_cache: bool | None,
-    ) -> Tensor:
-        """Retention over what the state holds and the new tokens, which the state then takes in."""
+        state: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Retention over what the state holds and the new tokens, which `past` then takes in; and the state after them."""
         layout = plan.layout
         if self.bidirectional:
             tables = (plan.tables, plan.backward_tables)
-            return bidirectional_retention(
+            output = bidirectional_retention(
                 query,
                 key,
                 value,
@@ -261,8 +237,9 @@ class RetNetRetention(FusesProjections):
                 tables=tables,
                 scores=maps,
             )
-        past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        state, _ = (None, None) if past is None else past.past
+            return output, None
+        if past is not None:
+            state, _ = past.past
         one_token = plan.step_decay is not None and key.shape[1] == query.shape[1]
         if one_token and use_cache and state is not None and past.can_be_overwritten:
             output = recurrent_step_(query, key, value, plan.step_decay, state)
@@ -282,7 +259,7 @@ class RetNetRetention(FusesProjections):
         if past is not None and use_cache:
             taken_in = TakenIn(key, value, plan.log_decay, layout.mask, layout.reset, layout.next_position)
             past.update(key, value, state=state, taken_in=taken_in)
-        return output
+        return output, state
 
 
 class RetNetMLP(FusesProjections):
@@ -305,11 +282,12 @@ class RetNetMLP(FusesProjections):
         return self.down_proj(self.dropout(inner) if self.training else inner)
 
 
-class RetNetDecoderLayer(GradientCheckpointingLayer):
+class RetNetDecoderLayer(SegmentCheckpointingLayer):
     """Retention and feed-forward, each a branch of the residual stream."""
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__()
+        self.layer_idx = layer_idx
         self.retention = RetNetRetention(config, layer_idx)
         self.mlp = RetNetMLP(config)
         self.retention_norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -326,12 +304,38 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
+        run = partial(self.run_segment, **kwargs)
+        if plan.segments is None:
+            hidden_states, _ = run(hidden_states, plan, None, past_key_values, use_cache)
+            return hidden_states
+        past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        state = None if past is None else past.past[0]
+        parts = []
+        for tokens, segment in plan.segments:
+            part, state = run(hidden_states[:, tokens], segment, state)
+            parts.append(part)
+        if past is not None and use_cache:
+            past.advance(state, plan.layout.next_position[:, -1], hidden_states.shape[1])
+        return torch.cat(parts, dim=1)
+
+    def segment_forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        plan: RetentionPlan,
+        state: Tensor | None = None,  # (B, H, K, V), in the place of past_key_values
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the layer makes of a segment, which may be all there is, and the state after it."""
         branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
-        branch, _ = self.retention(branch, plan=plan, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
+        branch, _, state = self.retention(
+            branch, plan=plan, past_key_values=past_key_values, use_cache=use_cache, initial_state=state, **kwargs
+        )
         hidden_states = self._join(hidden_states, branch, self.retention_norm)
 
         branch = self.mlp_norm(hidden_states) if self.pre_norm else hidden_states
-        return self._join(hidden_states, self.mlp(branch), self.mlp_norm)
+        return self._join(hidden_states, self.mlp(branch), self.mlp_norm), state
 
     def _join(self, stream: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
         if self.residual_multiplier != 1.0:
@@ -560,9 +564,15 @@ class RetNetModel(RetNetPreTrainedModel):
         if self.rotary is not None:
             cos, sin = key_rotation = self.rotary(layout.position, dtype)
             query_rotation = (cos * config.head_dim**-0.5, sin * config.head_dim**-0.5)
-        return RetentionPlan(
+        plan = RetentionPlan(
             form, log_decay, tables, backward_tables, step, query_rotation, key_rotation, layout, output_maps
         )
+        if form != "chunkwise" or config.bidirectional or torch.compiler.is_compiling():
+            return plan
+        keeps_all = torch.is_grad_enabled() and not (self.training and self.gradient_checkpointing)
+        if keeps_all or (first is not None and first.record_past):
+            return plan
+        return plan.in_segments(*inputs_embeds.shape[:2])
 
 
 def head_and_loss(

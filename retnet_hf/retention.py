@@ -53,6 +53,10 @@ class DecayTables(NamedTuple):
     key: Tensor  # (B|1, H, N|1, C, 1)  from token m to the state after the chunk
     state: Tensor  # (B|1, H, N|1, 1, 1)  from the state before the chunk to the state after it
 
+    def of_chunks(self, chunks: slice) -> "DecayTables":
+        """The tables of some of the chunks."""
+        return DecayTables(*(table[:, :, chunks] if table.shape[2] > 1 else table for table in self))
+
 
 class StepDecay(NamedTuple):
     """What a step of one token, T = 1, does to the state; the same in all layers of a model."""
@@ -347,9 +351,7 @@ def _blocks(query: Tensor, tables: DecayTables) -> list[_Block]:
     chunks_per_block = max(1, wanted // (batch * heads * chunk_size))
 
     def block(first: int, chunks: int, size: int) -> _Block:
-        inner, of_query, of_key, state = (
-            table[:, :, first : first + chunks] if table.shape[2] > 1 else table for table in tables
-        )
+        inner, of_query, of_key, state = tables.of_chunks(slice(first, first + chunks))
         own = DecayTables(inner[..., :size, :size], of_query[..., :size, :], of_key[..., :size, :], state)
         decays = state.expand(-1, -1, chunks, -1, -1).unbind(2)
         start = first * chunk_size

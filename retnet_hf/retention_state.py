@@ -87,17 +87,19 @@ class RetNetStateLayer(CacheLayerMixin):
         The tensors of this layer keep their addresses, so that a compiled or captured decode step finds them again, except
         where a gradient has to flow through them.
         """
-        next_position = taken_in.next_position[:, -1].expand(state.shape[0])
-        if not self.is_initialized:
-            self.lazy_initialization(state, value_states)
         if self.record_past:
             self._recorded.append(taken_in)
-
-        self._put(state, next_position, key_states.shape[2])
+        self.advance(state, taken_in.next_position[:, -1], key_states.shape[2])
         return key_states, value_states
 
-    def _put(self, state: Tensor, next_position: Tensor, tokens: int) -> None:
-        """Takes over a state that is `tokens` further on (or, below 0, back), in place where that is allowed."""
+    def advance(self, state: Tensor, next_position: Tensor, tokens: int) -> None:
+        """Takes over a state (B, H, K, V) that is `tokens` further on (or, below 0, back), and the position (B|1,) after it.
+
+        In place where that is allowed. Nothing of it is recorded.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(state, state)
+        next_position = next_position.expand(state.shape[0])
         old = self.recurrent_state
         alike = old is not None and (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
         if alike and self.can_be_overwritten:
@@ -208,7 +210,7 @@ class RetNetStateLayer(CacheLayerMixin):
 
         if tokens_to_remove < 0:
             state, position = self._replay(recorded + tokens_to_remove)
-            self._put(state, position, tokens_to_remove)
+            self.advance(state, position, tokens_to_remove)
         self._start_record()
 
     def _start_record(self) -> None:

@@ -19,6 +19,10 @@ class SequenceLayout(NamedTuple):
     position: Tensor  # (B|1, T) int64, of every token
     next_position: Tensor  # (B|1, T) int64, of the token that would follow each
 
+    def of_tokens(self, tokens: slice) -> "SequenceLayout":
+        """The layout of some of the tokens."""
+        return SequenceLayout(*(None if marks is None else marks[:, tokens] for marks in self))
+
 
 def sequence_layout(
     shape: tuple[int, int],

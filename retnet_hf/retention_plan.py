@@ -1,0 +1,73 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What all layers of one forward call share, for the whole sequence and for each segment of a long one.
+
+A layer that keeps nothing for a gradient needs of the tokens before it only their state. So it takes a long sequence in
+segments, and what it computes on the way is as large as one of them. On a CPU that is faster, too: an allocator keeps pieces
+of memory of that size, and fetches larger ones from the system, empty, each time.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .retention import DecayTables, StepDecay
+from .sequence_layout import SequenceLayout
+
+
+# Tokens times sequences of a segment.
+SEGMENT_SIZE_ON_CPU = 2**11
+SEGMENT_SIZE_ELSEWHERE = 2**15
+
+
+class RetentionPlan(NamedTuple):
+    """Shapes as in `retention.py`."""
+
+    form: str  # "parallel", "recurrent" or "chunkwise"
+    log_decay: Tensor  # (H,)
+    tables: DecayTables | None  # None in the recurrent form
+    backward_tables: DecayTables | None  # of the sequence turned around, for an encoder
+    step_decay: StepDecay | None  # None in the other forms, and for more than one token
+    query_rotation: tuple[Tensor, Tensor] | None  # cosines and sines, (B|1, 1, T, K/2), times the scale of the query
+    key_rotation: tuple[Tensor, Tensor] | None  # the same without the scale; None without rotation
+    layout: SequenceLayout
+    output_maps: bool
+    segments: "tuple[tuple[slice, RetentionPlan], ...] | None" = None  # of a sequence that is taken in segments
+
+    def of_heads(self, heads: slice) -> "RetentionPlan":
+        """The plan of some of the heads."""
+        tables, backward_tables = (
+            None if tables is None else DecayTables(*(table[:, heads] for table in tables))
+            for tables in (self.tables, self.backward_tables)
+        )
+        step = None if self.step_decay is None else self.step_decay._replace(state=self.step_decay.state[:, heads])
+        return self._replace(
+            log_decay=self.log_decay[heads], tables=tables, backward_tables=backward_tables, step_decay=step
+        )
+
+    def of_tokens(self, tokens: slice) -> "RetentionPlan":
+        """The plan of some of the tokens, in chunkwise form; the first of them must begin a chunk."""
+        chunk_size = self.tables.inner.shape[-1]
+        chunks = slice(tokens.start // chunk_size, -(-tokens.stop // chunk_size))
+        query_rotation, key_rotation = (
+            None if rotation is None else tuple(part[:, :, tokens] for part in rotation)
+            for rotation in (self.query_rotation, self.key_rotation)
+        )
+        return self._replace(
+            tables=self.tables.of_chunks(chunks),
+            query_rotation=query_rotation,
+            key_rotation=key_rotation,
+            layout=self.layout.of_tokens(tokens),
+        )
+
+    def in_segments(self, batch: int, length: int) -> "RetentionPlan":
+        """This plan of `batch` sequences of `length` tokens, in chunkwise form; in segments, if they are long."""
+        chunk_size = self.tables.inner.shape[-1]
+        size = SEGMENT_SIZE_ON_CPU if self.log_decay.device.type == "cpu" else SEGMENT_SIZE_ELSEWHERE
+        chunks = -(-length // chunk_size)
+        segments = -(-chunks // max(1, size // (batch * chunk_size)))
+        if segments == 1:
+            return self
+        step = -(-chunks // segments) * chunk_size
+        slices = [slice(start, min(start + step, length)) for start in range(0, length, step)]
+        return self._replace(segments=tuple((tokens, self.of_tokens(tokens)) for tokens in slices))
