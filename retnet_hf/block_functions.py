@@ -28,6 +28,16 @@ def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (Rotation.apply if differentiable else Rotation.forward)(vectors, cos, sin)
 
 
+def step_rotation(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """What `rotate_step` takes of angles as `rotate` takes them: (B|1, 1, 1, K/2) -> (B|1, 1, 1, K)."""
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+
+
+def rotate_step(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`rotate` for one token, (B, H, 1, K), in fewer and larger operations: what counts there is their number."""
+    return torch.addcmul(vectors * cos, vectors.roll(vectors.shape[-1] // 2, -1), sin)
+
+
 class Rotation(torch.autograd.Function):
     """See `rotate`. The gradient is rotated back, by the negative angles."""
 
@@ -66,11 +76,13 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(hidden_states, weight, eps):
-        wide = hidden_states.to(torch.promote_types(hidden_states.dtype, torch.float32))
-        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        narrow = hidden_states.dtype not in (torch.float32, torch.float64)
+        wide = hidden_states.float() if narrow else hidden_states
+        norm = torch.linalg.vector_norm(wide, 2, -1, True)
         scale = torch.addcmul(norm.new_full((), eps), norm, norm, value=1 / wide.shape[-1]).rsqrt_()
         normed = wide * scale
-        return (normed if weight is None else normed.mul_(weight)).to(hidden_states.dtype), scale
+        normed = normed if weight is None else normed.mul_(weight)
+        return normed.to(hidden_states.dtype) if narrow else normed, scale
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:

@@ -32,7 +32,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple, logging
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .block_functions import gated, rms_norm, rotate
+from .block_functions import gated, rms_norm, rotate, rotate_step, step_rotation
 from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
@@ -197,7 +197,8 @@ class RetNetRetention(FusesProjections):
         if plan.key_rotation is None:
             query = query * self.scaling
         else:
-            query, key = rotate(query, *plan.query_rotation), rotate(key, *plan.key_rotation)
+            turn = rotate if plan.step_decay is None else rotate_step
+            query, key = turn(query, *plan.query_rotation), turn(key, *plan.key_rotation)
 
         maps = None
         if plan.output_maps:  # the output is made of them, so that a gradient reaches them
@@ -562,8 +563,9 @@ class RetNetModel(RetNetPreTrainedModel):
                 backward_tables = decay_tables(log_decay, length, chunk_size, mask, reset)
         query_rotation = key_rotation = None
         if self.rotary is not None:
-            cos, sin = key_rotation = self.rotary(layout.position, dtype)
-            query_rotation = (cos * config.head_dim**-0.5, sin * config.head_dim**-0.5)
+            key_rotation = self.rotary(layout.position, dtype)
+            key_rotation = key_rotation if step is None else step_rotation(*key_rotation)
+            query_rotation = tuple(part * config.head_dim**-0.5 for part in key_rotation)
         plan = RetentionPlan(
             form, log_decay, tables, backward_tables, step, query_rotation, key_rotation, layout, output_maps
         )

@@ -216,11 +216,12 @@ def recurrent_retention(
 
 def recurrent_step_(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> Tensor:
     """One token, T = 1, updating `state` (B, H, K, V) in place. Returns the output (B, H, 1, V)."""
-    dtype = state.dtype
     with without_autocast(query.device.type):
-        key = key.to(dtype) if decay.key is None else key.to(dtype) * decay.key
-        state.mul_(decay.state).addcmul_(key.mT, value.to(dtype))
-        return query.to(dtype) @ state
+        if not query.dtype == key.dtype == value.dtype == state.dtype:
+            query, key, value = query.to(state.dtype), key.to(state.dtype), value.to(state.dtype)
+        key = key if decay.key is None else key * decay.key
+        state.mul_(decay.state).addcmul_(key.mT, value)
+        return query @ state
 
 
 def recurrent_step(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from retnet_hf.block_functions import gated, rms_norm, rotate
+from retnet_hf.block_functions import gated, rms_norm, rotate, rotate_step, step_rotation
 from tests.small_models import close
 
 
@@ -121,3 +121,13 @@ def test_types():
     assert rms_norm(vectors, normal(6, dtype=torch.bfloat16), 1e-6).dtype == torch.bfloat16
     (gradient,) = torch.autograd.grad(rotate(vectors, *angles(5, 3, torch.float32)).sum(), vectors)
     assert gradient.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_rotation_of_a_step_is_that_of_any_token(dtype):
+    vectors = torch.randn(2, 4, 1, 6, dtype=dtype)
+    cos, sin = (angle.transpose(0, 2) for angle in angles(2, 3, torch.promote_types(dtype, torch.float32)))  # (2, 1, 1, 3)
+    expected = rotate(vectors, cos, sin)
+    actual = rotate_step(vectors, *step_rotation(cos, sin))
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected)
