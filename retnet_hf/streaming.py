@@ -48,12 +48,18 @@ def segments(tokens: Tensor | Iterable, segment_length: int) -> Iterator[Tensor]
 
     Args:
         tokens: a tensor of ids, or anything that yields ids, or lists or tensors of ids; read no further than needed.
+
+    Raises:
+        ValueError: for a tensor of several texts.
+        TypeError: for a text that is not tokenized.
     """
     if isinstance(tokens, Tensor):
         if tokens.dim() != 1 and tuple(tokens.shape[:-1]) != (1,):
             raise ValueError(f"tokens must be one text, (tokens,) or (1, tokens), got {tuple(tokens.shape)}.")
         yield from (segment[None].long() for segment in tokens.flatten().split(segment_length) if len(segment))
         return
+    if isinstance(tokens, str):
+        raise TypeError("tokens must be ids, got a str: tokenize the text first.")
     held: list[int] = []
     for piece in tokens:
         piece = piece.flatten().tolist() if isinstance(piece, Tensor) else piece
@@ -82,7 +88,8 @@ def score_stream(
             went with the earlier call.
 
     Raises:
-        ValueError: for an empty stream, or segment_length < 1.
+        ValueError: for an empty stream, a tensor of several texts, or segment_length < 1.
+        TypeError: for a text that is not tokenized.
     """
     if segment_length < 1:
         raise ValueError(f"segment_length must be a positive integer, got {segment_length}.")

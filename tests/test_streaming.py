@@ -73,6 +73,8 @@ def test_empty_streams_and_segments_get_a_sentence():
         score_stream(build(), [])
     with pytest.raises(ValueError, match="segment_length must be a positive integer, got 0"):
         score_stream(build(), [1], 0)
+    with pytest.raises(TypeError, match="tokens must be ids, got a str: tokenize the text first"):
+        score_stream(build(), "In the beginning")
 
 
 def test_streams_continue_from_batch_to_batch():
