@@ -118,10 +118,9 @@ class TextRun(TrainingRun):
 
     def outcome(self) -> str:
         before, after = self.perplexities[0], self.perplexities[-1]
-        return (
-            f"perplexity on held-out text: {before:,.1f} before training, [bold green]{after:,.2f}[/bold green] after, "
-            f"{before / after:,.1f} times lower"
-        )
+        figures = f"{before:,.1f} before training, [bold green]{after:,.2f}[/bold green] after"
+        gain = f"{before / after:,.1f} times lower" if after < before else "no lower: try more steps or another --lr"
+        return f"perplexity on held-out text: {figures}, {gain}"
 
     def specimen(self) -> tuple[str, str]:
         """The beginning of the held-out text, and what the model continues it with."""

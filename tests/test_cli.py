@@ -195,6 +195,11 @@ def test_train_shows_perplexity_speed_and_a_sample_at_every_evaluation(retnet_hf
     assert all(sample.startswith(" ".join(held_out.split()[:7])) for *_, sample in rows)
 
 
+def test_a_perplexity_that_did_not_fall_is_not_called_lower(retnet_hf, workplace):
+    answer = retnet_hf(*TRAIN, "--steps", 1, "--lr", 0, "--output", "model")
+    assert re.search(r"held-out text: ([\d.]+) before training, \1\d* after, no lower: try more steps", answer.out)
+
+
 def test_the_form_is_that_of_training_alone_and_changes_nothing(retnet_hf, workplace, monkeypatch):
     Path("config.json").write_text(json.dumps(TINY | {"hidden_dropout": 0.0, "chunk_size": 16}), encoding="utf-8")
     forms, forward = [], RetNetForCausalLM.forward
