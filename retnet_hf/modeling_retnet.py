@@ -7,7 +7,7 @@ Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V
 
 import math
 from dataclasses import replace
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from transformers.modeling_layers import (
     GenericForQuestionAnswering,
     GenericForSequenceClassification,
     GenericForTokenClassification,
+    GradientCheckpointingLayer,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 from transformers.modeling_utils import PreTrainedModel
@@ -53,7 +54,6 @@ from .retention import (
 )
 from .retention_plan import RetentionPlan
 from .retention_state import RetNetState, RetNetStateLayer, TakenIn, install_retention_layers
-from .segment_checkpointing import SegmentCheckpointingLayer
 from .sequence_layout import sequence_layout
 
 
@@ -242,7 +242,7 @@ class RetNetRetention(FusesProjections):
         if past is not None:
             state, _ = past.past
         one_token = plan.step_decay is not None and key.shape[1] == query.shape[1]
-        if one_token and use_cache and state is not None and past.can_be_overwritten:
+        if one_token and use_cache and past is not None and state is not None and past.can_be_overwritten:
             output = recurrent_step_(query, key, value, plan.step_decay, state)
         else:
             output, state = retention(
@@ -283,12 +283,11 @@ class RetNetMLP(FusesProjections):
         return self.down_proj(self.dropout(inner) if self.training else inner)
 
 
-class RetNetDecoderLayer(SegmentCheckpointingLayer):
+class RetNetDecoderLayer(GradientCheckpointingLayer):
     """Retention and feed-forward, each a branch of the residual stream."""
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__()
-        self.layer_idx = layer_idx
         self.retention = RetNetRetention(config, layer_idx)
         self.mlp = RetNetMLP(config)
         self.retention_norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -305,34 +304,29 @@ class RetNetDecoderLayer(SegmentCheckpointingLayer):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
-        run = partial(self.run_segment, **kwargs)
-        if plan.segments is None:
-            hidden_states, _ = run(hidden_states, plan, None, past_key_values, use_cache)
-            return hidden_states
-        past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        if plan.segment_length is None or torch.compiler.is_compiling() or self._is_watched():
+            mixed, _ = self._mix(hidden_states, plan, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
+            return mixed
+        past = None if past_key_values is None else past_key_values.layers[self.retention.layer_idx]
         state = None if past is None else past.past[0]
-        parts = []
-        for tokens, segment in plan.segments:
-            part, state = run(hidden_states[:, tokens], segment, state)
-            parts.append(part)
+        mixed = None
+        for tokens in plan.segments():
+            part, state = self._mix(hidden_states[:, tokens], plan.of_tokens(tokens), initial_state=state, **kwargs)
+            mixed = torch.empty_like(hidden_states, dtype=part.dtype) if mixed is None else mixed
+            mixed[:, tokens] = part
         if past is not None and use_cache:
             past.advance(state, plan.layout.next_position[:, -1], hidden_states.shape[1])
-        return torch.cat(parts, dim=1)
+        return mixed
 
-    def segment_forward(
-        self,
-        hidden_states: Tensor,  # (B, T, D)
-        plan: RetentionPlan,
-        state: Tensor | None = None,  # (B, H, K, V), in the place of past_key_values
-        past_key_values: Cache | None = None,
-        use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple[Tensor, Tensor | None]:
-        """What the layer makes of a segment, which may be all there is, and the state after it."""
+    def _is_watched(self) -> bool:
+        """Whether hooks in this layer, as those that fetch offloaded weights, would be called for every segment."""
+        inside = (module for module in self.modules() if module is not self)
+        return any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in inside)
+
+    def _mix(self, hidden_states: Tensor, plan: RetentionPlan, **kwargs) -> tuple[Tensor, Tensor | None]:
+        """What the layer makes of these tokens, and the state after them."""
         branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
-        branch, _, state = self.retention(
-            branch, plan=plan, past_key_values=past_key_values, use_cache=use_cache, initial_state=state, **kwargs
-        )
+        branch, _, state = self.retention(branch, plan=plan, **kwargs)
         hidden_states = self._join(hidden_states, branch, self.retention_norm)
 
         branch = self.mlp_norm(hidden_states) if self.pre_norm else hidden_states
@@ -569,10 +563,9 @@ class RetNetModel(RetNetPreTrainedModel):
         plan = RetentionPlan(
             form, log_decay, tables, backward_tables, step, query_rotation, key_rotation, layout, output_maps
         )
-        if form != "chunkwise" or config.bidirectional or torch.compiler.is_compiling():
-            return plan
-        keeps_all = torch.is_grad_enabled() and not (self.training and self.gradient_checkpointing)
-        if keeps_all or (first is not None and first.record_past):
+        # a gradient keeps the whole, and so does a record of the past
+        whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or (first is not None and first.record_past)
+        if form != "chunkwise" or config.bidirectional or whole:
             return plan
         return plan.in_segments(*inputs_embeds.shape[:2])
 

@@ -32,7 +32,7 @@ class RetentionPlan(NamedTuple):
     key_rotation: tuple[Tensor, Tensor] | None  # the same without the scale; None without; of a step by `step_rotation`
     layout: SequenceLayout
     output_maps: bool
-    segments: "tuple[tuple[slice, RetentionPlan], ...] | None" = None  # of a sequence that is taken in segments
+    segment_length: int | None = None  # tokens of each segment but the last; None if the sequence is taken whole
 
     def of_heads(self, heads: slice) -> "RetentionPlan":
         """The plan of some of the heads."""
@@ -58,6 +58,7 @@ class RetentionPlan(NamedTuple):
             query_rotation=query_rotation,
             key_rotation=key_rotation,
             layout=self.layout.of_tokens(tokens),
+            segment_length=None,
         )
 
     def in_segments(self, batch: int, length: int) -> "RetentionPlan":
@@ -66,8 +67,9 @@ class RetentionPlan(NamedTuple):
         size = SEGMENT_SIZE_ON_CPU if self.log_decay.device.type == "cpu" else SEGMENT_SIZE_ELSEWHERE
         chunks = -(-length // chunk_size)
         segments = -(-chunks // max(1, size // (batch * chunk_size)))
-        if segments == 1:
-            return self
-        step = -(-chunks // segments) * chunk_size
-        slices = [slice(start, min(start + step, length)) for start in range(0, length, step)]
-        return self._replace(segments=tuple((tokens, self.of_tokens(tokens)) for tokens in slices))
+        return self if segments == 1 else self._replace(segment_length=-(-chunks // segments) * chunk_size)
+
+    def segments(self) -> list[slice]:
+        """The tokens of each segment."""
+        length = self.layout.position.shape[1]
+        return [slice(start, min(start + self.segment_length, length)) for start in range(0, length, self.segment_length)]
