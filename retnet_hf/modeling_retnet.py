@@ -197,7 +197,7 @@ class RetNetRetention(FusesProjections):
         if plan.key_rotation is None:
             query = query * self.scaling
         else:
-            turn = rotate if plan.step_decay is None else rotate_step
+            turn = rotate_step if plan.key_rotation[0].shape[-1] == self.head_dim else rotate
             query, key = turn(query, *plan.query_rotation), turn(key, *plan.key_rotation)
 
         maps = None
@@ -475,6 +475,12 @@ class RetNetModel(RetNetPreTrainedModel):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds.")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        if inputs_embeds.dim() != 3:
+            given = ("inputs_embeds", inputs_embeds) if input_ids is None else ("input_ids", input_ids)
+            raise ValueError(
+                "input_ids must be (batch, tokens), or inputs_embeds (batch, tokens, hidden size), got "
+                f"{given[0]} {tuple(given[1].shape)}."
+            )
         if self.config.bidirectional:
             if past_key_values is not None:
                 raise ValueError("past_key_values must be None in a bidirectional model: a token sees those after it too.")
@@ -558,7 +564,8 @@ class RetNetModel(RetNetPreTrainedModel):
         query_rotation = key_rotation = None
         if self.rotary is not None:
             key_rotation = self.rotary(layout.position, dtype)
-            key_rotation = key_rotation if step is None else step_rotation(*key_rotation)
+            if step is not None and not torch.compiler.is_compiling():  # which counts operations otherwise
+                key_rotation = step_rotation(*key_rotation)
             query_rotation = tuple(part * config.head_dim**-0.5 for part in key_rotation)
         plan = RetentionPlan(
             form, log_decay, tables, backward_tables, step, query_rotation, key_rotation, layout, output_maps

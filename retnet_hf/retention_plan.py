@@ -29,7 +29,7 @@ class RetentionPlan(NamedTuple):
     backward_tables: DecayTables | None  # of the sequence turned around, for an encoder
     step_decay: StepDecay | None  # None in the other forms, and for more than one token
     query_rotation: tuple[Tensor, Tensor] | None  # cosines and sines, (B|1, 1, T, K/2), times the scale of the query
-    key_rotation: tuple[Tensor, Tensor] | None  # the same without the scale; None without; of a step by `step_rotation`
+    key_rotation: tuple[Tensor, Tensor] | None  # the same without the scale; both (.., K) of a step: `step_rotation`
     layout: SequenceLayout
     output_maps: bool
     segment_length: int | None = None  # tokens of each segment but the last; None if the sequence is taken whole

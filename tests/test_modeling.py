@@ -213,6 +213,14 @@ def test_exactly_one_of_ids_and_embeddings():
         model(tokens, inputs_embeds=model.get_input_embeddings()(tokens))
 
 
+def test_ids_without_a_batch_are_refused():
+    model = build()
+    with pytest.raises(ValueError, match=r"input_ids must be \(batch, tokens\).*got input_ids \(2,\)"):
+        model(torch.ones(2, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"got inputs_embeds \(2, 32\)"):
+        model(inputs_embeds=torch.ones(2, 32))
+
+
 def test_gradients_flow_through_the_state_between_calls():
     """Two calls with the state carried are one call, gradients included: nothing is detached behind the user's back."""
     model = build().double().train()
