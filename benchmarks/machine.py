@@ -4,10 +4,8 @@
 
 import os
 import platform
-import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -16,17 +14,6 @@ def synchronize(device: str) -> None:
     """Waits until the device has done what it was given."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
-
-
-def seconds(run: Callable[[], object], repeats: int = 5) -> float:
-    """Median wall time of `run`, after one call that is not counted."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return median(times)
 
 
 def vector_product(megabytes: int = 512, device: str = "cpu") -> tuple[Callable[[], object], int]:
@@ -41,12 +28,6 @@ def matrix_product(
     """A product of two square matrices, and its floating point operations."""
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     return torch.no_grad()(lambda: left @ right), 2 * side**3
-
-
-def read_bandwidth() -> float:
-    """Bytes per second that a product of a matrix and a vector reads, which is what decoding at batch 1 does."""
-    product, nbytes = vector_product()
-    return nbytes / seconds(product)
 
 
 def describe(device: str, threads: int) -> str:

@@ -304,6 +304,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
+        # a layer that is compiled by itself may be given segments, which would be unrolled into its program
         if plan.segment_length is None or torch.compiler.is_compiling() or self._is_watched():
             mixed, _ = self._mix(hidden_states, plan, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
             return mixed
@@ -574,7 +575,7 @@ class RetNetModel(RetNetPreTrainedModel):
         whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or (first is not None and first.record_past)
         if form != "chunkwise" or config.bidirectional or whole:
             return plan
-        return plan.in_segments(*inputs_embeds.shape[:2])
+        return plan.in_segments(inputs_embeds.shape[0])
 
 
 def head_and_loss(

@@ -61,11 +61,11 @@ class RetentionPlan(NamedTuple):
             segment_length=None,
         )
 
-    def in_segments(self, batch: int, length: int) -> "RetentionPlan":
-        """This plan of `batch` sequences of `length` tokens, in chunkwise form; in segments, if they are long."""
+    def in_segments(self, batch: int) -> "RetentionPlan":
+        """This plan of `batch` sequences, in chunkwise form; in segments, if they are long."""
         chunk_size = self.tables.inner.shape[-1]
         size = SEGMENT_SIZE_ON_CPU if self.log_decay.device.type == "cpu" else SEGMENT_SIZE_ELSEWHERE
-        chunks = -(-length // chunk_size)
+        chunks = -(-self.layout.position.shape[1] // chunk_size)
         segments = -(-chunks // max(1, size // (batch * chunk_size)))
         return self if segments == 1 else self._replace(segment_length=-(-chunks // segments) * chunk_size)
 
