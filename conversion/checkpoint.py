@@ -20,9 +20,8 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from retnet_hf.errors import first_line
-
-from .plan import CheckpointError, Shape
+from .errors import CheckpointError, first_line
+from .plan import Shape
 
 
 SAFETENSORS = (".safetensors",)

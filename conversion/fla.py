@@ -16,7 +16,8 @@ from retnet_hf.checkpoint_dialects import FLA, dialect_of, is_fused
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
-from .plan import CheckpointError, Halves, Move, Plan, Shape, Tied, model_from, require_field, saved_tensors
+from .errors import CheckpointError
+from .plan import Halves, Move, Plan, Shape, Tied, model_from, require_field, saved_tensors
 
 
 NAME = "fla"

@@ -10,16 +10,16 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from retnet_hf.errors import first_line
 from retnet_hf.image_processing_metaformer import MetaFormerImageProcessor
 from retnet_hf.image_processing_rmt import RMTImageProcessor
 from retnet_hf.image_processing_vir import ViRImageProcessor
-from retnet_hf.replaced_folder import replace, restore
 
 from .card import converted_card, licence_of
 from .checkpoint import Checkpoint
+from .errors import CheckpointError, first_line
 from .formats import FORMATS
-from .plan import CheckpointError, Move, Plan
+from .plan import Move, Plan
+from .replaced_folder import claim, replace
 
 
 IMAGE_PROCESSORS = {"vir": ViRImageProcessor, "rmt": RMTImageProcessor, "metaformer": MetaFormerImageProcessor}
@@ -36,29 +36,6 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-
-
-def claim(output: Path, overwrite: bool, source: Path | None = None) -> Path:
-    """The folder beside `output` in which it is made.
-
-    Args:
-        source: what is converted, which must not be replaced.
-
-    Raises:
-        CheckpointError: if `output` holds something that may not be replaced.
-    """
-    output = output.expanduser().resolve()
-    restore(output)
-    if source is not None and output in (source.resolve(), *source.resolve().parents):
-        raise CheckpointError(f"{output} holds what is to be converted, which would be lost: give another folder")
-    if output.exists() and not output.is_dir():
-        raise CheckpointError(f"{output} is a file, not a folder")
-    if output.exists() and any(output.iterdir()):
-        if not overwrite:
-            raise CheckpointError(f"{output} is not empty: --overwrite replaces it once the new model is finished")
-        if not (output / "config.json").exists():
-            raise CheckpointError(f"{output} holds something else than a model, which --overwrite does not replace")
-    return output.with_name(f".{output.name}.converting")
 
 
 def write_folder(

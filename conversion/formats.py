@@ -10,7 +10,8 @@ from huggingface_hub.errors import StrictDataclassError
 
 from . import fla, poolformer, rmt, syncdoth, torchscale, vir_official, vir_pulfer, yet_another_retnet
 from .checkpoint import Checkpoint
-from .plan import CheckpointError, Plan, Shape
+from .errors import CheckpointError
+from .plan import Plan, Shape
 
 
 class Format(Protocol):

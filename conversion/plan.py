@@ -18,14 +18,10 @@ from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from retnet_hf.errors import InputError
+from .errors import CheckpointError
 
 
 Shape = tuple[int, ...]
-
-
-class CheckpointError(InputError, ValueError):
-    """A checkpoint that cannot be converted. The message is a sentence that names the tensor."""
 
 
 class Change:

@@ -21,7 +21,8 @@ from retnet_hf.modeling_metaformer import (
     MetaFormerPreTrainedModel,
 )
 
-from .plan import Change, CheckpointError, Dropped, Move, Plan, Reshaped, Shape, model_from, require_field, saved_tensors
+from .errors import CheckpointError
+from .plan import Change, Dropped, Move, Plan, Reshaped, Shape, model_from, require_field, saved_tensors
 
 
 NAME = "poolformer"

@@ -13,8 +13,9 @@ from transformers.configuration_utils import PreTrainedConfig
 from retnet_hf.configuration_retnet import RetNetConfig
 
 from .checkpoint import Checkpoint
+from .errors import CheckpointError
 from .formats import CONFIGURATION_ERRORS, FORMATS, OURS, format_of, plan_of, reason_of
-from .plan import Change, CheckpointError, Move, Plan, Shape
+from .plan import Change, Move, Plan, Shape
 
 
 def moves_table(plan: Plan, shapes: dict[str, Shape]) -> Table:

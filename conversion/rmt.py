@@ -16,9 +16,9 @@ from torch import Tensor
 from retnet_hf.configuration_rmt import RMTConfig
 from retnet_hf.modeling_rmt import RMTBackbone, RMTForImageClassification
 
+from .errors import CheckpointError
 from .plan import (
     Change,
-    CheckpointError,
     Dropped,
     Known,
     Move,

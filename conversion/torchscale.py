@@ -17,7 +17,8 @@ from retnet_hf.checkpoint_dialects import TORCHSCALE, dialect_of, pairs_apart, p
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
-from .plan import Change, CheckpointError, Known, Move, Plan, Shape, Tied, model_from, require_field
+from .errors import CheckpointError
+from .plan import Change, Known, Move, Plan, Shape, Tied, model_from, require_field
 
 
 NAME = "torchscale"

@@ -17,7 +17,8 @@ from torch import Tensor
 from retnet_hf.configuration_vir import ViRConfig
 from retnet_hf.modeling_vir import ViRForImageClassification
 
-from .plan import Change, CheckpointError, Dropped, Move, Plan, Shape, model_from, require_field, saved_tensors
+from .errors import CheckpointError
+from .plan import Change, Dropped, Move, Plan, Shape, model_from, require_field, saved_tensors
 
 
 NAME = "vir_official"

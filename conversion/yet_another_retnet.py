@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from .plan import CheckpointError, Shape, shapes_of
+from .errors import CheckpointError
+from .plan import Shape, shapes_of
 
 
 NAME = "yet_another_retnet"

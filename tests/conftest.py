@@ -13,7 +13,7 @@ import torch
 import transformers
 from small_models import DIALECTS, small_model, word_tokenizer
 
-from retnet_hf import cli
+from retnet_hf_cli.main import main
 
 
 # The tensors of small models are no work for two threads, which mostly wait for each other where the processor is shared.
@@ -55,7 +55,7 @@ def retnet_hf(capfd, monkeypatch):
         if stdin is not None:
             monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         capfd.readouterr()
-        code = cli.main([str(argument) for argument in arguments])
+        code = main([str(argument) for argument in arguments])
         return Answer(code, *capfd.readouterr())
 
     return run
@@ -64,12 +64,9 @@ def retnet_hf(capfd, monkeypatch):
 @pytest.fixture(scope="module")
 def heard_again():
     """The command quiets the libraries of its process, which is that of other tests, too."""
-    loggers = {name: logging.getLogger(name) for name in ("huggingface_hub", "datasets", "torch", "accelerate")}
-    levels = {name: logger.level for name, logger in loggers.items()}
     verbosity, progress_bar = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     yield
-    for name, level in levels.items():
-        loggers[name].setLevel(level)
+    logging.disable(logging.NOTSET)
     transformers.logging.set_verbosity(verbosity)
     if progress_bar:
         transformers.logging.enable_progress_bar()

@@ -19,12 +19,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, pipeline
 
-from retnet_hf import RetNetForCausalLM, cli, text_training
-from retnet_hf.cpu_threads import cpu_threads, decoding_threads, training_threads
-from retnet_hf.errors import InputError
-from retnet_hf.text_corpus import SAMPLE_TEXT, encode, hold_out, read_documents, train_tokenizer
-from retnet_hf.text_training import Schedule
-from retnet_hf.training_progress import RichProgress
+import retnet_hf_cli.text.training as text_training
+from retnet_hf import RetNetForCausalLM
+from retnet_hf_cli.commands.demo import free_name
+from retnet_hf_cli.cpu_threads import cpu_threads, decoding_threads, training_threads
+from retnet_hf_cli.errors import InputError
+from retnet_hf_cli.main import main
+from retnet_hf_cli.text.corpus import SAMPLE_TEXT, encode, hold_out, read_documents, train_tokenizer
+from retnet_hf_cli.training.progress import RichProgress
+from retnet_hf_cli.training.run import Schedule
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -62,7 +65,7 @@ def trained(tmp_path_factory, heard_again) -> Path:
     try:
         Path("book.txt").write_text(TEXT, encoding="utf-8")
         Path("config.json").write_text(json.dumps(TINY), encoding="utf-8")
-        assert cli.main([str(argument) for argument in [*TRAIN, "--output", "model"]]) == 0
+        assert main([str(argument) for argument in [*TRAIN, "--output", "model"]]) == 0
     finally:
         os.chdir(before)
     return folder / "model"
@@ -567,8 +570,8 @@ def test_the_state_has_the_same_size_after_any_text(retnet_hf, trained):
 
 def test_generate_streams(trained, monkeypatch):
     pieces = []
-    monkeypatch.setattr(cli, "emit", pieces.append)
-    assert cli.main(["generate", str(trained), "And", "-n", "60", "--seed", "1"]) == 0
+    monkeypatch.setattr("retnet_hf_cli.commands.generate.emit", pieces.append)
+    assert main(["generate", str(trained), "And", "-n", "60", "--seed", "1"]) == 0
     assert len(pieces) > 5
 
 
@@ -623,7 +626,7 @@ def test_ctrl_c_while_generating(retnet_hf, trained, monkeypatch):
         if len(written) == 5:
             press_ctrl_c()
 
-    monkeypatch.setattr(cli, "emit", emit)
+    monkeypatch.setattr("retnet_hf_cli.commands.generate.emit", emit)
     answer = retnet_hf("generate", trained, "And", "-n", 500)
     refused(answer, "interrupted", code=130)
 
@@ -698,7 +701,7 @@ def test_the_schedule_ends_by_steps_or_by_the_clock(monkeypatch):
 
 def test_threads_are_chosen_by_a_trial_and_set_back(monkeypatch):
     seconds, clock = {2: 100}, [0.0]
-    monkeypatch.setattr("retnet_hf.cpu_threads.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("retnet_hf_cli.cpu_threads.time.perf_counter", lambda: clock[0])
 
     def step():
         clock[0] += seconds[torch.get_num_threads()]
@@ -732,7 +735,7 @@ def test_demo(retnet_hf, workplace):
     assert len(set(state)) == 1
     assert keys_and_values[-1] == 2 * 4 * 128 * 4 * 16384
     assert AutoModelForCausalLM.from_pretrained("retnet-demo").config.hidden_size == 128
-    assert cli.free_name("retnet-demo") == Path("retnet-demo-2")
+    assert free_name("retnet-demo") == Path("retnet-demo-2")
 
 
 def test_an_interrupted_demo_leaves_nothing(retnet_hf, workplace, monkeypatch):
@@ -758,7 +761,7 @@ def test_generate_needs_a_prompt(retnet_hf, trained, monkeypatch):
 
 
 def test_ctrl_c_in_a_process(workplace):
-    command = [sys.executable, "-u", "-m", "retnet_hf.cli", *TRAIN, "--steps", 100_000, "--output", "model"]
+    command = [sys.executable, "-u", "-m", "retnet_hf_cli", *TRAIN, "--steps", 100_000, "--output", "model"]
     process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for line in process.stdout:
         if "step      4" in line:

@@ -20,13 +20,14 @@ from test_cli import assert_same_weights, at_step, press_ctrl_c, press_ctrl_c_tw
 from transformers import AutoModelForImageClassification, pipeline
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from retnet_hf import ViRForImageClassification, cli
-from retnet_hf.errors import InputError
-from retnet_hf.image_corpus import LabelledImages, hold_out, read_corpus, read_idx
-from retnet_hf.image_models import FAMILIES, fitting_patch_size, fitting_size
-from retnet_hf.image_report import confusion_matrix
-from retnet_hf.image_training import Augmentation, ImageRecipe, PreparedImages, _trial_step, examples, prepare
-from retnet_hf.training_folder import TrainingFolder
+from retnet_hf import ViRForImageClassification
+from retnet_hf_cli.errors import InputError
+from retnet_hf_cli.images.corpus import LabelledImages, hold_out, read_corpus, read_idx
+from retnet_hf_cli.images.models import FAMILIES, fitting_patch_size, fitting_size
+from retnet_hf_cli.images.report import confusion_matrix
+from retnet_hf_cli.images.training import Augmentation, ImageRecipe, PreparedImages, _trial_step, examples, prepare
+from retnet_hf_cli.main import main
+from retnet_hf_cli.training.folder import TrainingFolder
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -84,7 +85,7 @@ def trained(tmp_path_factory, heard_again) -> Path:
     set_up(folder)
     os.chdir(folder)
     try:
-        assert cli.main([str(argument) for argument in [*TRAIN, "--output", "model"]]) == 0
+        assert main([str(argument) for argument in [*TRAIN, "--output", "model"]]) == 0
     finally:
         os.chdir(before)
     return folder / "model"
@@ -557,7 +558,7 @@ def test_a_set_that_does_not_fit_is_read_again(workplace, monkeypatch):
     images = PreparedImages(corpus.training, FAMILIES["vir"].processor(20))
     assert (images[3][0] == images[3][0]).all()
     assert reads == [3]
-    monkeypatch.setattr("retnet_hf.image_training.CACHE_BYTES", 48 * 3 * 20 * 20 - 1)
+    monkeypatch.setattr("retnet_hf_cli.images.training.CACHE_BYTES", 48 * 3 * 20 * 20 - 1)
     images = PreparedImages(corpus.training, FAMILIES["vir"].processor(20))
     assert (images[3][0] == images[3][0]).all()
     assert reads == [3, 3, 3]

@@ -58,7 +58,7 @@ def test_all_python_is_run_but_what_names_the_hub():
 
 def test_only_commands_and_options_that_exist_are_shown():
     typer_main = pytest.importorskip("typer.main")
-    from retnet_hf.cli import app
+    from retnet_hf_cli.app import app
 
     commands = typer_main.get_command(app).commands
     shown = [
@@ -133,23 +133,48 @@ def test_the_changelog_names_the_version():
     assert retnet_hf.__version__ in changelog
 
 
-def test_the_map_of_the_house_has_every_file():
-    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(\w+\.py)`", contributing))
-    for folder in ("retnet_hf", "conversion"):
-        missing = {file.name for file in (ROOT / folder).glob("*.py")} - named - {"__init__.py"}
-        assert not missing, missing
+HOUSE = ("retnet_hf", "conversion", "retnet_hf_cli")  # each imports only itself and those before it
 
 
-def test_imports_run_one_way_through_the_map_of_the_house():
-    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    package = contributing.partition("## The map of the house")[2].partition("`__init__.py` holds")[0]
-    order = [name.removesuffix(".py") for name in re.findall(r"`(\w+\.py)`", package)]
-    assert len(order) == len(set(order))
-    for position, name in enumerate(order):
-        tree = ast.parse((ROOT / "retnet_hf" / f"{name}.py").read_text(encoding="utf-8"))
-        imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 1}
-        assert imported <= set(order[:position]), (name, imported - set(order[:position]))
+def modules_in_order(package: str) -> list[str]:
+    """The files of a package, as dotted names, in the order of its table in the map of the house."""
+    house = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## The map of the house")[2]
+    table = house.partition(f"In `{package}/`:")[2].strip().partition("\n\n")[0]
+    return [f"{package}.{name}".replace("/", ".") for name in re.findall(r"`([\w/]+)\.py`", table)]
+
+
+def imported_modules(package: str, module: str) -> set[str]:
+    """Modules of the house that a module imports, anywhere in it, as dotted names."""
+    file = ROOT / f"{module.replace('.', '/')}.py"
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parent = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*parent, *([node.module] if node.module else [])])
+            inside = [f"{base}.{alias.name}" for alias in node.names]
+            names = [name if (ROOT / f"{name.replace('.', '/')}.py").is_file() else base for name in inside]
+        found |= {name for name in names if name.split(".")[0] in HOUSE}
+    return found
+
+
+@pytest.mark.parametrize("package", HOUSE)
+def test_the_map_of_the_house_has_every_file_once(package):
+    files = [file for file in (ROOT / package).rglob("*.py") if file.name not in ("__init__.py", "__main__.py")]
+    there = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    assert sorted(modules_in_order(package)) == sorted(there)
+
+
+@pytest.mark.parametrize("package", HOUSE)
+def test_imports_run_one_way_through_the_map_of_the_house(package):
+    order = modules_in_order(package)
+    before = HOUSE[: HOUSE.index(package)]
+    for position, module in enumerate(order):
+        imported = imported_modules(package, module)
+        upwards = {name for name in imported if name.split(".")[0] not in before} - set(order[:position])
+        assert not upwards, (module, upwards)
 
 
 def test_the_documentation_builds_without_a_warning(tmp_path):

@@ -33,6 +33,6 @@ def test_ci_calls_the_test_command_of_the_readme():
 def test_only_commands_that_exist_are_shown():
     shown = set(re.findall(r"retnet-hf ([A-Za-z][\w-]*)", README))
     typer_main = pytest.importorskip("typer.main")
-    from retnet_hf.cli import app
+    from retnet_hf_cli.app import app
 
     assert shown - {"COMMAND"} == set(typer_main.get_command(app).commands)

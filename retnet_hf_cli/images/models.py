@@ -19,17 +19,18 @@ from transformers import (
 )
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, PILImageResampling
 
-from .configuration_metaformer import MetaFormerConfig
-from .configuration_rmt import RMTConfig
-from .configuration_vir import ViRConfig
-from .errors import InputError
-from .image_processing_metaformer import MetaFormerImageProcessor
-from .image_processing_rmt import RMTImageProcessor
-from .image_processing_vir import ViRImageProcessor
-from .modeling_metaformer import MetaFormerForImageClassification
-from .modeling_rmt import RMTForImageClassification
-from .modeling_vir import ViRForImageClassification
-from .training_run import config_of
+from retnet_hf.configuration_metaformer import MetaFormerConfig
+from retnet_hf.configuration_rmt import RMTConfig
+from retnet_hf.configuration_vir import ViRConfig
+from retnet_hf.image_processing_metaformer import MetaFormerImageProcessor
+from retnet_hf.image_processing_rmt import RMTImageProcessor
+from retnet_hf.image_processing_vir import ViRImageProcessor
+from retnet_hf.modeling_metaformer import MetaFormerForImageClassification
+from retnet_hf.modeling_rmt import RMTForImageClassification
+from retnet_hf.modeling_vir import ViRForImageClassification
+
+from ..errors import InputError
+from ..training.run import config_of
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,11 @@ from transformers import (
     TrainingArguments,
 )
 
-from .cpu_threads import cpu_threads
-from .errors import InputError, Interrupted, first_line
-from .training_folder import RECORD, TrainingFolder
+from conversion.errors import first_line
+
+from ..cpu_threads import cpu_threads
+from ..errors import InputError, Interrupted
+from .folder import RECORD, TrainingFolder
 
 
 @dataclass(frozen=True)

@@ -9,29 +9,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
+from conversion.errors import first_line
 
-from .errors import InputError, first_line
+from ..errors import InputError
+from ..sources import TEXT_SUFFIXES, looks_like_path, require_text
 
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 
-TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
-SAMPLE_TEXT = Path(__file__).parent / "data" / "kjv_sample.txt"
+SAMPLE_TEXT = Path(__file__).parent.parent / "data" / "kjv_sample.txt"
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
-
-
-def looks_like_path(name: str) -> bool:
-    """Whether a name that is not there can only have meant a file or folder, not a repository of the Hub."""
-    path = Path(name)
-    is_repository = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
-    return (
-        not is_repository
-        or path.suffix in (*TEXT_SUFFIXES, ".json", ".text")
-        or (len(path.parts) > 1 and path.parent.exists())
-    )
 
 
 def read_documents(
@@ -60,6 +50,7 @@ def read_documents(
 
 
 def _read(source: str, field: str, split: str, subset: str | None) -> Iterator[str]:
+    require_text(source)
     path = Path(source).expanduser()
     if path.is_file():
         yield from _read_file(path, field)
@@ -68,12 +59,8 @@ def _read(source: str, field: str, split: str, subset: str | None) -> Iterator[s
     ):
         for file in files:
             yield from _read_file(file, field)
-    elif path.is_dir() and not any(path.iterdir()):
-        raise InputError(f"the folder {source} is empty")
-    elif path.is_dir() or not looks_like_path(source):
-        yield from _read_dataset(source, field, split, subset)
     else:
-        raise InputError(f"no such file or folder: {source}")
+        yield from _read_dataset(source, field, split, subset)
 
 
 def _read_file(path: Path, field: str) -> Iterator[str]:
@@ -201,8 +188,10 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def encode(documents: list[str], tokenizer: "PreTrainedTokenizerBase") -> np.ndarray:
+def encode(documents: list[str], tokenizer: "PreTrainedTokenizerBase") -> "np.ndarray":
     """All documents as one stream of int32 token ids, with eos before, between and after them."""
+    import numpy as np
+
     separator = np.array([tokenizer.eos_token_id], dtype=np.int32)
     stream = [separator]
     for first in range(0, len(documents), 1000):

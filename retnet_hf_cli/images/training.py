@@ -18,15 +18,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import BaseImageProcessor, EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .cpu_threads import training_threads
-from .errors import InputError
-from .image_corpus import ImageCorpus, LabelledImages
-from .image_model_card import image_model_card
-from .image_models import FAMILIES, Family, fitting_size
-from .image_report import CONFUSION, PREDICTIONS, confusion_matrix, draw_confusion_matrix, draw_predictions
-from .training_folder import TrainingFolder
-from .training_report import CURVE, draw_loss_curve
-from .training_run import Schedule, ScheduledTrainer, TrainingRun, check_resumable, steps_of_run
+from retnet_hf.image_model_card import image_model_card
+
+from ..cpu_threads import training_threads
+from ..errors import InputError
+from ..training.folder import TrainingFolder
+from ..training.report import CURVE, draw_loss_curve
+from ..training.run import Schedule, ScheduledTrainer, TrainingRun, check_resumable, steps_of_run
+from .corpus import ImageCorpus, LabelledImages
+from .models import FAMILIES, Family, fitting_size
+from .report import CONFUSION, PREDICTIONS, confusion_matrix, draw_confusion_matrix, draw_predictions
 
 
 RESULTS = "results.json"

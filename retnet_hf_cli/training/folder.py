@@ -12,11 +12,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
+from conversion.errors import first_line
+from conversion.replaced_folder import replace, restore
 
-from .errors import InputError, first_line
-from .replaced_folder import replace, restore
+from ..errors import InputError
 
 
 RECORD = "training_run.json"
@@ -119,6 +118,9 @@ class TrainingFolder:
 
 def _check(checkpoint: Path) -> None:
     """Opens every file that resuming will need, without reading the tensors."""
+    import torch
+    from safetensors import safe_open
+
     json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     for name in ("optimizer.pt", "scheduler.pt"):
         torch.load(checkpoint / name, map_location="cpu", weights_only=True, mmap=True)

@@ -15,16 +15,17 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TrainerState
 
-from .configuration_retnet import RetNetConfig
-from .cpu_threads import cpu_threads, decoding_threads, training_threads
-from .errors import InputError
-from .model_card import model_card
-from .modeling_retnet import RetNetForCausalLM
-from .text_corpus import encode, hold_out, load_tokenizer, train_tokenizer
-from .text_generation import Sampling, sample
-from .training_folder import TrainingFolder
-from .training_report import CURVE, draw_loss_curve, perplexity
-from .training_run import Schedule, ScheduledTrainer, TrainingRun, check_resumable, config_of, steps_of_run
+from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.model_card import model_card
+from retnet_hf.modeling_retnet import RetNetForCausalLM
+
+from ..cpu_threads import cpu_threads, decoding_threads, training_threads
+from ..errors import InputError
+from ..training.folder import TrainingFolder
+from ..training.report import CURVE, draw_loss_curve, perplexity
+from ..training.run import Schedule, ScheduledTrainer, TrainingRun, check_resumable, config_of, steps_of_run
+from .corpus import encode, hold_out, load_tokenizer, train_tokenizer
+from .generation import Sampling, sample
 
 
 @dataclass(frozen=True)

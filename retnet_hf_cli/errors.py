@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What the command line tells its user in one line, instead of a traceback."""
+"""What the command tells its user in one line, instead of a traceback."""
 
 
 class InputError(Exception):
@@ -13,8 +13,3 @@ class Interrupted(Exception):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.signal_number = signal_number
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its name where it has none."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -5,15 +5,16 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel, TextStreamer
 
-from .errors import InputError, first_line
-from .text_corpus import load_tokenizer, looks_like_path
+from conversion.errors import first_line
+
+from ..errors import InputError
+from .corpus import load_tokenizer
 
 
 if TYPE_CHECKING:
@@ -77,18 +78,12 @@ class _Writer(TextStreamer):
 def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
     """Model and tokenizer of a folder or of a repository of the Hub, on the accelerator if there is one.
 
+    Args:
+        name: as `sources.model_source` gives it.
+
     Raises:
         InputError: if they cannot be loaded, or weights are missing.
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        name = str(path)
-        if not (path / "config.json").exists():
-            raise InputError(f"{name} does not hold a model: there is no config.json in it")
-    elif path.exists():
-        raise InputError(f"{name} is a file; a model is a folder with config.json, weights and tokenizer")
-    elif looks_like_path(name) or "/" not in name:
-        raise InputError(f"no such folder: {name}")
     try:
         model, report = AutoModelForCausalLM.from_pretrained(name, dtype="auto", output_loading_info=True)
     except Exception as error:  # from_pretrained passes on whatever its readers and the network raise

@@ -10,7 +10,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .training_run import TrainingRun
+from ..errors import Interrupted
+from .run import TrainingRun
 
 
 class RichProgress(TrainerCallback):
@@ -75,3 +76,32 @@ class RichProgress(TrainerCallback):
             given, made = specimen
             text = Text.assemble((given, "bold"), made.replace("\n", " "), style="dim")
             self.console.print(Padding(text, (0, 0, 1, 4)))
+
+
+def complete(run: TrainingRun, console: Console) -> bool:
+    """Trains what is not finished yet. Returns whether there was anything to do."""
+    if run.finished:
+        done = f"{run.folder.output} is trained to step {run.steps_done:,} already; more --steps or --epochs would go on"
+        console.print(done, markup=False, soft_wrap=True)
+        return False
+    try:
+        run_training(run, console)
+    except Interrupted as error:
+        message = f"{error}, which is saved: the same command with --resume continues from there"
+        raise Interrupted(message, error.signal_number) from None
+    return True
+
+
+def run_training(run: TrainingRun, console: Console) -> None:
+    """Trains, and shows how it goes."""
+    threads = f"{run.threads} CPU thread{'s' * (run.threads > 1)}"
+    console.print(f"{run.model.num_parameters():,} parameters, {run.overview()}; {threads}", soft_wrap=True)
+    if run.checkpoint is not None:
+        console.print(f"continuing after step {run.steps_done:,}")
+    start, progress = time.monotonic(), RichProgress(console, run)
+    try:
+        run.train([progress])
+    finally:
+        progress.progress.stop()
+    console.print(f"{run.outcome()}, in {time.monotonic() - start:.0f} s", soft_wrap=True)
+    console.print(f"saved: {run.folder.output}", markup=False, soft_wrap=True)

@@ -6,6 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
+from .errors import CheckpointError
+
 
 def _set_aside(output: Path) -> Path:
     """Where the older folder is, between the two renames."""
@@ -32,3 +34,26 @@ def restore(output: Path) -> None:
     older = _set_aside(output)
     if older.exists() and not output.exists():
         os.replace(older, output)
+
+
+def claim(output: Path, overwrite: bool, source: Path | None = None) -> Path:
+    """The folder beside `output` in which it is made.
+
+    Args:
+        source: what is converted, which must not be replaced.
+
+    Raises:
+        CheckpointError: if `output` holds something that may not be replaced.
+    """
+    output = output.expanduser().resolve()
+    restore(output)
+    if source is not None and output in (source.resolve(), *source.resolve().parents):
+        raise CheckpointError(f"{output} holds what is to be converted, which would be lost: give another folder")
+    if output.exists() and not output.is_dir():
+        raise CheckpointError(f"{output} is a file, not a folder")
+    if output.exists() and any(output.iterdir()):
+        if not overwrite:
+            raise CheckpointError(f"{output} is not empty: --overwrite replaces it once the new model is finished")
+        if not (output / "config.json").exists():
+            raise CheckpointError(f"{output} holds something else than a model, which --overwrite does not replace")
+    return output.with_name(f".{output.name}.converting")

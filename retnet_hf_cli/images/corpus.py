@@ -15,8 +15,10 @@ import numpy as np
 import PIL.Image
 from transformers.image_utils import load_image
 
-from .errors import InputError, first_line
-from .text_corpus import looks_like_path
+from conversion.errors import first_line
+
+from ..errors import InputError
+from ..sources import require_images
 
 
 if TYPE_CHECKING:
@@ -107,19 +109,14 @@ def read_corpus(
     Raises:
         InputError: for a source that is missing, empty, damaged or not what it should be.
     """
+    require_images(source)
     path = Path(source).expanduser()
-    if path.is_file():
-        raise InputError(f"{source} is a file: give the folder it is in, or the name of a data set")
-    if path.is_dir() and not any(path.iterdir()):
-        raise InputError(f"the folder {source} is empty")
     if path.is_dir() and (files := _idx_files(path)):
         corpus = _read_idx(path, files)
     elif path.is_dir() and (parts := _parts_with_pictures(path)):
         corpus = _read_folders(path, *parts)
-    elif path.is_dir() or not looks_like_path(source):
-        corpus = _read_dataset(source, subset, image_column, label_column)
     else:
-        raise InputError(f"no such folder: {source}")
+        corpus = _read_dataset(source, subset, image_column, label_column)
     training, evaluation, names, digest = corpus
 
     if classes is not None:

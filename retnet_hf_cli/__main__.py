@@ -1,0 +1,8 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`python -m retnet_hf_cli` is `retnet-hf`."""
+
+from .main import run
+
+
+run()

@@ -1,0 +1,43 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The command as typer knows it: `retnet-hf` and its commands.
+
+Their files import what a command needs inside it: help, the version and errors about arguments need no library.
+"""
+
+from typing import Annotated
+
+import typer
+
+from .commands.convert import convert
+from .commands.demo import demo
+from .commands.generate import generate
+from .commands.inspect import inspect
+from .commands.train import train
+from .commands.train_image import train_image
+
+
+# typer has carried its own copy of click since 0.2x: these are the errors that it raises.
+UsageError, Abort = typer.BadParameter.__base__, typer.Abort
+
+app = typer.Typer(
+    name="retnet-hf",
+    help="Retentive networks: train them like a transformer, let them write like an RNN.\n\n"
+    "Start with [bold]retnet-hf demo[/bold], which does both within minutes.",
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        from importlib import metadata
+
+        print(metadata.version("retnet-hf"))
+        raise typer.Exit
+
+
+for command in (train, generate, demo, train_image, convert, inspect):
+    app.command()(command)

@@ -1,0 +1,78 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf convert`: a checkpoint of another implementation becomes a folder that loads."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from conversion.errors import CheckpointError
+from conversion.replaced_folder import claim
+
+from ..errors import InputError
+from ..known_names import FORMATS
+from ..libraries import loading
+from ..options import Overwrite, one_of
+from ..sources import require_checkpoint
+
+
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="Folder or file of a foreign checkpoint, or its name on the Hugging Face Hub.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder of the converted model.", show_default=False)],
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="FORMAT", callback=one_of(FORMATS), help="Its format. Absent: told from names and config.json."
+        ),
+    ] = None,
+    licence: Annotated[str | None, typer.Option("--license", help="Of the weights, where the source does not say.")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Turn a checkpoint of another implementation into a folder that transformers loads.
+
+    Formats: fla, torchscale, syncdoth; vir_official, vir_pulfer, rmt, poolformer; yet_another_retnet is recognised only.
+    Folders of fla and syncdoth need no conversion: from_pretrained reads them as they are.
+
+    [bold]Examples[/bold]
+
+    retnet-hf convert checkpoint_last.pt my-retnet --from torchscale
+
+    retnet-hf convert fla-hub/retnet-1.3B-100B retnet-1.3B
+    """
+    console = Console(highlight=False, markup=False)
+    try:
+        require_checkpoint(source)
+        claim(output, overwrite)
+        with loading(console):
+            from rich.progress import track
+
+            from conversion.card import how_to_load
+            from conversion.checkpoint import Checkpoint, locate
+            from conversion.folder import write_folder
+            from conversion.formats import plan_of
+            from conversion.report import moves_table
+
+        checkpoint = Checkpoint(path := locate(source))
+        plan = plan_of(checkpoint, format_name)
+        bar = Console(stderr=True)
+        progress = iter(track(plan.moves, "converting", console=bar, transient=True, disable=not bar.is_terminal))
+        next(progress)
+        repository = None if path == Path(source).expanduser() else source
+        model = write_folder(checkpoint, plan, output, licence, overwrite, lambda move: next(progress, None), repository)
+    except CheckpointError as error:
+        raise InputError(str(error)) from error
+    console.print(moves_table(plan, checkpoint.shapes))
+    used = sum(len(move.sources) for move in plan.moves)
+    console.print(
+        f"{used:,} tensors of format {plan.format}, each used once, became {model.num_parameters():,} parameters in {output}"
+    )
+    console.print(f"load it: {how_to_load(model, str(output))}", soft_wrap=True)

@@ -1,0 +1,119 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf demo`: train, write, and see that the state keeps its size, in one go."""
+
+import itertools
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import Interrupted
+from ..libraries import loading
+from ..options import Overwrite, Threads, data_option, run_option, training_option
+from ..sources import require_text
+from ..text.corpus import SAMPLE_TEXT, read_documents
+from ..training.folder import TrainingFolder
+from .generate import emit, invite
+
+
+if TYPE_CHECKING:
+    from ..text.training import TextRun
+
+
+def demo(
+    output: Annotated[
+        Path | None,
+        run_option("--output", "-o", help="Folder of the model. Absent: retnet-demo, or the next free retnet-demo-2, …"),
+    ] = None,
+    text: Annotated[
+        str | None, data_option(help="Train on this text file in the place of the one that comes with the package.")
+    ] = None,
+    minutes: Annotated[float, training_option(min=0.01, max=600, help="Time for everything.")] = 2.5,
+    overwrite: Overwrite = False,
+    threads: Threads = None,
+) -> None:
+    """Train a small RetNet and let it write, in one go.
+
+    It trains on a part of the King James Bible, reloads the finished folder
+    with transformers, writes a text recurrently, and shows that what it
+    remembers keeps its size while the text grows.
+
+    [bold]Examples[/bold]
+
+    retnet-hf demo
+
+    retnet-hf demo --text moby-dick.txt --minutes 10 --output my-model
+    """
+    started = time.monotonic()
+    output = output or free_name("retnet-demo")
+    folder = TrainingFolder(output)
+    folder.claim(resume=False, overwrite=overwrite, resumable=False)
+    source = text or str(SAMPLE_TEXT)
+    require_text(source)
+    console = Console(highlight=False)
+    with loading(console):
+        from ..text.training import Recipe, prepare
+        from ..training.progress import run_training
+
+    recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=5e-3)
+    reserve = min(0.4, 0.2 * minutes)  # for loading the libraries before training, and for writing after it
+    with console.status("reading the text, preparing tokenizer and model"):
+        documents = read_documents([source])
+        run = prepare(
+            [source], documents, folder, recipe,
+            epochs=4, minutes=minutes - reserve, started=started, threads=threads,
+        )  # fmt: skip
+    try:
+        run_training(run, console)
+    except Interrupted as error:
+        raise Interrupted(f"{error}; a demo keeps nothing of an unfinished run", error.signal_number) from None
+    finally:
+        shutil.rmtree(folder.partial, ignore_errors=True)
+    show_generation(run, console)
+    console.print(f"\n{time.monotonic() - started:.0f} s in all")
+    invite(output, run.prompt, console)
+
+
+def show_generation(run: "TextRun", console: Console) -> None:
+    """Reloads a finished run, lets it write, and tabulates the size of its state while it reads on."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..cpu_threads import cpu_threads
+    from ..text.generation import Sampling, continue_text
+
+    model = AutoModelForCausalLM.from_pretrained(run.folder.output).to(run.model.device).eval()
+    tokenizer = AutoTokenizer.from_pretrained(run.folder.output)
+    console.print("\nreloaded with AutoModelForCausalLM, it writes, one recurrent step per token:\n")
+    emit(run.prompt)
+    torch.manual_seed(run.recipe.seed)
+    with cpu_threads(run.decode_threads):
+        written = continue_text(model, tokenizer, run.prompt, Sampling(max_new_tokens=160), emit)
+    emit("\n")
+    console.print(f"\n{written.tokens_per_second:,.0f} tokens/s. The same state reads on:\n")
+
+    config = model.config
+    table = Table("tokens read", "bytes of the state", "bytes of a transformer's KV cache", box=None)
+    for column in table.columns:
+        column.justify = "right"
+    stream = run.training.blocks.flatten()
+    state, read = written.state, written.tokens.shape[1] - 1  # the last token was written, not read
+    with torch.no_grad(), cpu_threads(run.threads):
+        for target in (read, 1024, 4096, 16384):
+            ids = stream[torch.arange(read, target) % len(stream)].long()[None].to(model.device)
+            if target > read:
+                model(ids, past_key_values=state, use_cache=True, logits_to_keep=1)
+            read = target
+            keys_and_values = 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize * read
+            table.add_row(f"{int(state.get_seq_length()):,}", f"{state.nbytes:,}", f"{keys_and_values:,}")
+    console.print(table)
+
+
+def free_name(name: str) -> Path:
+    """The first of name, name-2, name-3, … where no result and no unfinished run is."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(Path(name) for name in names if not Path(name).exists() and not Path(f"{name}.partial").exists())

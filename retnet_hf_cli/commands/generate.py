@@ -1,0 +1,101 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf generate`: a saved model continues a text."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..errors import InputError
+from ..libraries import loading
+from ..options import Threads, run_option, sampling_option
+from ..sources import model_source
+
+
+def generate(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.", show_default=False),
+    ],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="Text to continue. Absent, or -: read from stdin.", show_default=False),
+    ] = None,
+    max_new_tokens: Annotated[int, sampling_option("--max-new-tokens", "-n", min=1, help="Tokens to write at most.")] = 200,
+    temperature: Annotated[
+        float, sampling_option(min=0.0, help="Below 1 tamer, above 1 wilder; 0 always takes the most probable token.")
+    ] = 0.8,
+    top_p: Annotated[
+        float, sampling_option(min=0.001, max=1.0, help="Draw from the most probable tokens that make up this much.")
+    ] = 0.95,
+    top_k: Annotated[int, sampling_option(min=0, help="Draw from so many most probable tokens; 0: from all.")] = 0,
+    repetition_penalty: Annotated[
+        float, sampling_option(min=0.01, help="Above 1, tokens that were there become less probable.")
+    ] = 1.0,
+    seed: Annotated[int | None, sampling_option(min=0, help="The same seed draws the same text.")] = None,
+    echo: Annotated[bool, run_option(help="Print the prompt before its continuation.")] = True,
+    threads: Threads = None,
+) -> None:
+    """Continue a text, token by token, in constant memory.
+
+    The text goes to stdout as it is written, and nothing else does;
+    speed and size of the state go to stderr.
+
+    [bold]Examples[/bold]
+
+    retnet-hf generate my-model "In the beginning"
+
+    retnet-hf generate my-model "And he said" -n 1000 --temperature 1 --seed 7
+
+    cat chapter.txt | retnet-hf generate my-model --no-echo > next-chapter.txt
+    """
+    text = read_prompt(prompt)
+    name = model_source(model)
+    console = Console(stderr=True)
+    with loading(console):
+        import torch
+
+        from ..cpu_threads import cpu_threads, decoding_threads
+        from ..text.generation import Sampling, continue_text, load_model
+
+    with console.status("loading the model"):
+        network, tokenizer = load_model(name)
+    if seed is not None:
+        torch.manual_seed(seed)
+    if echo:
+        emit(text)
+    sampling = Sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
+    with cpu_threads(threads or decoding_threads(network)):
+        written = continue_text(network, tokenizer, text, sampling, emit)
+    emit("\n")
+    state = getattr(written.state, "nbytes", None)
+    size = "" if state is None else f"; the state takes {state:,} bytes, whatever the length"
+    print(f"{written.new_tokens} tokens, {written.tokens_per_second:,.1f} tokens/s{size}", file=sys.stderr)
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt from the command line or, without the line break at its end, from stdin."""
+    given = argument not in (None, "-")
+    if not given and (sys.stdin is None or (argument is None and sys.stdin.isatty())):
+        raise InputError("give a prompt as an argument or on stdin")
+    data = os.fsencode(argument) if given else sys.stdin.buffer.read().removesuffix(b"\n")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        place = "the prompt" if given else "stdin"
+        raise InputError(f"{place} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start})") from error
+
+
+def invite(model: Path, prompt: str, console: Console) -> None:
+    """Shows the command that comes next."""
+    console.print("try it:", shlex.join(["retnet-hf", "generate", str(model), prompt]), markup=False, soft_wrap=True)
+
+
+def emit(text: str) -> None:
+    """Writes text to stdout at once."""
+    print(text, end="", flush=True)

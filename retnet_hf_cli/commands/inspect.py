@@ -1,0 +1,43 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf inspect`: what a checkpoint is."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from conversion.errors import CheckpointError
+
+from ..errors import InputError
+from ..libraries import loading
+from ..sources import require_checkpoint
+
+
+def inspect(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="INPUT", help="Folder or file of a checkpoint, or its name on the Hub.", show_default=False),
+    ],
+) -> None:
+    """Say what a checkpoint is: format, size, parameters, the state it keeps, and how long each head remembers.
+
+    [bold]Examples[/bold]
+
+    retnet-hf inspect retnet-model
+
+    retnet-hf inspect pytorch_model.bin
+    """
+    require_checkpoint(source)
+    console = Console(highlight=False, markup=False)
+    with loading(console):
+        from conversion.checkpoint import Checkpoint, locate
+        from conversion.report import describe
+
+    try:
+        facts, decays = describe(Checkpoint(locate(source)))
+    except CheckpointError as error:
+        raise InputError(str(error)) from error
+    console.print(facts, soft_wrap=True)
+    if decays is not None:
+        console.print(decays)

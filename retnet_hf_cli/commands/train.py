@@ -1,0 +1,136 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf train`: a language model, from text to a folder that loads."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..errors import InputError
+from ..known_names import PRESETS
+from ..libraries import loading
+from ..options import Overwrite, Resume, Threads, data_option, model_option, one_of, run_option, training_option
+from ..sources import require_text
+from ..training.folder import TrainingFolder
+from .generate import invite
+
+
+class Form(str, Enum):
+    """Forms of retention that make sense for training."""
+
+    auto = "auto"
+    parallel = "parallel"
+    chunkwise = "chunkwise"
+
+
+def train(
+    texts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TEXT...",
+            help="Text files, folders (searched for .txt, .md and .jsonl), .jsonl files with one document a line, "
+            "or the name of a data set on the Hugging Face Hub.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
+    ] = Path("retnet-model"),
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    seed: Annotated[int, run_option(min=0, help="Of weights, order of the text, and samples.")] = 0,
+    threads: Threads = None,
+    preset: Annotated[
+        str | None,
+        model_option(
+            callback=one_of(PRESETS),
+            help="Size: tiny, mini, small, base, 1.3B, 2.7B, 6.7B, torchscale-base…",
+            show_default="tiny",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, model_option(help="JSON file with fields of RetNetConfig, in the place of a preset.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, model_option(help="Folder or Hub name of a tokenizer. Absent: a byte-level BPE is trained on the text.")
+    ] = None,
+    vocab_size: Annotated[int, model_option(min=258, help="Most tokens of a tokenizer that is trained.")] = 8192,
+    field: Annotated[str, data_option(help="Where the text is in a .jsonl line or a row of a data set.")] = "text",
+    split: Annotated[str, data_option(help="Part of a data set.")] = "train",
+    subset: Annotated[str | None, data_option(help="Configuration of a data set.")] = None,
+    eval_fraction: Annotated[
+        float, data_option(min=0.001, max=0.5, help="Share of the text held out for evaluation.")
+    ] = 0.05,
+    block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 256,
+    steps: Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")] = None,
+    epochs: Annotated[float | None, training_option(min=0.001, help="Times through the text.", show_default="3")] = None,
+    minutes: Annotated[
+        float | None, training_option(min=0.001, help="Train no longer than this; the learning rate decays by then.")
+    ] = None,
+    batch_size: Annotated[int, training_option(min=1, help="Sequences in a step.")] = 8,
+    lr: Annotated[float, training_option(min=0.0, help="Highest learning rate.")] = 1e-3,
+    weight_decay: Annotated[float, training_option(min=0.0, help="Of AdamW.")] = 0.1,
+    form: Annotated[
+        Form, training_option(help="Form of retention. They compute the same; chunkwise is linear in the block size.")
+    ] = Form.auto,
+    eval_every: Annotated[
+        int | None,
+        training_option(
+            min=1, help="Steps between evaluations, each with a sample and a checkpoint. Absent: a tenth of all."
+        ),
+    ] = None,
+) -> None:
+    """Train a RetNet on text, into a folder that transformers loads.
+
+    [bold]Examples[/bold]
+
+    retnet-hf train book.txt --minutes 5
+
+    retnet-hf train notes/ letters.jsonl --field body --preset mini --output my-model
+
+    retnet-hf train Salesforce/wikitext --subset wikitext-2-raw-v1 --tokenizer gpt2 --preset small --epochs 1
+
+    retnet-hf train book.txt --resume      (after Ctrl-C, a crash or a power cut)
+
+    Ctrl-C saves a checkpoint and stops; a second one stops at once.
+    The folder holds model, tokenizer, loss curve and model card.
+    """
+    folder = TrainingFolder(output)
+    folder.claim(resume, overwrite)
+    if preset is not None and config is not None:
+        raise InputError("--preset and --config exclude each other")
+    for source in texts:
+        require_text(source)
+    console = Console(highlight=False)
+    with loading(console):
+        from retnet_hf.configuration_retnet import RetNetConfig
+
+        from ..text.corpus import read_documents
+        from ..text.training import Recipe, prepare
+        from ..training.progress import complete
+        from ..training.run import read_config
+
+    recipe = Recipe(
+        preset=preset or (None if config else "tiny"),
+        config=None if config is None else read_config(config, RetNetConfig),
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        eval_fraction=eval_fraction,
+        block_size=block_size,
+        batch_size=batch_size,
+        lr=lr,
+        weight_decay=weight_decay,
+        form=form.value,
+        seed=seed,
+    )
+    with console.status("reading the text, preparing tokenizer and model"):
+        documents = read_documents(texts, field, split, subset)
+        run = prepare(
+            texts, documents, folder, recipe,
+            steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume,
+        )  # fmt: skip
+    if complete(run, console):
+        invite(output, run.prompt, console)

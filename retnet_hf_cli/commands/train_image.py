@@ -1,0 +1,151 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf train-image`: a classifier, from pictures to a folder that loads."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..errors import InputError
+from ..known_names import IMAGE_PRESETS
+from ..libraries import loading
+from ..options import Overwrite, Resume, Threads, image_option, model_option, run_option, training_option
+from ..sources import require_images
+from ..training.folder import TrainingFolder
+
+
+class ImageModel(str, Enum):
+    """Families of models that classify images."""
+
+    vir = "vir"
+    rmt = "rmt"
+    metaformer = "metaformer"
+    vit = "vit"
+
+
+def train_image(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="Folder with a sub-folder of pictures for each class, in itself or in its sub-folders train and test; "
+            "folder with the IDX files of MNIST or Fashion-MNIST; or the name of a data set on the Hugging Face Hub.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
+    ] = Path("retnet-image-model"),
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    seed: Annotated[int, run_option(min=0, help="Of weights, order of the images, augmentation, what is held out.")] = 0,
+    threads: Threads = None,
+    model: Annotated[ImageModel, model_option(help="Family: three of retention, and ViT to compare them with.")] = (
+        ImageModel.vir
+    ),
+    preset: Annotated[
+        str | None,
+        model_option(help="Size: micro or mini, for small pictures, or a published one.", show_default="mini"),
+    ] = None,
+    config: Annotated[
+        Path | None, model_option(help="JSON file with fields of the family's configuration, in the place of a preset.")
+    ] = None,
+    image_size: Annotated[
+        int | None, model_option(min=4, help="Pixels a side. Absent: that of the first image, or 64 if it is larger.")
+    ] = None,
+    patch_size: Annotated[
+        int | None,
+        model_option(min=1, help="Pixels a side of the patches of vir and vit. Absent: four or more patches a side."),
+    ] = None,
+    classes: Annotated[
+        str | None, image_option(help="Names of the classes in the order of their numbers, separated by commas.")
+    ] = None,
+    subset: Annotated[str | None, image_option(help="Configuration of a data set.")] = None,
+    image_column: Annotated[str | None, image_option(help="Where the pictures of a data set are.")] = None,
+    label_column: Annotated[str | None, image_option(help="Where the labels of a data set are.")] = None,
+    eval_fraction: Annotated[
+        float, image_option(min=0.001, max=0.5, help="Share held out where DATA has no part for evaluation.")
+    ] = 0.1,
+    crop_padding: Annotated[
+        int | None, image_option(min=0, help="Pixels that images are shifted by at most. Absent: an eighth of the size.")
+    ] = None,
+    flip: Annotated[bool, image_option(help="Reflect half of the images, which digits and letters do not take.")] = True,
+    steps: Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")] = None,
+    epochs: Annotated[float | None, training_option(min=0.001, help="Times through the images.", show_default="10")] = None,
+    minutes: Annotated[
+        float | None, training_option(min=0.001, help="Train no longer than this; the learning rate decays by then.")
+    ] = None,
+    batch_size: Annotated[int, training_option(min=1, help="Images in a step.")] = 128,
+    lr: Annotated[float, training_option(min=0.0, help="Highest learning rate.")] = 1e-3,
+    weight_decay: Annotated[float, training_option(min=0.0, help="Of AdamW.")] = 0.05,
+    label_smoothing: Annotated[
+        float, training_option(min=0.0, max=0.9, help="Share of a label given to all classes.")
+    ] = 0.0,
+    eval_every: Annotated[
+        int | None,
+        training_option(min=1, help="Steps between evaluations, each with a checkpoint. Absent: a tenth of all."),
+    ] = None,
+) -> None:
+    """Train a classifier of images, into a folder that transformers loads.
+
+    [bold]Examples[/bold]
+
+    retnet-hf train-image photos/ --minutes 10
+
+    retnet-hf train-image /usr/share/datasets/fashion-mnist --model rmt --preset mini --epochs 5 --output my-model
+
+    retnet-hf train-image uoft-cs/cifar10 --model vir --epochs 20
+
+    retnet-hf train-image photos/ --resume      (after Ctrl-C, a crash or a power cut)
+
+    Ctrl-C saves a checkpoint and stops; a second one stops at once.
+    The folder holds model, image processor, loss curve, confusion matrix, sample predictions and model card.
+    """
+    folder = TrainingFolder(output)
+    folder.claim(resume, overwrite)
+    if preset is not None and config is not None:
+        raise InputError("--preset and --config exclude each other")
+    if preset is not None and preset not in IMAGE_PRESETS[model.value]:
+        raise InputError(f"--preset must be one of {', '.join(IMAGE_PRESETS[model.value])}, got {preset}")
+    require_images(source)
+    console = Console(highlight=False)
+    with loading(console):
+        from ..images.corpus import read_corpus
+        from ..images.models import FAMILIES
+        from ..images.training import ImageRecipe, prepare
+        from ..training.progress import complete
+        from ..training.run import read_config
+
+    recipe = ImageRecipe(
+        model=model.value,
+        preset=preset or (None if config else "mini"),
+        config=None if config is None else read_config(config, FAMILIES[model.value].config_class),
+        image_size=image_size,
+        patch_size=patch_size,
+        crop_padding=crop_padding,
+        flip=flip,
+        eval_fraction=eval_fraction,
+        batch_size=batch_size,
+        lr=lr,
+        weight_decay=weight_decay,
+        label_smoothing=label_smoothing,
+        seed=seed,
+    )
+    with console.status("reading the images, preparing the model"):
+        corpus = read_corpus(
+            source,
+            classes=None if classes is None else [name.strip() for name in classes.split(",")],
+            subset=subset,
+            image_column=image_column,
+            label_column=label_column,
+            eval_fraction=eval_fraction,
+            seed=seed,
+        )
+        run = prepare(
+            source, corpus, folder, recipe,
+            steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume,
+        )  # fmt: skip
+    complete(run, console)

@@ -1,0 +1,28 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The libraries that a command works with, which take seconds to import and much to say."""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from .interrupts import ctrl_c, exit_at_once
+
+
+@contextmanager
+def loading(console: Console) -> Iterator[None]:
+    """Around the imports of a command. Ctrl-C ends the process at once, since nothing has begun.
+
+    From here on the libraries do not report what a user can do nothing about. Their errors are raised as ever.
+    """
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    with ctrl_c(exit_at_once), console.status("loading torch and transformers"):
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        yield

@@ -1,0 +1,59 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Where the command begins and ends: every mistake of a user is one line on stderr and an exit code.
+
+2 for input that cannot be used, 130 for Ctrl-C, 1 where the machine fails. What takes time to import is imported later.
+"""
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from conversion.errors import first_line
+
+from .errors import InputError, Interrupted
+from .interrupts import INTERRUPTED, ctrl_c, exit_at_once
+
+
+def run() -> NoReturn:
+    """The entry point of the process."""
+    with ctrl_c(exit_at_once):
+        sys.exit(main())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
+    from .app import Abort, UsageError, app
+
+    try:
+        with ctrl_c(signal.default_int_handler):
+            code: Any = app(arguments or ["--help"], prog_name="retnet-hf", standalone_mode=False) or 0
+            sys.stdout.flush()
+        return complain("interrupted", code) if code == INTERRUPTED else code
+    except (KeyboardInterrupt, Abort):
+        return complain("interrupted", INTERRUPTED)
+    except UsageError as error:
+        context = getattr(error, "ctx", None)
+        return complain(f"{error.format_message()} (see: {context.command_path if context else 'retnet-hf'} --help)", 2)
+    except InputError as error:
+        return complain(str(error), 2)
+    except Interrupted as error:
+        return complain(str(error), 128 + error.signal_number)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+        return 141
+    except OSError as error:
+        return complain(f"{error.filename}: {error.strerror}" if error.filename else first_line(error), 1)
+
+
+def complain(message: str, code: int) -> int:
+    """One line on stderr. Returns the exit code."""
+    print(f"retnet-hf: {' '.join(message.split())}", file=sys.stderr)
+    return code

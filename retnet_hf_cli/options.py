@@ -1,0 +1,36 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Options that several commands have, and the panels of their help."""
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Annotated
+
+import typer
+
+
+run_option, model_option, data_option, image_option, training_option, sampling_option = (
+    functools.partial(typer.Option, rich_help_panel=panel)
+    for panel in ("Run", "Model", "Text", "Images", "Training", "Sampling")
+)
+Threads = Annotated[
+    int | None, run_option(min=1, help="CPU threads. Absent: one for a small model, or all where that is faster.")
+]
+Overwrite = Annotated[bool, run_option("--overwrite", help="Replace the model in OUTPUT once the new one is finished.")]
+Resume = Annotated[
+    bool,
+    run_option(
+        "--resume", help="Continue an interrupted run, to the same weights bit for bit, or a finished one for longer."
+    ),
+]
+
+
+def one_of(allowed: Collection[str]) -> Callable[[str | None], str | None]:
+    """A callback that refuses, as a usage error, what is not among these names."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in allowed:
+            raise typer.BadParameter(f"it must be one of {', '.join(allowed)}, got {value!r}")
+        return value
+
+    return check

@@ -1,0 +1,66 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What a user points at, a file, a folder or a name on the Hub, as far as that can be told without opening it."""
+
+from pathlib import Path
+
+from .errors import InputError
+
+
+TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether a name that is not there can only have meant a file or folder, not a repository of the Hub."""
+    path = Path(name)
+    is_repository = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
+    return (
+        not is_repository
+        or path.suffix in (*TEXT_SUFFIXES, ".json", ".text")
+        or (len(path.parts) > 1 and path.parent.exists())
+    )
+
+
+def model_source(name: str) -> str:
+    """A folder that may hold a model, or a name on the Hub, as `from_pretrained` takes it.
+
+    Raises:
+        InputError: for what can be neither.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise InputError(f"{path} does not hold a model: there is no config.json in it")
+        return str(path)
+    if path.exists():
+        raise InputError(f"{name} is a file; a model is a folder with config.json, weights and tokenizer")
+    if looks_like_path(name) or "/" not in name:
+        raise InputError(f"no such folder: {name}")
+    return name
+
+
+def require_checkpoint(source: str) -> None:
+    """Raises InputError for what is neither there nor can be a name on the Hub."""
+    path = Path(source).expanduser()
+    if not path.exists() and (source.count("/") != 1 or source.startswith((".", "~", "/"))):
+        raise InputError(f"{path} does not exist")
+
+
+def require_text(source: str) -> None:
+    """Raises InputError for what can be neither a file, nor a folder of texts, nor a name on the Hub."""
+    path = Path(source).expanduser()
+    if path.is_dir() and not any(path.iterdir()):
+        raise InputError(f"the folder {source} is empty")
+    if not path.exists() and looks_like_path(source):
+        raise InputError(f"no such file or folder: {source}")
+
+
+def require_images(source: str) -> None:
+    """Raises InputError for what can be neither a folder of images nor a name on the Hub."""
+    path = Path(source).expanduser()
+    if path.is_file():
+        raise InputError(f"{source} is a file: give the folder it is in, or the name of a data set")
+    if path.is_dir() and not any(path.iterdir()):
+        raise InputError(f"the folder {source} is empty")
+    if not path.is_dir() and looks_like_path(source):
+        raise InputError(f"no such folder: {source}")
