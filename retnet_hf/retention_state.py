@@ -12,6 +12,7 @@ them to that state again. It costs one state and those keys and values, and is e
 """
 
 import copy
+import hashlib
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -435,7 +436,9 @@ class RetNetState(Cache):
         return joint
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the state as one safetensors file, complete or not at all. What is recorded for rewinding is not kept.
+        """Writes the state as one safetensors file with a checksum, complete or not at all.
+
+        What is recorded for rewinding is not kept.
 
         Raises:
             ValueError: if nothing has been read yet.
@@ -446,7 +449,7 @@ class RetNetState(Cache):
         for index, layer in enumerate(self.layers):
             for name in _SAVED:
                 tensors[f"layers.{index}.{name}"] = getattr(layer, name).detach().cpu().contiguous()
-        metadata = {"format": _FILE_FORMAT, "fingerprint": self.config.state_fingerprint}
+        metadata = {"format": _FILE_FORMAT, "fingerprint": self.config.state_fingerprint, "sha256": _checksum(tensors)}
         path = Path(path)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
@@ -461,11 +464,12 @@ class RetNetState(Cache):
         """Reads a state that `save` wrote, for a model of `config`, in this or another process.
 
         Raises:
-            ValueError: if the file is no saved state, is damaged, or belongs to a model of another configuration.
+            ValueError: if the file is no saved state, is damaged, or belongs to a model of another configuration. A file
+                without a checksum, as earlier versions wrote, is not told from one with other values.
         """
         state = cls(config)
         try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
+            with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
         except SafetensorError as error:
@@ -474,12 +478,48 @@ class RetNetState(Cache):
             raise ValueError(f"{path} does not hold a saved RetNetState.")
         if metadata.get("fingerprint") != state.config.state_fingerprint:
             raise ValueError(f"{path} holds the state of a model of another configuration than this one.")
+        try:
+            _check_saved(tensors, state.config)
+        except ValueError as error:
+            raise ValueError(f"{path} {error}") from error
+        if "sha256" in metadata and metadata["sha256"] != _checksum(tensors):
+            raise ValueError(f"{path} is damaged: its values are not those that were saved.")
         for index, layer in enumerate(state.layers):
-            saved = {name: tensors.get(f"layers.{index}.{name}") for name in _SAVED}
-            if any(tensor is None for tensor in saved.values()):
-                raise ValueError(f"{path} lacks the state of layer {index}.")
-            layer.fill_(**saved)
+            layer.fill_(*(tensors[f"layers.{index}.{name}"].to(device) for name in _SAVED))
         return state
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of the names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.reshape(-1).numpy())
+    return digest.hexdigest()
+
+
+def _check_saved(tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
+    """Raises ValueError, with the end of a sentence, if these are not the tensors of a state of `config`.
+
+    A rank of a tensor parallel model saves its share of the heads.
+    """
+    expected = {f"layers.{index}.{name}" for index in range(config.num_hidden_layers) for name in _SAVED}
+    if missing := sorted(expected - tensors.keys()):
+        raise ValueError(f"lacks {missing[0]}.")
+    if foreign := sorted(tensors.keys() - expected):
+        raise ValueError(f"holds {foreign[0]}, which is no part of a state.")
+    batch, heads = (*tensors["layers.0.recurrent_state"].shape, 0, 0)[:2]
+    shapes = {
+        "recurrent_state": (batch, heads, config.head_dim, config.value_head_dim),
+        "next_position": (batch,),
+        "cumulative_length": (),
+    }
+    for name, tensor in tensors.items():
+        kind = name.rpartition(".")[2]
+        dtypes = STATE_DTYPES if kind == "recurrent_state" else (torch.int64,)
+        if tensor.shape != shapes[kind] or tensor.dtype not in dtypes or not heads or config.num_attention_heads % heads:
+            shape, dtypes = shapes[kind], " or ".join(map(str, dtypes))
+            raise ValueError(f"holds {name} as {tuple(tensor.shape)} {tensor.dtype}, which should be {shape} {dtypes}.")
 
 
 def _flatten(state: RetNetState) -> tuple[list[Tensor | None], tuple[PreTrainedConfig, bool]]:

@@ -1,6 +1,7 @@
 """What can be done with a state in any order leaves it the state of the text that was read: property tests in float64."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -215,6 +216,84 @@ def test_what_does_not_fit_is_refused(tmp_path):
         RetNetState.load(tmp_path / "broken.safetensors", model.config)
     with pytest.raises(FileNotFoundError):
         RetNetState.load(tmp_path / "absent.safetensors", model.config)
+
+
+def same_state(one: RetNetState, other: RetNetState) -> bool:
+    return all(
+        getattr(mine, name).equal(getattr(yours, name)) and getattr(mine, name).dtype == getattr(yours, name).dtype
+        for mine, yours in zip(one.layers, other.layers)
+        for name in ("recurrent_state", "next_position", "cumulative_length")
+    )
+
+
+@pytest.fixture(scope="module")
+def saved_state(tmp_path_factory):
+    """A state and the bytes of its file."""
+    state = read(MODELS[torch.float32], random_ids(2, 6)).past_key_values
+    path = tmp_path_factory.mktemp("saved") / "state.safetensors"
+    state.save(path)
+    return state, path.read_bytes()
+
+
+@settings(max_examples=200, deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), in_header=st.booleans())
+def test_a_flipped_bit_is_refused_or_changes_nothing(saved_state, tmp_path_factory, place, bit, in_header):
+    state, content = saved_state
+    data = 8 + int.from_bytes(content[:8], "little")
+    first, last = (0, data) if in_header else (data, len(content))
+    damaged = bytearray(content)
+    damaged[first + int(place * (last - first))] ^= 1 << bit
+    path = tmp_path_factory.mktemp("damaged") / "state.safetensors"
+    path.write_bytes(damaged)
+    try:
+        loaded = RetNetState.load(path, state.config)
+    except ValueError:
+        return
+    assert in_header
+    assert same_state(loaded, state)
+
+
+def rewritten(content: bytes, path: Path, change) -> None:
+    """Writes a saved state whose header has gone through `change`, without a checksum, as before there was one."""
+    data = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:data])
+    del header["__metadata__"]["sha256"]
+    change(header)
+    encoded = json.dumps(header).encode()
+    path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + content[data:])
+
+
+def test_a_file_without_a_checksum_still_loads(saved_state, tmp_path):
+    state, content = saved_state
+    rewritten(content, tmp_path / "old.safetensors", lambda header: None)
+    assert same_state(RetNetState.load(tmp_path / "old.safetensors", state.config), state)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "reason"),
+    [
+        ("next_position", {"dtype": "F64"}, r"next_position as \(2,\) torch.float64"),
+        ("cumulative_length", {"dtype": "F64"}, "cumulative_length as"),
+        ("recurrent_state", {"dtype": "I32"}, "torch.int32"),
+        ("recurrent_state", {"shape": [4, 2, 8, 8]}, r"should be \(4,\)"),
+        ("next_position", {"shape": [2, 1]}, r"should be \(2,\) torch.int64"),
+    ],
+)
+def test_a_file_without_a_checksum_is_held_to_types_and_shapes(saved_state, tmp_path, name, entry, reason):
+    state, content = saved_state
+    path = tmp_path / "old.safetensors"
+    layer = 0 if "shape" in entry and name == "recurrent_state" else 1
+    rewritten(content, path, lambda header: header[f"layers.{layer}.{name}"].update(entry))
+    with pytest.raises(ValueError, match=reason):
+        RetNetState.load(path, state.config)
+
+
+def test_tensors_of_something_else_beside_a_state_are_refused(saved_state, tmp_path):
+    state, content = saved_state
+    path = tmp_path / "old.safetensors"
+    rewritten(content, path, lambda header: header.update(other=header.pop("layers.1.next_position")))
+    with pytest.raises(ValueError, match=r"lacks layers\.1\.next_position"):
+        RetNetState.load(path, state.config)
 
 
 def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
