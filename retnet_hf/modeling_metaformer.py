@@ -8,7 +8,6 @@ Shapes in comments: B images, R rows and L columns of tokens, T = R · L tokens 
 V value size, C channels of a stage.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -19,35 +18,26 @@ from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_metaformer import MetaFormerConfig
-from .image_model_card import ImageModelCardMixin
 from .retention import bidirectional_retention, decay_tables, retention, retention_map
 from .retention_2d import downward_manhattan_retention, manhattan_map, manhattan_retention
-
-
-class MetaFormerDecay(nn.Module):
-    """ln γ of every head of a stage, kept as integers, which no cast of the model to another type rounds."""
-
-    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
-        super().__init__()
-        self.config = config
-        self.stage = stage
-        self.log_decay = nn.Buffer(self.compute_log_decay(), persistent=False)
-
-    def compute_log_decay(self, device: torch.device | None = None) -> Tensor:
-        """(H,) int64: ln γ in units of 2^-56, but not below -100, where nothing is left of a token."""
-        log_decays = [round(max(math.log(decay), -100.0) * 2**56) for decay in self.config.decays(self.stage)]
-        return torch.tensor(log_decays, dtype=torch.int64, device=device)
-
-    def forward(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """(H,) ln γ, float32 or wider."""
-        return self.log_decay.to(device).to(torch.promote_types(dtype, torch.float32)) * 2**-56
+from .vision_blocks import (
+    FeedForward,
+    HeadDecay,
+    ResidualBranch,
+    VisionPreTrainedModel,
+    check_pixel_values,
+    drop_path_rates,
+    eager_attention_forward,
+    feature_pyramid,
+    image_classifier_output,
+)
 
 
 class MetaFormerPooling(nn.Module):
@@ -107,7 +97,7 @@ class MetaFormerRetention(MetaFormerHeads):
     def __init__(self, config: MetaFormerConfig, stage: int) -> None:
         super().__init__(config, stage)
         size, value_size = self.o_proj.out_features, self.o_proj.in_features
-        self.decay = MetaFormerDecay(config, stage)
+        self.decay = HeadDecay(config.decays(stage))
         self.g_proj = nn.Linear(size, value_size, bias=config.qkv_bias) if config.use_output_gate else None
         self.gate_fn = ACT2FN[config.output_gate_act]
 
@@ -160,17 +150,6 @@ class MetaFormerManhattanRetention(MetaFormerRetention):
         return output, maps
 
 
-def eager_attention_forward(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, scaling: float, **kwargs
-) -> tuple[Tensor, Tensor]:
-    """Attention written out, in the form of transformers' attention functions: (B, H, T, V) -> (B, T, H, V)."""
-    scores = query @ key.transpose(-1, -2) * scaling  # (B, H, T, T)
-    if module.is_causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-    attention = scores.softmax(dim=-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
-    return (attention @ value).transpose(1, 2), attention
-
-
 class MetaFormerAttention(MetaFormerHeads):
     """Multi-head softmax attention, without positions."""
 
@@ -211,55 +190,19 @@ class MetaFormerNorm(nn.GroupNorm):
         return super().forward(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
-class MetaFormerMLP(nn.Module):
-    """Feed-forward network on each token."""
-
-    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
-        super().__init__()
-        size = config.hidden_sizes[stage]
-        inner_size = int(config.mlp_ratio * size)
-        self.fc1 = nn.Linear(size, inner_size)
-        self.act_fn = ACT2FN[config.hidden_act]
-        self.fc2 = nn.Linear(inner_size, size)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.fc2(self.act_fn(self.fc1(hidden_states)))
-
-
-class MetaFormerBranch(nn.Module):
-    """What happens to a branch before it joins the residual stream: layer scale, and stochastic depth per image."""
-
-    def __init__(self, config: MetaFormerConfig, size: int, drop_path_rate: float) -> None:
-        super().__init__()
-        self.init_value = config.layer_scale_init_value
-        self.drop_path_rate = drop_path_rate
-        self.scale = nn.Parameter(torch.full((size,), float(self.init_value))) if config.use_layer_scale else None
-
-    def forward(self, branch: Tensor) -> Tensor:
-        if self.scale is not None:
-            branch = branch * self.scale
-        if self.training and self.drop_path_rate > 0:
-            keep_rate = 1 - self.drop_path_rate
-            kept = torch.rand(branch.shape[0], 1, 1, 1, device=branch.device) < keep_rate
-            branch = branch * (kept / keep_rate).to(branch.dtype)
-        return branch
-
-    def extra_repr(self) -> str:
-        return f"drop_path_rate={self.drop_path_rate:.3g}"
-
-
 class MetaFormerBlock(GradientCheckpointingLayer):
     """Token mixer and feed-forward, each a branch of the residual stream."""
 
     def __init__(self, config: MetaFormerConfig, stage: int, drop_path_rate: float) -> None:
         super().__init__()
         size = config.hidden_sizes[stage]
+        layer_scale = config.layer_scale_init_value if config.use_layer_scale else None
         self.mixer_norm = MetaFormerNorm(config, size)
         self.mixer = MIXER_CLASSES[config.token_mixers[stage]](config, stage)
-        self.mixer_branch = MetaFormerBranch(config, size, drop_path_rate)
+        self.mixer_branch = ResidualBranch(size, layer_scale, drop_path_rate)
         self.mlp_norm = MetaFormerNorm(config, size)
-        self.mlp = MetaFormerMLP(config, stage)
-        self.mlp_branch = MetaFormerBranch(config, size, drop_path_rate)
+        self.mlp = FeedForward(size, int(config.mlp_ratio * size), config.hidden_act)
+        self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate)
 
     def forward(
         self,
@@ -290,13 +233,8 @@ class MetaFormerStage(nn.Module):
     def __init__(self, config: MetaFormerConfig, stage: int) -> None:
         super().__init__()
         self.patch_embedding = MetaFormerPatchEmbedding(config, stage) if stage > 0 else None
-        first, last_of_all = sum(config.depths[:stage]), max(sum(config.depths) - 1, 1)
-        self.blocks = nn.ModuleList(
-            [
-                MetaFormerBlock(config, stage, drop_path_rate=config.drop_path_rate * (first + index) / last_of_all)
-                for index in range(config.depths[stage])
-            ]
-        )
+        rates = drop_path_rates(config.drop_path_rate, config.depths)[stage]
+        self.blocks = nn.ModuleList([MetaFormerBlock(config, stage, rate) for rate in rates])
 
     def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
         """(B, C, R, L) of the stage before -> (B, C, R, L)."""
@@ -308,18 +246,14 @@ class MetaFormerStage(nn.Module):
         return hidden_states.permute(0, 3, 1, 2)
 
 
-class MetaFormerPreTrainedModel(ImageModelCardMixin, PreTrainedModel):
+class MetaFormerPreTrainedModel(VisionPreTrainedModel):
     config: MetaFormerConfig
     config_class = MetaFormerConfig
     base_model_prefix = "metaformer"
-    main_input_name = "pixel_values"
-    input_modalities = ("image",)
-    supports_gradient_checkpointing = True
     _no_split_modules = ["MetaFormerBlock"]
     _input_embed_layer = "stem"
     _supports_sdpa = True
     _supports_attention_backend = True
-    _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": MetaFormerStage,
         "attentions": [MetaFormerRetention, MetaFormerAttention],
@@ -330,11 +264,6 @@ class MetaFormerPreTrainedModel(ImageModelCardMixin, PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, (nn.Linear, nn.Conv2d)):
             init.trunc_normal_(module.weight, std=self.config.initializer_range)
-        elif isinstance(module, MetaFormerBranch):
-            if module.scale is not None:
-                init.constant_(module.scale, module.init_value)
-        elif isinstance(module, MetaFormerDecay):
-            init.copy_(module.log_decay, module.compute_log_decay(module.log_decay.device))
 
 
 class MetaFormerModel(MetaFormerPreTrainedModel):
@@ -366,14 +295,7 @@ class MetaFormerModel(MetaFormerPreTrainedModel):
         Raises:
             ValueError: for missing pixel_values, or of another number of channels than the configuration says.
         """
-        if pixel_values is None:
-            raise ValueError("You have to specify pixel_values.")
-        channels = self.config.num_channels
-        if pixel_values.dim() != 4 or pixel_values.shape[1] != channels:
-            raise ValueError(
-                f"pixel_values must be of shape (batch, {channels}, height, width), {channels} being the num_channels of "
-                f"the configuration, got {tuple(pixel_values.shape)}."
-            )
+        check_pixel_values(pixel_values, self.config.num_channels)
         hidden_states = self.stem(pixel_values.to(self.stem.weight.dtype))
         for stage in self.stages:
             hidden_states = stage(hidden_states, **kwargs)
@@ -423,13 +345,7 @@ class MetaFormerForImageClassification(MetaFormerPreTrainedModel):
         """
         outputs: BaseModelOutputWithPooling = self.metaformer(pixel_values, return_dict=True, **kwargs)
         normed = self.norm(outputs.last_hidden_state.permute(0, 2, 3, 1))  # (B, R, L, C)
-        logits = self.classifier(normed.mean(dim=(1, 2)))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels, logits, self.config, **kwargs)
-        return ImageClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return image_classifier_output(self, self.classifier(normed.mean(dim=(1, 2))), labels, outputs, **kwargs)
 
 
 class MetaFormerBackbone(BackboneMixin, MetaFormerPreTrainedModel):
@@ -465,13 +381,7 @@ class MetaFormerBackbone(BackboneMixin, MetaFormerPreTrainedModel):
         [(1, 16, 16, 24), (1, 128, 2, 3)]
         ```
         """
-        outputs: BaseModelOutputWithPooling = self.metaformer(pixel_values, return_dict=True, **kwargs)
-        feature_maps = tuple(
-            self.norms[name](hidden_states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-            for name, hidden_states in zip(self.stage_names, outputs.hidden_states)
-            if name in self.out_features
-        )
-        return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+        return feature_pyramid(self, self.metaformer(pixel_values, return_dict=True, **kwargs))
 
 
 __all__ = [

@@ -17,7 +17,7 @@ from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
@@ -25,7 +25,17 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .block_functions import rotate
 from .configuration_rmt import RMTConfig
-from .image_model_card import ImageModelCardMixin
+from .vision_blocks import (
+    HeadDecay,
+    ResidualBranch,
+    VisionPreTrainedModel,
+    attention_map,
+    check_pixel_values,
+    drop_path_rates,
+    eager_attention_forward,
+    feature_pyramid,
+    image_classifier_output,
+)
 
 
 class RMTGeometry(NamedTuple):
@@ -38,7 +48,7 @@ class RMTGeometry(NamedTuple):
     column_decay: Tensor | None  # (1, H, R, R) ln γ^|Δrow|, between the tokens of a column
 
 
-class RMTPositions(nn.Module):
+class RMTPositions(HeadDecay):
     """Decay of each head and rotation of each position, for a grid of any size.
 
     Both are kept as integers, which no cast of the model to another type rounds. A frequency is in units of 2^-64 turns per
@@ -46,17 +56,11 @@ class RMTPositions(nn.Module):
     """
 
     def __init__(self, config: RMTConfig, stage: int) -> None:
-        super().__init__()
+        super().__init__(config.decays(stage))
         self.config = config
         self.stage = stage
         self.decomposed = config.attention_types[stage] == "decomposed"
-        self.log_decay = nn.Buffer(self.compute_log_decay(), persistent=False)
         self.frequency = nn.Buffer(self.compute_frequency(), persistent=False)
-
-    def compute_log_decay(self, device: torch.device | None = None) -> Tensor:
-        """(H,) int64: ln γ in units of 2^-56."""
-        log_decays = [round(math.log(decay) * 2**56) for decay in self.config.decays(self.stage)]
-        return torch.tensor(log_decays, dtype=torch.int64, device=device)
 
     def compute_frequency(self, device: torch.device | None = None) -> Tensor:
         """(K/2,) int64: theta^(-linspace(0, 1, K/2)) in units of 2^-64 turns."""
@@ -69,7 +73,7 @@ class RMTPositions(nn.Module):
         wide = torch.promote_types(dtype, torch.float32)
         phase = torch.arange(rows * columns, device=device)[:, None, None] * self.frequency.to(device)
         angle = phase.to(wide) * (2 * math.pi / 2**64)
-        log_decay = self.log_decay.to(device).to(wide)[:, None, None] * 2**-56
+        log_decay = super().forward(dtype, device)[:, None, None]
 
         def decay_along(length: int) -> Tensor:  # (1, H, length, length)
             position = torch.arange(length, device=device)
@@ -81,20 +85,6 @@ class RMTPositions(nn.Module):
         between_columns = decay_along(columns)[:, :, None, :, None, :]
         decay = (between_rows + between_columns).reshape(1, -1, rows * columns, rows * columns)
         return RMTGeometry(angle.cos(), angle.sin(), decay.to(dtype), None, None)
-
-
-def attention_map(query: Tensor, key: Tensor, attention_mask: Tensor, scaling: float) -> Tensor:
-    """softmax(scaling · Q Kᵀ + mask): query, key (..., H, T, K) -> (..., H, T, T)."""
-    scores = query @ key.transpose(-1, -2) * scaling + attention_mask
-    return scores.softmax(dim=-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
-
-
-def eager_attention_forward(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **kwargs
-) -> tuple[Tensor, Tensor]:
-    """Attention written out, in the form of transformers' attention functions: (B, H, T, K) -> (B, T, H, K)."""
-    attention = attention_map(query, key, attention_mask, scaling)
-    return (attention @ value).transpose(1, 2), attention
 
 
 class RMTAttention(nn.Module):
@@ -201,42 +191,20 @@ class RMTMLP(nn.Module):
         return self.fc2(hidden_states + self.convolution(hidden_states))
 
 
-class RMTBranch(nn.Module):
-    """What happens to a branch before it joins the residual stream: layer scale, and stochastic depth per image."""
-
-    def __init__(self, config: RMTConfig, stage: int, drop_path_rate: float) -> None:
-        super().__init__()
-        self.drop_path_rate = drop_path_rate
-        self.scale = None
-        if config.use_layer_scale[stage]:
-            self.scale = nn.Parameter(torch.full((config.hidden_sizes[stage],), float(config.layer_scale_init_value)))
-
-    def forward(self, branch: Tensor) -> Tensor:
-        if self.scale is not None:
-            branch = branch * self.scale
-        if self.training and self.drop_path_rate > 0:
-            keep_rate = 1 - self.drop_path_rate
-            kept = torch.rand(branch.shape[0], 1, 1, 1, device=branch.device) < keep_rate
-            branch = branch * (kept / keep_rate).to(branch.dtype)
-        return branch
-
-    def extra_repr(self) -> str:
-        return f"drop_path_rate={self.drop_path_rate:.3g}"
-
-
 class RMTBlock(GradientCheckpointingLayer):
     """Conditional position encoding, attention and feed-forward, each a branch of the residual stream."""
 
     def __init__(self, config: RMTConfig, stage: int, drop_path_rate: float) -> None:
         super().__init__()
         size = config.hidden_sizes[stage]
+        layer_scale = config.layer_scale_init_value if config.use_layer_scale[stage] else None
         self.position_encoding = RMTDepthwiseConvolution(size, kernel_size=3)
         self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.attention = RMTAttention(config, stage)
-        self.attention_branch = RMTBranch(config, stage, drop_path_rate)
+        self.attention_branch = ResidualBranch(size, layer_scale, drop_path_rate)
         self.mlp_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.mlp = RMTMLP(config, stage)
-        self.mlp_branch = RMTBranch(config, stage, drop_path_rate)
+        self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate)
 
     def forward(
         self,
@@ -270,7 +238,6 @@ class RMTStem(nn.Module):
 
     def __init__(self, config: RMTConfig) -> None:
         super().__init__()
-        self.num_channels = config.num_channels
         size = config.hidden_sizes[0]
         self.layers = nn.ModuleList(
             [
@@ -283,11 +250,6 @@ class RMTStem(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """(B, num_channels, height, width) -> (B, C, R, L)."""
-        if pixel_values.dim() != 4 or pixel_values.shape[1] != self.num_channels:
-            raise ValueError(
-                f"pixel_values must be of shape (batch, {self.num_channels}, height, width), {self.num_channels} being "
-                f"the num_channels of the configuration, got {tuple(pixel_values.shape)}."
-            )
         hidden_states = pixel_values.to(self.layers[0].convolution.weight.dtype)
         for layer in self.layers:
             hidden_states = layer(hidden_states)
@@ -303,13 +265,8 @@ class RMTStage(nn.Module):
         if stage > 0:
             self.merging = RMTConvolution(config, config.hidden_sizes[stage - 1], config.hidden_sizes[stage], stride=2)
         self.positions = RMTPositions(config, stage)
-        first, last_of_all = sum(config.depths[:stage]), max(sum(config.depths) - 1, 1)
-        self.blocks = nn.ModuleList(
-            [
-                RMTBlock(config, stage, drop_path_rate=config.drop_path_rate * (first + index) / last_of_all)
-                for index in range(config.depths[stage])
-            ]
-        )
+        rates = drop_path_rates(config.drop_path_rate, config.depths)[stage]
+        self.blocks = nn.ModuleList([RMTBlock(config, stage, rate) for rate in rates])
 
     def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
         """(B, C, R, L) of the stage before -> (B, C, R, L)."""
@@ -322,29 +279,21 @@ class RMTStage(nn.Module):
         return hidden_states.permute(0, 3, 1, 2)
 
 
-class RMTPreTrainedModel(ImageModelCardMixin, PreTrainedModel):
+class RMTPreTrainedModel(VisionPreTrainedModel):
     config: RMTConfig
     config_class = RMTConfig
     base_model_prefix = "rmt"
-    main_input_name = "pixel_values"
-    input_modalities = ("image",)
-    supports_gradient_checkpointing = True
     _no_split_modules = ["RMTBlock"]
     _input_embed_layer = "stem"
     _supports_sdpa = True
     _supports_attention_backend = True
-    _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": RMTStage, "attentions": RMTAttention}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, RMTPositions):
-            init.copy_(module.log_decay, module.compute_log_decay(module.log_decay.device))
             init.copy_(module.frequency, module.compute_frequency(module.frequency.device))
-        elif isinstance(module, RMTBranch):
-            if module.scale is not None:
-                init.constant_(module.scale, self.config.layer_scale_init_value)
         elif isinstance(module, nn.Conv2d):  # as the authors leave them, in PyTorch's own initialisation
             init.kaiming_uniform_(module.weight, a=math.sqrt(5))
             bound = module.weight[0].numel() ** -0.5
@@ -380,8 +329,7 @@ class RMTModel(RMTPreTrainedModel):
         Raises:
             ValueError: for missing pixel_values, or of another number of channels than the configuration says.
         """
-        if pixel_values is None:
-            raise ValueError("You have to specify pixel_values.")
+        check_pixel_values(pixel_values, self.config.num_channels)
         hidden_states = self.stem(pixel_values)
         for stage in self.stages:
             hidden_states = stage(hidden_states, **kwargs)
@@ -461,12 +409,7 @@ class RMTForImageClassification(RMTPreTrainedModel):
             on_projection = self.config.token_classifier_input == "projection"
             token_logits = self.token_classifier(projected if on_projection else tokens)  # (B, R, L, num_labels)
             logits = logits + 0.5 * token_logits.amax(dim=(1, 2))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels, logits, self.config, **kwargs)
-        return ImageClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return image_classifier_output(self, logits, labels, outputs, **kwargs)
 
 
 class RMTBackbone(BackboneMixin, RMTPreTrainedModel):
@@ -501,13 +444,7 @@ class RMTBackbone(BackboneMixin, RMTPreTrainedModel):
         [(1, 64, 16, 24), (1, 512, 2, 3)]
         ```
         """
-        outputs: BaseModelOutputWithPooling = self.rmt(pixel_values, return_dict=True, **kwargs)
-        feature_maps = tuple(
-            self.norms[name](hidden_states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-            for name, hidden_states in zip(self.stage_names, outputs.hidden_states)
-            if name in self.out_features
-        )
-        return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+        return feature_pyramid(self, self.rmt(pixel_values, return_dict=True, **kwargs))
 
 
 __all__ = ["RMTBackbone", "RMTForImageClassification", "RMTModel", "RMTPreTrainedModel"]

@@ -23,14 +23,12 @@ from transformers.modeling_outputs import (
     ImageClassifierOutput,
     MaskedImageModelingOutput,
 )
-from transformers.modeling_utils import PreTrainedModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vir import ViRConfig
-from .image_model_card import ImageModelCardMixin
 from .retention import (
     FORMS,
     DecayTables,
@@ -40,6 +38,15 @@ from .retention import (
     default_chunk_size,
     retention,
     retention_map,
+)
+from .vision_blocks import (
+    FeedForward,
+    HeadDecay,
+    ResidualBranch,
+    VisionPreTrainedModel,
+    check_pixel_values,
+    drop_path_rates,
+    image_classifier_output,
 )
 
 
@@ -53,7 +60,7 @@ class ViRStates:
         self.layers: list[Tensor | None] = [None] * layers
 
 
-class RetentionPlan(NamedTuple):
+class ViRPlan(NamedTuple):
     """What all layers of one forward call share."""
 
     form: str  # "parallel", "recurrent" or "chunkwise"
@@ -61,25 +68,7 @@ class RetentionPlan(NamedTuple):
     tables: DecayTables | None  # None where the recurrence runs token by token
     output_maps: bool
     states: ViRStates | None  # which the layers take up and leave behind; None where an image is read at once
-    segments: list[tuple[int, "RetentionPlan"]] | None = None  # lengths of what a block reads part by part, and their plans
-
-
-class ViRDecay(nn.Module):
-    """ln γ of every head, kept as integers, which no cast of the model to another type rounds."""
-
-    def __init__(self, config: ViRConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.log_decay = nn.Buffer(self.compute_log_decay(), persistent=False)
-
-    def compute_log_decay(self, device: torch.device | None = None) -> Tensor:
-        """(H,) int64: ln γ in units of 2^-56, but not below -100, where nothing is left of a token."""
-        log_decays = [round(max(math.log(decay), -100.0) * 2**56) for decay in self.config.decays()]
-        return torch.tensor(log_decays, dtype=torch.int64, device=device)
-
-    def forward(self, dtype: torch.dtype) -> Tensor:
-        """(H,) ln γ, float32 or wider."""
-        return self.log_decay.to(torch.promote_types(dtype, torch.float32)) * 2**-56
+    segments: list[tuple[int, "ViRPlan"]] | None = None  # lengths of what a block reads part by part, and their plans
 
 
 class ViREmbeddings(nn.Module):
@@ -190,7 +179,7 @@ class ViRRetention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,  # (B, T, D)
-        plan: RetentionPlan,
+        plan: ViRPlan,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, T, D) and, if the plan asks for it, the retention map (B, H, T, T)."""
@@ -208,7 +197,7 @@ class ViRRetention(nn.Module):
             output = self.norm(output)
         return self.o_proj(self.act_fn(output.to(hidden_states.dtype))), maps
 
-    def _retain(self, query: Tensor, key: Tensor, value: Tensor, plan: RetentionPlan, maps: Tensor | None) -> Tensor:
+    def _retain(self, query: Tensor, key: Tensor, value: Tensor, plan: ViRPlan, maps: Tensor | None) -> Tensor:
         """Retention among the tokens, (B, H, T, K), and over what the state holds, which then takes them in."""
         arguments = {"form": plan.form, "scores": maps}
         if self.bidirectional:  # without gaps, a sequence turned around decays as it does forwards
@@ -221,63 +210,24 @@ class ViRRetention(nn.Module):
         return output
 
 
-class ViRMLP(nn.Module):
-    """Feed-forward network."""
-
-    def __init__(self, config: ViRConfig) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.act_fn = ACT2FN[config.hidden_act]
-        self.dropout = nn.Dropout(config.activation_dropout)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.fc2(self.dropout(self.act_fn(self.fc1(hidden_states))))
-
-
-class ViRBranch(nn.Module):
-    """What happens to a branch before it joins the residual stream: dropout, layer scale, stochastic depth per image."""
-
-    def __init__(self, config: ViRConfig, drop_path_rate: float) -> None:
-        super().__init__()
-        self.init_value = config.layer_scale_init_value
-        self.drop_path_rate = drop_path_rate
-        self.dropout = nn.Dropout(config.hidden_dropout)
-        self.scale = None
-        if config.use_layer_scale:
-            self.scale = nn.Parameter(torch.full((config.hidden_size,), float(self.init_value)))
-
-    def forward(self, branch: Tensor) -> Tensor:
-        branch = self.dropout(branch)
-        if self.scale is not None:
-            branch = branch * self.scale
-        if self.training and self.drop_path_rate > 0:
-            keep_rate = 1 - self.drop_path_rate
-            kept = torch.rand(branch.shape[0], 1, 1, device=branch.device) < keep_rate
-            branch = branch * (kept / keep_rate).to(branch.dtype)
-        return branch
-
-    def extra_repr(self) -> str:
-        return f"drop_path_rate={self.drop_path_rate:.3g}"
-
-
 class ViRBlock(GradientCheckpointingLayer):
     """Retention and feed-forward, each a branch of the residual stream."""
 
-    def __init__(self, config: ViRConfig, layer_idx: int) -> None:
+    def __init__(self, config: ViRConfig, layer_idx: int, drop_path_rate: float) -> None:
         super().__init__()
-        drop_path_rate = config.drop_path_rate * layer_idx / max(config.num_hidden_layers - 1, 1)
-        self.retention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        size = config.hidden_size
+        layer_scale = config.layer_scale_init_value if config.use_layer_scale else None
+        self.retention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.retention = ViRRetention(config, layer_idx)
-        self.retention_branch = ViRBranch(config, drop_path_rate)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = ViRMLP(config)
-        self.mlp_branch = ViRBranch(config, drop_path_rate)
+        self.retention_branch = ResidualBranch(size, layer_scale, drop_path_rate, config.hidden_dropout)
+        self.mlp_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.mlp = FeedForward(size, config.intermediate_size, config.hidden_act, config.activation_dropout)
+        self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate, config.hidden_dropout)
 
     def forward(
         self,
         hidden_states: Tensor,  # (B, T, D)
-        plan: RetentionPlan,
+        plan: ViRPlan,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         if plan.segments is None:
@@ -285,22 +235,18 @@ class ViRBlock(GradientCheckpointingLayer):
         parts = hidden_states.split([length for length, _ in plan.segments], dim=1)
         return torch.cat([self._transform(part, own, **kwargs) for part, (_, own) in zip(parts, plan.segments)], dim=1)
 
-    def _transform(self, hidden_states: Tensor, plan: RetentionPlan, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
+    def _transform(self, hidden_states: Tensor, plan: ViRPlan, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
         branch, _ = self.retention(self.retention_norm(hidden_states), plan=plan, **kwargs)
         hidden_states = hidden_states + self.retention_branch(branch)
         return hidden_states + self.mlp_branch(self.mlp(self.mlp_norm(hidden_states)))
 
 
-class ViRPreTrainedModel(ImageModelCardMixin, PreTrainedModel):
+class ViRPreTrainedModel(VisionPreTrainedModel):
     config: ViRConfig
     config_class = ViRConfig
     base_model_prefix = "vir"
-    main_input_name = "pixel_values"
-    input_modalities = ("image",)
-    supports_gradient_checkpointing = True
     _no_split_modules = ["ViREmbeddings", "ViRBlock"]
     _input_embed_layer = "patch_embeddings"
-    _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": ViRBlock, "attentions": ViRRetention}
 
     @torch.no_grad()
@@ -318,11 +264,6 @@ class ViRPreTrainedModel(ImageModelCardMixin, PreTrainedModel):
             for token in (module.class_token, module.mask_token):
                 if token is not None:
                     init.trunc_normal_(token, std=std)
-        elif isinstance(module, ViRBranch):
-            if module.scale is not None:
-                init.constant_(module.scale, module.init_value)
-        elif isinstance(module, ViRDecay):
-            init.copy_(module.log_decay, module.compute_log_decay(module.log_decay.device))
 
 
 class ViRModel(ViRPreTrainedModel):
@@ -335,8 +276,9 @@ class ViRModel(ViRPreTrainedModel):
     def __init__(self, config: ViRConfig, use_mask_token: bool = False) -> None:
         super().__init__(config)
         self.embeddings = ViREmbeddings(config, use_mask_token)
-        self.decay = ViRDecay(config)
-        self.layers = nn.ModuleList([ViRBlock(config, index) for index in range(config.num_hidden_layers)])
+        self.decay = HeadDecay(config.decays())
+        [rates] = drop_path_rates(config.drop_path_rate, [config.num_hidden_layers])
+        self.layers = nn.ModuleList([ViRBlock(config, index, rate) for index, rate in enumerate(rates)])
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.gradient_checkpointing = False
         self.post_init()
@@ -482,17 +424,11 @@ class ViRModel(ViRPreTrainedModel):
 
     def _check(self, pixel_values: Tensor | None) -> None:
         """Raises ValueError for what is not a batch of images, or a band of them, that patches divide."""
-        config = self.config
-        if pixel_values is None:
-            raise ValueError("You have to specify pixel_values.")
-        if pixel_values.dim() != 4 or pixel_values.shape[1] != config.num_channels:
+        check_pixel_values(pixel_values, self.config.num_channels)
+        patch_shape = self.config.patch_shape
+        if any(size % patch or size == 0 for size, patch in zip(pixel_values.shape[2:], patch_shape)):
             raise ValueError(
-                f"pixel_values must be of shape (batch, {config.num_channels}, height, width), {config.num_channels} being "
-                f"the num_channels of the configuration, got {tuple(pixel_values.shape)}."
-            )
-        if any(size % patch or size == 0 for size, patch in zip(pixel_values.shape[2:], config.patch_shape)):
-            raise ValueError(
-                f"pixel_values must have a height and width that the patch_size {config.patch_shape} divides, "
+                f"pixel_values must have a height and width that the patch_size {patch_shape} divides, "
                 f"got {tuple(pixel_values.shape[2:])}."
             )
 
@@ -502,7 +438,7 @@ class ViRModel(ViRPreTrainedModel):
         retention_form: str | None,
         output_maps: bool = False,
         states: ViRStates | None = None,
-    ) -> RetentionPlan:
+    ) -> ViRPlan:
         """Form and decays of one call, computed once for all layers."""
         config, length = self.config, hidden_states.shape[1]
         form = retention_form or config.retention_form
@@ -517,13 +453,13 @@ class ViRModel(ViRPreTrainedModel):
         if form == "auto":
             form = "parallel" if output_maps else choose_form(length, chunk_size)
 
-        log_decay = self.decay(hidden_states.dtype).to(hidden_states.device)
+        log_decay = self.decay(hidden_states.dtype, hidden_states.device)
 
-        def plan_of(length: int) -> RetentionPlan:
+        def plan_of(length: int) -> ViRPlan:
             tables = None
             if form != "recurrent" or length == 1:
                 tables = decay_tables(log_decay, length, chunk_size if form == "chunkwise" else None)
-            return RetentionPlan(form, log_decay, tables, output_maps, states)
+            return ViRPlan(form, log_decay, tables, output_maps, states)
 
         lengths = self._segment_lengths(length, chunk_size) if form == "chunkwise" else [length]
         if len(lengths) == 1:
@@ -589,13 +525,7 @@ class ViRForImageClassification(ViRPreTrainedModel):
             return_dict=True,
             **kwargs,
         )
-        logits = self.classifier(outputs.pooler_output)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels, logits, self.config, **kwargs)
-        return ImageClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        return image_classifier_output(self, self.classifier(outputs.pooler_output), labels, outputs, **kwargs)
 
     @torch.no_grad()
     def classify_bands(

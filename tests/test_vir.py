@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from retnet_hf import ViRBackbone, ViRConfig, ViRForImageClassification, ViRForMaskedImageModeling, ViRModel
-from retnet_hf.modeling_vir import ViRBranch, ViRDecay, ViREmbeddings, ViRRetention
+from retnet_hf.modeling_vir import ViREmbeddings, ViRRetention
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")
@@ -315,12 +315,6 @@ def test_another_size_is_refused_unless_positions_are_interpolated():
 
 def test_inputs_are_checked():
     model = small_vir()
-    with pytest.raises(ValueError, match=r"\(batch, 3, height, width\), 3 being the num_channels.* got \(2, 1, 24, 24\)"):
-        model(torch.zeros(2, 1, 24, 24))
-    with pytest.raises(ValueError, match=r"got \(3, 24, 24\)"):
-        model(torch.zeros(3, 24, 24))
-    with pytest.raises(ValueError, match="You have to specify pixel_values"):
-        model()
     with pytest.raises(ValueError, match="retention_form must be one of auto, parallel, recurrent, chunkwise, got 'serial'"):
         model(images(), retention_form="serial")
     with pytest.raises(ValueError, match="bool_masked_pos must be None in a model without a mask token"):
@@ -376,20 +370,12 @@ def test_published_decays():
     assert ViRConfig(decay_schedule="none").decays() == [1.0] * 12
 
 
-def test_no_cast_touches_decays():
-    decay = ViRDecay(small_vir_config(decay_schedule=[0.998046875, 1e-300]))
-    for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        cast = copy.deepcopy(decay).to(dtype)
-        assert cast(torch.bfloat16).dtype == torch.float32
-        assert cast(torch.float64).tolist() == pytest.approx([math.log(0.998046875), -100.0], rel=1e-15)
-
-
 def test_meta_device_model_gets_its_buffers():
     with torch.device("meta"):
         model = ViRForImageClassification(small_vir_config())
     model = model.to_empty(device="cpu")
     model.init_weights()
-    assert torch.equal(model.vir.decay.log_decay, ViRDecay(small_vir_config()).log_decay)
+    assert torch.equal(model.vir.decay.log_decay, ViRModel(small_vir_config()).decay.log_decay)
     with torch.no_grad():
         assert model.eval()(images()).logits.isfinite().all()
 
@@ -442,16 +428,9 @@ def test_decays_are_computed_once_for_all_layers(monkeypatch):
 
 
 def test_stochastic_depth():
-    """Rates rise linearly over the blocks; a branch is left out of whole images, the others make up for it."""
+    """Rates rise linearly over the blocks."""
     model = ViRModel(small_vir_config(drop_path_rate=0.4))
     assert [layer.mlp_branch.drop_path_rate for layer in model.layers] == pytest.approx([0, 0.2, 0.4])
-    branch = ViRBranch(small_vir_config("mean"), drop_path_rate=0.4).train()
-    ones = torch.ones(4000, 2, 3)
-    per_image = branch(ones).flatten(1)
-    assert (per_image == per_image[:, :1]).all()
-    assert per_image.unique().tolist() == pytest.approx([0, 1 / 0.6])
-    assert (per_image[:, 0] == 0).float().mean().item() == pytest.approx(0.4, abs=0.03)
-    assert torch.equal(branch.eval()(ones), ones)
 
 
 @pytest.mark.parametrize("field", ["embedding_dropout", "hidden_dropout", "activation_dropout"])
