@@ -5,10 +5,10 @@
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers.activations import ACT2FN
-from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 
+from .configuration_checks import RETENTION_FORMS, FieldChecks
+from .configuration_stages import StagedConfigMixin
 from .decay_schedules import scheduled_decays
 
 
@@ -16,18 +16,6 @@ TOKEN_MIXERS = ("pooling", "retention", "manhattan", "attention", "identity")
 MIXERS_WITH_HEADS = ("retention", "manhattan", "attention")
 MIXERS_WITH_DECAY = ("retention", "manhattan")
 DECAY_SCHEDULES = ("rmt", "power_of_two", "log_linear", "none")
-RETENTION_FORMS = ("auto", "parallel", "recurrent", "chunkwise")
-
-# Fields with one value per stage.
-_PER_STAGE = (
-    "token_mixers",
-    "depths",
-    "hidden_sizes",
-    "num_attention_heads",
-    "patch_sizes",
-    "strides",
-    "padding",
-)
 
 # name: (hidden_sizes, depths, layer_scale_init_value, drop_path_rate)
 _SHAPES = {
@@ -44,7 +32,7 @@ _SHAPES = {
 
 
 @strict
-class MetaFormerConfig(BackboneConfigMixin, PreTrainedConfig):
+class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
     r"""Configuration of a MetaFormer (arXiv 2111.11418). The defaults are those of PoolFormer-S12.
 
     Every list has one value per stage.
@@ -100,6 +88,7 @@ class MetaFormerConfig(BackboneConfigMixin, PreTrainedConfig):
     """
 
     model_type = "metaformer"
+    _per_stage = ("token_mixers", "depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides", "padding")
 
     num_channels: int = 3
     image_size: int | list[int] | tuple[int, int] = 224
@@ -148,66 +137,41 @@ class MetaFormerConfig(BackboneConfigMixin, PreTrainedConfig):
         return cls(**(fields | overrides))
 
     def __post_init__(self, **kwargs: Any) -> None:
-        stages = len(self.depths)
         if isinstance(self.token_mixers, str):
-            self.token_mixers = [self.token_mixers] * stages
+            self.token_mixers = [self.token_mixers] * len(self.depths)
         if self.num_attention_heads is None:
             self.num_attention_heads = [_heads_of_about_32(size) for size in self.hidden_sizes]
-        for field in _PER_STAGE:
-            setattr(self, field, list(getattr(self, field)))
-        self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, stages + 1)]
-        self.set_output_features_output_indices(
-            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
-        )
         super().__post_init__(**kwargs)
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Hidden states that the model returns beside the stem's: one per stage."""
-        return len(self.depths)
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the last stage."""
-        return self.hidden_sizes[-1]
 
     def decays(self, stage: int) -> list[float]:
         """γ of each head of a stage, in double precision."""
         heads = self.num_attention_heads[stage]
         if self.decay_schedule == "rmt":
             return [1 - 2.0 ** (-2 - 4 * head / heads) for head in range(heads)]
-        if isinstance(self.decay_schedule, str):
-            return scheduled_decays(self.decay_schedule, heads)
-        return [float(decay) for decay in self.decay_schedule[stage]]
+        by_name = isinstance(self.decay_schedule, str)
+        return scheduled_decays(self.decay_schedule if by_name else self.decay_schedule[stage], heads)
 
     def validate_architecture(self) -> None:
         """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
-
-        def require(condition: bool, field: str, allowed: str) -> None:
-            if not condition:
-                raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}.")
-
-        stages = len(self.depths)
-        require(stages > 0, "depths", "a list of one number or more")
-        for field in _PER_STAGE:
-            require(len(getattr(self, field)) == stages, field, f"a list of one value per stage (depths has {stages})")
-        require(
+        check = FieldChecks(self)
+        self._check_stages(check)
+        check.require(
             all(name in TOKEN_MIXERS for name in self.token_mixers), "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}"
         )
         for field in ("depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides"):
-            require(all(number > 0 for number in getattr(self, field)), field, "positive integers")
-        require(all(number >= 0 for number in self.padding), "padding", "0 or positive")
-        require(self.pool_size > 0 and self.pool_size % 2 == 1, "pool_size", "odd and positive")
-        require(
+            check.require(all(number > 0 for number in getattr(self, field)), field, "positive integers")
+        check.require(all(number >= 0 for number in self.padding), "padding", "0 or positive")
+        check.require(self.pool_size > 0 and self.pool_size % 2 == 1, "pool_size", "odd and positive")
+        check.require(
             all(int(self.mlp_ratio * size) > 0 for size in self.hidden_sizes),
             "mlp_ratio",
             f"such that times each of hidden_sizes ({self.hidden_sizes}) it is 1 or more",
         )
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
-            require(getattr(self, field) > 0, field, "positive")
+            check.require(getattr(self, field) > 0, field, "positive")
             for name, size, heads in zip(self.token_mixers, self.hidden_sizes, self.num_attention_heads):
                 expanded = size * getattr(self, field)
-                require(
+                check.require(
                     name not in MIXERS_WITH_HEADS
                     or abs(expanded - round(expanded)) < 1e-6
                     and round(expanded) > 0
@@ -216,20 +180,19 @@ class MetaFormerConfig(BackboneConfigMixin, PreTrainedConfig):
                     f"such that each divides the size of its stage (hidden_sizes is {self.hidden_sizes}) times "
                     f"{field} ({getattr(self, field)}) into {what} of whole size",
                 )
-        for field in ("hidden_act", "output_gate_act"):
-            require(getattr(self, field) in ACT2FN, field, "a name of transformers.activations.ACT2FN")
-        require(self.retention_form in RETENTION_FORMS, "retention_form", "one of " + ", ".join(RETENTION_FORMS))
-        for field in ("num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value"):
-            require(getattr(self, field) > 0, field, "positive")
-        require(0 <= self.drop_path_rate < 1, "drop_path_rate", "in [0, 1)")
+        check.activation("hidden_act", "output_gate_act")
+        check.one_of("retention_form", RETENTION_FORMS)
+        check.positive("num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
+        check.rate("drop_path_rate")
 
         schedule = self.decay_schedule
         if isinstance(schedule, str):
-            require(schedule in DECAY_SCHEDULES, "decay_schedule", "one of " + ", ".join(DECAY_SCHEDULES))
+            check.one_of("decay_schedule", DECAY_SCHEDULES)
         else:
-            require(len(schedule) == stages, "decay_schedule", f"a list of one list per stage (depths has {stages})")
+            stages = len(self.depths)
+            check.require(len(schedule) == stages, "decay_schedule", f"a list of one list per stage (depths has {stages})")
             for name, decays, heads in zip(self.token_mixers, schedule, self.num_attention_heads):
-                require(
+                check.require(
                     name not in MIXERS_WITH_DECAY or len(decays) == heads and all(0 < decay <= 1 for decay in decays),
                     "decay_schedule",
                     f"for each stage one number in (0, 1] per head (num_attention_heads is {self.num_attention_heads})",

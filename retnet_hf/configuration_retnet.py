@@ -8,14 +8,13 @@ import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 
+from .configuration_checks import RETENTION_FORMS, FieldChecks
 from .decay_schedules import scheduled_decays
 
 
 DECAY_SCHEDULES = ("power_of_two", "log_linear", "none")
-RETENTION_FORMS = ("auto", "parallel", "recurrent", "chunkwise")
 INITIALIZATIONS = ("xavier", "deepnet", "normal")
 
 # name: (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, value_expansion)
@@ -331,9 +330,7 @@ class RetNetConfig(PreTrainedConfig):
 
     def decays(self) -> list[float]:
         """γ of each head, in double precision."""
-        if isinstance(self.decay_schedule, str):
-            return scheduled_decays(self.decay_schedule, self.num_attention_heads)
-        return [float(decay) for decay in self.decay_schedule]
+        return scheduled_decays(self.decay_schedule, self.num_attention_heads)
 
     @property
     def state_fingerprint(self) -> str:
@@ -345,69 +342,47 @@ class RetNetConfig(PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
-
-        def require(condition: bool, field: str, allowed: str) -> None:
-            if not condition:
-                raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}.")
-
-        def choice(field: str, allowed: tuple[str, ...]) -> None:
-            require(getattr(self, field) in allowed, field, "one of " + ", ".join(allowed))
-
-        for field in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-            require(getattr(self, field) > 0, field, "a positive integer")
-        require(self.chunk_size is None or self.chunk_size > 0, "chunk_size", "a positive integer or None")
+        check = FieldChecks(self)
+        check.positive_integer("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        check.require(self.chunk_size is None or self.chunk_size > 0, "chunk_size", "a positive integer or None")
         heads = self.num_attention_heads
-        require(
+        check.require(
             0 < self.num_key_value_heads <= heads and heads % self.num_key_value_heads == 0,
             "num_key_value_heads",
             f"a divisor of num_attention_heads ({heads})",
         )
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
             size = self.hidden_size * getattr(self, field)
-            require(
+            check.require(
                 size > 0 and abs(size - round(size)) < 1e-6 and round(size) % heads == 0,
                 field,
                 f"such that hidden_size ({self.hidden_size}) times it divides by num_attention_heads ({heads}) "
                 f"into {what} of whole size",
             )
-        require(
+        check.require(
             not self.use_rotary or self.head_dim % 2 == 0,
             "key_expansion",
             f"such that the size of a query head ({self.head_dim}) is even, since use_rotary is True",
         )
-        choice("retention_form", RETENTION_FORMS)
-        choice("norm_position", ("pre", "post"))
-        choice("initialization", INITIALIZATIONS)
-        for field in ("hidden_act", "output_gate_act", "feature_map"):
-            name = getattr(self, field)
-            optional = name is None and field == "feature_map"
-            require(optional or name in ACT2FN, field, "a name of transformers.activations.ACT2FN")
-        for field in ("hidden_dropout", "activation_dropout"):
-            require(0 <= getattr(self, field) < 1, field, "in [0, 1)")
-        for field in ("rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier"):
-            require(getattr(self, field) > 0, field, "positive")
+        check.one_of("retention_form", RETENTION_FORMS)
+        check.one_of("norm_position", ("pre", "post"))
+        check.one_of("initialization", INITIALIZATIONS)
+        check.activation("hidden_act", "output_gate_act", "feature_map")
+        check.rate("hidden_dropout", "activation_dropout")
+        check.positive("rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
         theta = (self.rope_parameters or {}).get("rope_theta", 10000.0)
-        require(
+        check.require(
             isinstance(theta, (int, float)) and theta >= 1 and "partial_rotary_factor" not in (self.rope_parameters or {}),
             "rope_parameters",
             "a rope_theta of at least 1, and no partial_rotary_factor",
         )
         rope_type = (self.rope_parameters or {}).get("rope_type", "default")
-        require(
+        check.require(
             rope_type == "default",
             "rope_parameters",
             'of rope_type "default" (positions never run out here, so no other scaling is needed)',
         )
-
-        schedule = self.decay_schedule
-        if isinstance(schedule, str):
-            choice("decay_schedule", DECAY_SCHEDULES)
-        else:
-            require(
-                len(schedule) == heads and all(0 < decay <= 1 for decay in schedule),
-                "decay_schedule",
-                f"a list of num_attention_heads ({heads}) numbers in (0, 1]",
-            )
+        check.decay_schedule(DECAY_SCHEDULES)
 
 
 __all__ = ["RetNetConfig"]

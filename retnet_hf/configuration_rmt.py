@@ -5,25 +5,14 @@
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from transformers.activations import ACT2FN
-from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
+
+from .configuration_checks import FieldChecks
+from .configuration_stages import StagedConfigMixin
 
 
 ATTENTION_TYPES = ("decomposed", "whole")
 TOKEN_CLASSIFIER_INPUTS = ("hidden_states", "projection")
-
-# Fields with one value per stage.
-_PER_STAGE = (
-    "hidden_sizes",
-    "depths",
-    "num_attention_heads",
-    "mlp_ratios",
-    "attention_types",
-    "decay_exponents",
-    "decay_exponent_ranges",
-    "use_layer_scale",
-)
 
 # name: (hidden_sizes, depths, num_attention_heads, mlp_ratios, decomposed stages, decay_exponent_ranges,
 #        stages with layer scale, drop_path_rate), from arXiv 2309.11523 and the authors' code
@@ -48,7 +37,7 @@ _PRESETS = (*_SHAPES, *(name for name in _PAPER_NAMES.values() if name.endswith(
 
 
 @strict
-class RMTConfig(BackboneConfigMixin, PreTrainedConfig):
+class RMTConfig(StagedConfigMixin, PreTrainedConfig):
     r"""Configuration of an RMT (arXiv 2309.11523). The defaults are those of RMT-T.
 
     Every list has one value per stage.
@@ -94,6 +83,16 @@ class RMTConfig(BackboneConfigMixin, PreTrainedConfig):
     """
 
     model_type = "rmt"
+    _per_stage = (
+        "hidden_sizes",
+        "depths",
+        "num_attention_heads",
+        "mlp_ratios",
+        "attention_types",
+        "decay_exponents",
+        "decay_exponent_ranges",
+        "use_layer_scale",
+    )
 
     num_channels: int = 3
     image_size: int | list[int] | tuple[int, int] = 224
@@ -148,25 +147,6 @@ class RMTConfig(BackboneConfigMixin, PreTrainedConfig):
         }
         return cls(**(fields | overrides))
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        for field in _PER_STAGE:
-            setattr(self, field, list(getattr(self, field)))
-        self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, len(self.depths) + 1)]
-        self.set_output_features_output_indices(
-            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
-        )
-        super().__post_init__(**kwargs)
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Hidden states that the model returns beside the stem's: one per stage."""
-        return len(self.depths)
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the last stage."""
-        return self.hidden_sizes[-1]
-
     def decays(self, stage: int) -> list[float]:
         """γ of each head of a stage, in double precision."""
         heads, exponent, span = (
@@ -178,58 +158,45 @@ class RMTConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def validate_architecture(self) -> None:
         """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
-
-        def require(condition: bool, field: str, allowed: str) -> None:
-            if not condition:
-                raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}.")
-
-        stages = len(self.depths)
-        require(stages > 0, "depths", "a list of one number or more")
-        for field in _PER_STAGE:
-            require(len(getattr(self, field)) == stages, field, f"a list of one value per stage (depths has {stages})")
+        check = FieldChecks(self)
+        self._check_stages(check)
         for field in ("hidden_sizes", "depths", "num_attention_heads"):
-            require(all(number > 0 for number in getattr(self, field)), field, "positive integers")
-        require(self.hidden_sizes[0] % 2 == 0, "hidden_sizes", "even in the first stage, whose half the stem begins with")
-        require(
+            check.require(all(number > 0 for number in getattr(self, field)), field, "positive integers")
+        check.require(
+            self.hidden_sizes[0] % 2 == 0, "hidden_sizes", "even in the first stage, whose half the stem begins with"
+        )
+        check.require(
             all(size % (2 * heads) == 0 for size, heads in zip(self.hidden_sizes, self.num_attention_heads)),
             "num_attention_heads",
             f"such that each of hidden_sizes ({self.hidden_sizes}) divides into heads of even size",
         )
-        require(
+        check.require(
             all(int(ratio * size) > 0 for ratio, size in zip(self.mlp_ratios, self.hidden_sizes)),
             "mlp_ratios",
             f"such that times hidden_sizes ({self.hidden_sizes}) it is 1 or more",
         )
-        require(
+        check.require(
             all(name in ATTENTION_TYPES for name in self.attention_types),
             "attention_types",
             f"a list of {' and '.join(ATTENTION_TYPES)}",
         )
-        for stage in range(stages):
-            require(
+        for stage in range(len(self.depths)):
+            check.require(
                 all(0 < decay < 1 for decay in self.decays(stage)),
                 "decay_exponents",
                 f"such that with decay_exponent_ranges ({self.decay_exponent_ranges}) every decay "
                 "1 - 2^(-exponent - range · head / heads) lies between 0 and 1",
             )
-        require(
+        check.require(
             self.token_classifier_input is None or self.token_classifier_input in TOKEN_CLASSIFIER_INPUTS,
             "token_classifier_input",
             f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}",
         )
-        for field in ("hidden_act", "projection_act"):
-            require(getattr(self, field) in ACT2FN, field, "a name of transformers.activations.ACT2FN")
-        for field in (
-            "num_channels",
-            "projection_size",
-            "layer_scale_init_value",
-            "layer_norm_eps",
-            "batch_norm_eps",
-            "initializer_range",
-        ):
-            require(getattr(self, field) > 0, field, "positive")
-        require(self.rope_theta >= 1, "rope_theta", "1 or more")
-        require(0 <= self.drop_path_rate < 1, "drop_path_rate", "in [0, 1)")
+        check.activation("hidden_act", "projection_act")
+        check.positive("num_channels", "projection_size", "layer_scale_init_value")
+        check.positive("layer_norm_eps", "batch_norm_eps", "initializer_range")
+        check.require(self.rope_theta >= 1, "rope_theta", "1 or more")
+        check.rate("drop_path_rate")
 
 
 __all__ = ["RMTConfig"]

@@ -9,12 +9,12 @@ from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 
+from .configuration_checks import RETENTION_FORMS, FieldChecks
 from .decay_schedules import scheduled_decays
 
 
 DECAY_SCHEDULES = ("log_linear", "power_of_two", "none")
 POOLINGS = ("class_token", "last_patch", "mean", "mean_but_first")
-RETENTION_FORMS = ("auto", "parallel", "recurrent", "chunkwise")
 
 # name: (hidden_size, num_hidden_layers, num_attention_heads, patch_size)
 _SHAPES = {
@@ -194,69 +194,51 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def decays(self) -> list[float]:
         """γ of each head, in double precision."""
-        if isinstance(self.decay_schedule, str):
-            return scheduled_decays(self.decay_schedule, self.num_attention_heads)
-        return [float(decay) for decay in self.decay_schedule]
+        return scheduled_decays(self.decay_schedule, self.num_attention_heads)
 
     def validate_architecture(self) -> None:
         """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
-
-        def require(condition: bool, field: str, allowed: str) -> None:
-            if not condition:
-                raise ValueError(f"{field} must be {allowed}, got {getattr(self, field)!r}.")
-
-        def choice(field: str, allowed: tuple[str, ...]) -> None:
-            require(getattr(self, field) in allowed, field, "one of " + ", ".join(allowed))
-
-        for field in ("num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
-            require(getattr(self, field) > 0, field, "a positive integer")
+        check = FieldChecks(self)
+        check.positive_integer(
+            "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"
+        )
         for field in ("image_size", "patch_size"):
             size = _pair(getattr(self, field))
-            require(len(size) == 2 and min(size) > 0, field, "a positive integer, or height and width")
-        require(
+            check.require(len(size) == 2 and min(size) > 0, field, "a positive integer, or height and width")
+        check.require(
             all(image % patch == 0 for image, patch in zip(self.image_shape, self.patch_shape)),
             "image_size",
             f"a multiple of patch_size ({self.patch_size})",
         )
         for field in ("chunk_size", "segment_size"):
             size = getattr(self, field)
-            require(size is None or size > 0, field, "a positive integer or None")
-        require(
+            check.require(size is None or size > 0, field, "a positive integer or None")
+        check.require(
             self.hidden_size % self.num_attention_heads == 0,
             "num_attention_heads",
             f"a divisor of hidden_size ({self.hidden_size})",
         )
-        choice("pooling", POOLINGS)
-        choice("retention_form", RETENTION_FORMS)
-        require(self.hidden_act in ACT2FN, "hidden_act", "a name of transformers.activations.ACT2FN")
-        require(
+        check.one_of("pooling", POOLINGS)
+        check.one_of("retention_form", RETENTION_FORMS)
+        check.activation("hidden_act")
+        check.require(
             self.retention_act is None or self.retention_act in ACT2FN,
             "retention_act",
             "None, or a name of transformers.activations.ACT2FN",
         )
-        require(
+        check.require(
             not (self.mirror_sequence and self.bidirectional),
             "mirror_sequence",
             "False where bidirectional is True: either lets a token see those after it",
         )
-        require(
+        check.require(
             not (self.mirror_sequence and self.pooling == "class_token"),
             "pooling",
             "last_patch, mean or mean_but_first where mirror_sequence is True",
         )
-        for field in ("embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate"):
-            require(0 <= getattr(self, field) < 1, field, "in [0, 1)")
-        for field in ("layer_norm_eps", "initializer_range", "layer_scale_init_value"):
-            require(getattr(self, field) > 0, field, "positive")
-        schedule, heads = self.decay_schedule, self.num_attention_heads
-        if isinstance(schedule, str):
-            choice("decay_schedule", DECAY_SCHEDULES)
-        else:
-            require(
-                len(schedule) == heads and all(0 < decay <= 1 for decay in schedule),
-                "decay_schedule",
-                f"a list of num_attention_heads ({heads}) numbers in (0, 1]",
-            )
+        check.rate("embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
+        check.positive("layer_norm_eps", "initializer_range", "layer_scale_init_value")
+        check.decay_schedule(DECAY_SCHEDULES)
 
 
 def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:

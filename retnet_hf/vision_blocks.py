@@ -83,7 +83,7 @@ class ResidualBranch(nn.Module):
 
 
 def drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
-    """Of each block of each stage: it rises linearly over all blocks, from 0 to `last`."""
+    """The rate of stochastic depth of each block of each stage: from 0 to `last`, linearly over all blocks."""
     blocks, last_block = itertools.count(), max(sum(depths) - 1, 1)
     return [[last * next(blocks) / last_block for _ in range(depth)] for depth in depths]
 

@@ -1,0 +1,52 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The checks of fields that configurations share."""
+
+from transformers.activations import ACT2FN
+from transformers.configuration_utils import PreTrainedConfig
+
+
+RETENTION_FORMS = ("auto", "parallel", "recurrent", "chunkwise")
+
+
+class FieldChecks:
+    """Checks of a configuration's fields, by name. Each raises ValueError with the field, what is allowed, and the value."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        self.config = config
+
+    def require(self, condition: bool, field: str, allowed: str) -> None:
+        if not condition:
+            raise ValueError(f"{field} must be {allowed}, got {getattr(self.config, field)!r}.")
+
+    def one_of(self, field: str, allowed: tuple[str, ...]) -> None:
+        self.require(getattr(self.config, field) in allowed, field, "one of " + ", ".join(allowed))
+
+    def positive(self, *fields: str) -> None:
+        for field in fields:
+            self.require(getattr(self.config, field) > 0, field, "positive")
+
+    def positive_integer(self, *fields: str) -> None:
+        for field in fields:
+            self.require(getattr(self.config, field) > 0, field, "a positive integer")
+
+    def rate(self, *fields: str) -> None:
+        for field in fields:
+            self.require(0 <= getattr(self.config, field) < 1, field, "in [0, 1)")
+
+    def activation(self, *fields: str) -> None:
+        for field in fields:
+            name = getattr(self.config, field)  # None only in a field whose type allows it
+            self.require(name is None or name in ACT2FN, field, "a name of transformers.activations.ACT2FN")
+
+    def decay_schedule(self, schedules: tuple[str, ...]) -> None:
+        """The name of a schedule, or a list of decays."""
+        schedule, heads = self.config.decay_schedule, self.config.num_attention_heads
+        if isinstance(schedule, str):
+            self.one_of("decay_schedule", schedules)
+        else:
+            self.require(
+                len(schedule) == heads and all(0 < decay <= 1 for decay in schedule),
+                "decay_schedule",
+                f"a list of num_attention_heads ({heads}) numbers in (0, 1]",
+            )

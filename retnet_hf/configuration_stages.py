@@ -1,0 +1,39 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What configurations of models in stages share: one list for each thing that the stages differ in."""
+
+from typing import Any
+
+from transformers.backbone_utils import BackboneConfigMixin
+
+from .configuration_checks import FieldChecks
+
+
+class StagedConfigMixin(BackboneConfigMixin):
+    """`_per_stage` names the fields with one value per stage, depths and hidden_sizes among them."""
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for field in self._per_stage:
+            setattr(self, field, list(getattr(self, field)))
+        self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, len(self.depths) + 1)]
+        self.set_output_features_output_indices(
+            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
+        )
+        super().__post_init__(**kwargs)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Hidden states that the model returns beside the stem's: one per stage."""
+        return len(self.depths)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the last stage."""
+        return self.hidden_sizes[-1]
+
+    def _check_stages(self, check: FieldChecks) -> None:
+        stages = len(self.depths)
+        check.require(stages > 0, "depths", "a list of one number or more")
+        for field in self._per_stage:
+            allowed = f"a list of one value per stage (depths has {stages})"
+            check.require(len(getattr(self, field)) == stages, field, allowed)
