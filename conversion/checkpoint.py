@@ -234,21 +234,21 @@ def _unpickle(file: Path) -> Any:
         with torch.serialization.safe_globals(_HARMLESS):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file) or None)
     except pickle.UnpicklingError as error:
+        refused = _refused_name(error)
         raise CheckpointError(
             f"{file} holds more than tensors and plain values, or is damaged; it could only be read by running code in it, "
-            f"which is refused: {_refused_name(error)}"
+            f"which is refused{refused and f': {refused}'}"
         ) from error
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, AttributeError) as error:
         if file.stat().st_size == 0:
             raise CheckpointError(f"{file} is empty") from error
-        kind = type(error).__name__
-        raise CheckpointError(f"{file} is damaged, or no file of PyTorch: {kind}: {first_line(error)}") from error
+        raise CheckpointError(f"{file} is damaged, or no file of PyTorch: {first_line(error)}") from error
 
 
 def _refused_name(error: Exception) -> str:
-    """What of the pickle was refused, out of torch's long advice."""
-    words = str(error).split("GLOBAL ")
-    return words[1].split()[0] if len(words) > 1 else first_line(error)
+    """What of the pickle was refused, out of torch's long advice; nothing where torch does not name it."""
+    _, found, rest = str(error).partition("GLOBAL ")
+    return rest.split()[0] if found else ""
 
 
 def _weights_in(held: Any, file: Path) -> Mapping[str, Tensor]:

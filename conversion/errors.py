@@ -8,5 +8,11 @@ class CheckpointError(ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its name where it has none."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """The first line of an error's message, or its name where it has none.
+
+    Torch's advice to load a file with `weights_only=False`, which would run whatever code is in it, is not passed on.
+    """
+    if "weights_only" in str(error):
+        return "the file is damaged, or could only be read by running code in it"
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return line if line and not isinstance(error, KeyError) else f"{type(error).__name__} {line}".strip()

@@ -289,6 +289,21 @@ def test_a_broken_checkpoint_ends_in_one_sentence_and_nothing_is_written(retnet_
     assert [path.name for path in source.parent.iterdir()] == ["source"], "nothing is written, no code is run"
 
 
+@pytest.mark.parametrize("content", [b"hello", b"\x80\x02" + b"junk" * 9, pickle.dumps(object()), bytes(range(256))])
+def test_no_error_advises_to_run_the_code_in_a_file(retnet_hf, source, content):
+    """As torch's own do, which say how to load what `weights_only=True` refuses."""
+    small_model().save_pretrained("ours")
+    os.remove("ours/model.safetensors")
+    for file in ("junk.bin", "ours/pytorch_model.bin"):
+        Path(file).write_bytes(content)
+    for arguments in (["inspect", "junk.bin"], ["convert", "junk.bin", "made"], ["generate", "ours", "And"]):
+        answer = retnet_hf(*arguments)
+        assert answer.code == 2
+        assert answer.err.count("\n") == 1
+        assert "weights_only" not in answer.err
+        assert "damaged" in answer.err or "does not hold a model" in answer.err
+
+
 def test_a_result_is_never_lost(retnet_hf, source):
     assert retnet_hf("convert", "source", "made").code == 0
     before = (Path("made") / "model.safetensors").read_bytes()

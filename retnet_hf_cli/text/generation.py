@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel, TextStreamer
 
+import retnet_hf  # noqa: F401, registers its models with the Auto classes
 from conversion.errors import first_line
 
 from ..errors import InputError

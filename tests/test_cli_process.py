@@ -1,0 +1,108 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The command as a process of its own: what it imports before it answers, what reaches the terminal, and Ctrl-C."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from small_models import small_model, word_tokenizer
+
+import retnet_hf
+from conversion.formats import FORMATS
+from retnet_hf import RetNetConfig
+from retnet_hf_cli import known_names
+from retnet_hf_cli.images.models import FAMILIES
+
+
+COMMAND = [sys.executable, "-m", "retnet_hf_cli"]
+# says which modules it has imported by the end, and, on stdout, when the command itself begins
+WATCHED = """
+import sys
+from retnet_hf_cli.main import main
+code = main(sys.argv[1:])
+print(*sys.modules, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small model with its tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    small_model("fla").save_pretrained(folder)
+    tokenizer = word_tokenizer()
+    tokenizer.eos_token = "<s>"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ("", 0),
+        ("--help", 0),
+        ("--version", 0),
+        *((f"{command} --help", 0) for command in ("train", "generate", "demo", "train-image", "convert", "inspect")),
+        ("unheard-of", 2),
+        ("train", 2),
+        ("train text.txt --unheard-of", 2),
+        ("train text.txt --steps many", 2),
+        ("train text.txt --preset huge", 2),
+        ("train text.txt", 2),  # which is not there
+        ("train-image pictures --model rmt --preset tiny-16", 2),
+        ("train-image ./pictures", 2),
+        ("generate ./nowhere prompt", 2),
+        ("demo --text nowhere.txt", 2),
+        ("convert checkpoint model --from onnx", 2),
+        ("convert ./checkpoint model", 2),
+        ("inspect ./checkpoint", 2),
+    ],
+)
+def test_help_and_usage_errors_import_no_library(arguments, code, tmp_path):
+    command = [sys.executable, "-c", WATCHED, *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == code, done.stderr
+    said, modules = done.stderr.splitlines()[:-1], done.stderr.splitlines()[-1].split()
+    heavy = {"torch", "transformers", "numpy", "datasets", "tokenizers", "safetensors", "matplotlib", "PIL", "retnet_hf"}
+    assert heavy.isdisjoint(modules)
+    assert len(said) == (code != 0)
+
+
+def test_names_known_without_the_libraries_are_those_of_the_libraries():
+    assert RetNetConfig.presets() == known_names.PRESETS
+    assert {name: family.presets for name, family in FAMILIES.items()} == known_names.IMAGE_PRESETS
+    assert tuple(FORMATS) == known_names.FORMATS
+
+
+def test_the_version_is_that_of_the_library():
+    done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{retnet_hf.__version__}\n"
+
+
+def test_nothing_but_the_command_speaks(folder):
+    """The text alone on stdout and one line of figures on stderr, whatever libraries say while they are imported."""
+    arguments = ["generate", str(folder), "w3 w4", "-n", "5", "--seed", "1"]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0
+    assert done.stdout.startswith("w3 w4")
+    assert re.fullmatch(r"5 tokens, [\d.,]+ tokens/s; the state takes [\d,]+ bytes, whatever the length\n", done.stderr)
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.2, 0.6, 1.2, 2.0, None])
+def test_ctrl_c_is_one_line_at_any_moment(folder, seconds):
+    """While typer, torch and transformers are imported, which takes seconds, and while it writes (None)."""
+    program = "import sys; from retnet_hf_cli import main; print('begun', flush=True); main.run()"
+    command = [sys.executable, "-c", program, "generate", str(folder), "w3", "-n", "1000000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline() == b"begun\n"
+    if seconds is None:
+        assert process.stdout.read(8).startswith(b"w3")
+    else:
+        time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"retnet-hf: interrupted\n")
