@@ -144,7 +144,14 @@ class RetNetHeadRMSNorm(nn.Module):
 
 
 class RetNetRetention(FusesProjections):
-    """Gated multi-scale retention, equation 8 of the paper."""
+    """Gated multi-scale retention, equation 8 of the paper.
+
+    Attributes:
+        rank: in a tensor parallel model, whose share of the heads this is, where the weights do not say so themselves, as
+            quantised ones do not.
+    """
+
+    rank: int | None = None
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__()
@@ -192,8 +199,10 @@ class RetNetRetention(FusesProjections):
         if self.feature_map is not None:
             query, key = self.feature_map(query), self.feature_map(key)
         if query.shape[1] != plan.log_decay.shape[0]:  # tensor parallel: this rank's heads, and their decays
-            first = query.shape[1] * self.q_proj.weight.device_mesh.get_local_rank()
-            plan = plan.of_heads(slice(first, first + query.shape[1]))
+            rank = self.rank
+            if rank is None:
+                rank = self.q_proj.weight.device_mesh.get_local_rank()
+            plan = plan.of_heads(slice(rank * query.shape[1], (rank + 1) * query.shape[1]))
         if plan.key_rotation is None:
             query = query * self.scaling
         else:
@@ -396,6 +405,12 @@ class RetNetPreTrainedModel(PreTrainedModel):
         transforms = loading_transforms(names, model.config)
         load_config = replace(load_config, weight_mapping=[*(load_config.weight_mapping or []), *transforms])
         loaded = PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+        mesh = getattr(load_config, "device_mesh", None)
+        if mesh is not None and (mesh.ndim == 1 or "tp" in mesh.mesh_dim_names):
+            rank = mesh.get_local_rank() if mesh.ndim == 1 else mesh.get_local_rank("tp")
+            for module in model.modules():
+                if isinstance(module, RetNetRetention):
+                    module.rank = rank
         kept = getattr(model, "_weight_conversions", None) or []
         model._weight_conversions = [transform for transform in kept if transform not in transforms]
         return loaded

@@ -2,11 +2,13 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Tensor parallelism: two processes that hold half the heads each, with their decays, compute what one does."""
 
+import copy
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from small_models import random_ids, small_model
 from test_checkpoint_loading import FOREIGN, foreign, write_folder
@@ -28,6 +30,28 @@ tokens = model.generate(**inputs, max_new_tokens=6, do_sample=False)
 loss = model(input_ids=inputs["input_ids"], labels=inputs["input_ids"], use_cache=False).loss
 if torch.distributed.get_rank() == 0:
     torch.save({"logits": logits, "tokens": tokens, "loss": loss.detach()}, folder + "/outputs.pt")
+
+from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
+from transformers import TorchAoConfig
+
+for name, config in (("int8", Int8WeightOnlyConfig()), ("float8", Float8WeightOnlyConfig())):
+    model = AutoModelForCausalLM.from_pretrained(
+        folder + "/model", tp_plan="auto", quantization_config=TorchAoConfig(config)
+    ).eval()
+    # what this rank computes with, along the axis of which it has a share
+    mine = {
+        key: (module.weight.dequantize(), 1 if key.endswith(("o_proj", "down_proj")) else 0)
+        for key, module in model.named_modules()
+        if key.endswith("_proj")
+    }
+    shares = [None, None]
+    torch.distributed.all_gather_object(shares, mine)
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    tokens = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    if torch.distributed.get_rank() == 0:
+        weights = {key: torch.cat([share[key][0] for share in shares], dim=mine[key][1]) for key in mine}
+        torch.save({"logits": logits, "tokens": tokens, "weights": weights}, folder + f"/{name}.pt")
 torch.distributed.destroy_process_group()
 """
 
@@ -62,23 +86,48 @@ def run_two_ranks(program: str, folder: Path, *arguments: Path) -> None:
     assert result.returncode == 0, result.stderr[-3000:]
 
 
-def test_two_ranks_compute_what_one_process_does(tmp_path):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A model, what it was given, and the folder with what two ranks made of it."""
+    folder = tmp_path_factory.mktemp("ranks")
     model = small_model("fla")
-    model.save_pretrained(tmp_path / "model")
+    model.save_pretrained(folder / "model")
     ids = random_ids(2, 19)
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
     inputs = {"input_ids": ids, "attention_mask": mask}
-    torch.save(inputs, tmp_path / "inputs.pt")
-    run_two_ranks(RANK, tmp_path, tmp_path)
+    torch.save(inputs, folder / "inputs.pt")
+    run_two_ranks(RANK, folder, folder)
+    return model, inputs, folder
 
-    outputs = torch.load(tmp_path / "outputs.pt")
+
+def test_two_ranks_compute_what_one_process_does(run):
+    model, inputs, folder = run
+    outputs, ids = torch.load(folder / "outputs.pt"), inputs["input_ids"]
     with torch.no_grad():
         expected = model(**inputs).logits
         loss = model(ids, labels=ids).loss
     assert (outputs["logits"] - expected).abs().max().item() < 1e-4
     assert outputs["tokens"].tolist() == model.generate(**inputs, max_new_tokens=6, do_sample=False).tolist()
     assert torch.allclose(outputs["loss"], loss, atol=1e-5)
+
+
+@pytest.mark.parametrize("quantisation", ["int8", "float8"])
+def test_two_ranks_compute_with_quantised_weights(run, quantisation):
+    """As one process does with the weights that the quantised shares of both stand for."""
+    model, inputs, folder = run
+    outputs = torch.load(folder / f"{quantisation}.pt")
+    rounded = copy.deepcopy(model)
+    for name, weight in outputs["weights"].items():
+        layer = rounded.get_submodule(name)
+        assert 0 < (weight - layer.weight).abs().max() < 0.1 * layer.weight.abs().max(), name
+        layer.weight.data = weight
+    assert len(outputs["weights"]) == 2 * 8
+    with torch.no_grad():
+        expected = rounded(**inputs).logits
+    kept = inputs["attention_mask"].bool()
+    torch.testing.assert_close(outputs["logits"][kept], expected[kept], rtol=1e-4, atol=1e-4)
+    assert outputs["tokens"].tolist() == rounded.generate(**inputs, max_new_tokens=6, do_sample=False).tolist()
 
 
 def test_two_ranks_read_published_folders_to_the_same_weights(tmp_path):
