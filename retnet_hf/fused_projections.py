@@ -7,13 +7,25 @@ bandwidth, row after short row; with the outputs of several projections in one r
 nearly all of it, and one call takes the place of several. Every parameter stays what it was in name, shape and value: it
 becomes a view of that memory.
 
+Not every CPU does, nor in every dtype: products of bfloat16 weights that lie so were measured at half the speed of others
+on one machine, and at a thirtieth on another. So each kind of product is tried first, on the weights that it is about.
+
 That is for inference alone. Not all of PyTorch asks how a parameter lies in memory: its fused optimizers do not, nor do
 those who save tensors by their storage. So the weights are put back, each in memory of its own, before either can see them:
 in training mode, by the first forward pass that records a gradient, and by `state_dict`.
 """
 
+import math
+import time
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
+
+
+TRIAL_BYTES = 2**26  # of weights, more than a CPU keeps in its cache from one round of a trial to the next
+TRIAL_ROUNDS = 5
+CLEAR_GAIN = 0.9  # of the time that the weights take apart
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -22,6 +34,47 @@ def is_plain(module: nn.Module) -> bool:
         return False
     hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     return not hooked and "forward" not in module.__dict__
+
+
+def can_be_fused(layers: list[nn.Module]) -> bool:
+    """Whether the layers are plain, alike in type and place, and have values."""
+    if not all(map(is_plain, layers)) or len({(layer.weight.dtype, layer.weight.device) for layer in layers}) > 1:
+        return False
+    return not layers[0].weight.is_meta
+
+
+def side_by_side(weights: list[Tensor]) -> Tensor:
+    """(sum of sizes, in): a copy of weights (size, in) of one input, with all outputs of an input side by side in memory."""
+    return torch.cat([weight.T for weight in weights], dim=1).contiguous().T
+
+
+@torch.no_grad()
+def is_faster_side_by_side(groups: list[list[Tensor]]) -> bool:
+    """Whether one product with the weights side by side takes clearly less time, for one token, than one with each.
+
+    Args:
+        groups: weights (size, in) of one input each, all groups alike in shapes, dtype and device.
+    """
+    nbytes = sum(weight.nbytes for weight in groups[0])
+    apart = groups[: max(1, math.ceil(TRIAL_BYTES / nbytes))]
+    together = [[side_by_side(weights)] for weights in apart]
+    token = torch.ones_like(apart[0][0][:1])  # (1, in)
+
+    def seconds(groups: list[list[Tensor]]) -> float:
+        start = time.perf_counter()
+        for weights in groups:
+            for weight in weights:
+                nn.functional.linear(token, weight)
+        if token.device.type != "cpu":
+            torch.accelerator.synchronize(token.device)
+        return time.perf_counter() - start
+
+    best_apart = best_together = math.inf
+    for _ in range(1 + TRIAL_ROUNDS):
+        best_apart, best_together = min(best_apart, seconds(apart)), min(best_together, seconds(together))
+        if best_together > 2 * best_apart:
+            break
+    return best_together < CLEAR_GAIN * best_apart
 
 
 class FusedProjections:
@@ -36,17 +89,15 @@ class FusedProjections:
         weights = [layer.weight for layer in layers]
         self.layers, self.sizes = layers, [len(weight) for weight in weights]
         with torch.inference_mode(False), torch.no_grad():
-            memory = torch.cat([weight.T for weight in weights], dim=1).contiguous()
-            for weight, part in zip(weights, memory.split(self.sizes, dim=1)):
-                weight.data = part.T
-        self.weight = memory.T if len(layers) > 1 else None
+            whole = side_by_side(weights)
+            for weight, part in zip(weights, whole.split(self.sizes)):
+                weight.data = part
+        self.weight = whole if len(layers) > 1 else None
 
     @classmethod
     def of(cls, layers: list[nn.Module]) -> "FusedProjections | None":
         """Lays those layers out; None, and nothing is done, where they are not plain or are not alike in type and place."""
-        if not all(map(is_plain, layers)) or len({(layer.weight.dtype, layer.weight.device) for layer in layers}) > 1:
-            return None
-        return None if layers[0].weight.is_meta else cls(layers)
+        return cls(layers) if can_be_fused(layers) else None
 
     def undo(self) -> None:
         """Gives each weight, wherever it is by now, memory of its own."""
@@ -89,10 +140,14 @@ class FusesProjections(nn.Module):
     projections: tuple[str, ...]
     fused_projections: FusedProjections | None = None
 
+    def projection_layers(self) -> list[nn.Module]:
+        """The layers that `projections` names."""
+        return [getattr(self, name) for name in self.projections]
+
     def lay_out(self) -> None:
         """Lays the weights of these layers side by side, where they are plain."""
         self.put_back()
-        self.fused_projections = FusedProjections.of([getattr(self, name) for name in self.projections])
+        self.fused_projections = FusedProjections.of(self.projection_layers())
 
     def put_back(self) -> None:
         """Undoes it."""
@@ -108,7 +163,7 @@ class FusesProjections(nn.Module):
     def project(self, hidden_states: Tensor) -> list[Tensor] | tuple[Tensor, ...]:
         """What each of these layers makes of hidden_states."""
         self.put_back_for_gradient()
-        layers, fused = [getattr(self, name) for name in self.projections], self.fused_projections
+        layers, fused = self.projection_layers(), self.fused_projections
         several = fused is not None and len(layers) > 1 and not torch.is_grad_enabled()
         if several and all(map(is_plain, layers)) and not torch.is_autocast_enabled(hidden_states.device.type):
             if fused.computes(layers):
@@ -125,3 +180,27 @@ class FusesProjections(nn.Module):
     def state_dict(self, *args, **kwargs) -> dict:
         self.put_back()
         return super().state_dict(*args, **kwargs)
+
+
+def lay_out(modules: Iterable[FusesProjections], measure: bool = True) -> bool:
+    """Lays out the weights of these modules, those of them that it makes faster on this machine. Returns whether any were.
+
+    Args:
+        measure: whether that is tried; otherwise all that can be are laid out.
+    """
+    kinds: dict[tuple, list[FusesProjections]] = {}
+    for module in modules:
+        module.put_back()
+        layers = module.projection_layers()
+        if can_be_fused(layers):
+            weights = [layer.weight for layer in layers]
+            kind = (weights[0].dtype, weights[0].device, *(tuple(weight.shape) for weight in weights))
+            kinds.setdefault(kind, []).append(module)
+    laid_out = False
+    for alike in kinds.values():
+        groups = [[layer.weight.data for layer in module.projection_layers()] for module in alike]
+        if not measure or is_faster_side_by_side(groups):
+            for module in alike:
+                module.lay_out()
+            laid_out = True
+    return laid_out

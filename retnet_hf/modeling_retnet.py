@@ -37,7 +37,7 @@ from .block_functions import gated, rms_norm, rotate, rotate_step, step_rotation
 from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
-from .fused_projections import FusesProjections, is_plain
+from .fused_projections import FusesProjections, is_plain, lay_out
 from .linear_cross_entropy import linear_cross_entropy
 from .model_card import is_placeholder, model_card
 from .retention import (
@@ -375,19 +375,26 @@ class RetNetPreTrainedModel(PreTrainedModel):
             shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0
             init.xavier_uniform_(module.weight, gain=module.xavier_gain / shrink)
 
-    def fuse_projections(self) -> None:
-        """Lays the weights out in memory so that a CPU decodes one sequence faster, eagerly and compiled.
+    def fuse_projections(self, measure: bool = True) -> bool:
+        """Lays the weights out in memory so that a CPU decodes one sequence faster, eagerly and compiled, where it does.
 
         Projections of one input then take one product, and wide weights are read at nearly the full bandwidth. Names, shapes
         and values of all parameters stay. It is for inference: training mode, a forward pass that records a gradient, and
         saving put the weights back, and so does `unfuse_projections`. Layers that are not plain (quantised, adapted,
         sharded) are left as they are, as is a head that shares its weight with the embedding.
+
+        Args:
+            measure: tries each kind of product first, for a second or two in all, and leaves the weights where
+                that gains nothing: it depends on the processor, the dtype and the number of threads. Without it, everything
+                is laid out.
+
+        Returns:
+            Whether any weights were laid out.
         """
         head = self.get_output_embeddings()
         tied = head is not None and getattr(head, "weight", None) is self.get_input_embeddings().weight
-        for module in self.modules():
-            if isinstance(module, FusesProjections) and not (module is self and tied):
-                module.lay_out()
+        modules = (module for module in self.modules() if isinstance(module, FusesProjections))
+        return lay_out([module for module in modules if not (module is self and tied)], measure)
 
     def unfuse_projections(self) -> None:
         """Gives each weight memory of its own again."""

@@ -1,16 +1,16 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What Ctrl-C does: it raises KeyboardInterrupt where there is work to leave in order, and else ends the process at once.
+"""What Ctrl-C does: it ends the process at once, but where something on disk is to be left in order.
 
-While modules are imported nothing is to be left in order, and an exception is not safe there: libraries catch it, or report
-it as one of their own.
+There it raises KeyboardInterrupt. Elsewhere an exception would not be safe: libraries that are being imported, or run code
+of their own at odd moments, catch it, swallow it or report it as one of theirs.
 """
 
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import NoReturn
 
@@ -29,7 +29,7 @@ def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
 def ctrl_c(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     """Ctrl-C is handled by `handler` inside the block, unless whoever started the process has it ignored."""
     before = signal.getsignal(signal.SIGINT)
-    if before in (signal.SIG_IGN, None):
+    if before is signal.SIG_IGN:
         yield
         return
     signal.signal(signal.SIGINT, handler)
@@ -37,3 +37,8 @@ def ctrl_c(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def leaving_order() -> AbstractContextManager[None]:
+    """A block that Ctrl-C ends by KeyboardInterrupt, so that what it has begun on disk can be put in order."""
+    return ctrl_c(signal.default_int_handler)

@@ -9,18 +9,16 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from .interrupts import ctrl_c, exit_at_once
-
 
 @contextmanager
 def loading(console: Console) -> Iterator[None]:
-    """Around the imports of a command. Ctrl-C ends the process at once, since nothing has begun.
+    """Around the imports of a command.
 
     From here on the libraries do not report what a user can do nothing about. Their errors are raised as ever.
     """
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    with ctrl_c(exit_at_once), console.status("loading torch and transformers"):
+    with console.status("loading torch and transformers"):
         import transformers
 
         transformers.logging.set_verbosity_error()

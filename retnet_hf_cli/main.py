@@ -7,7 +7,6 @@
 
 import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -33,9 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .app import Abort, UsageError, app
 
     try:
-        with ctrl_c(signal.default_int_handler):
-            code: Any = app(arguments or ["--help"], prog_name="retnet-hf", standalone_mode=False) or 0
-            sys.stdout.flush()
+        code: Any = app(arguments or ["--help"], prog_name="retnet-hf", standalone_mode=False) or 0
+        sys.stdout.flush()
         return complain("interrupted", code) if code == INTERRUPTED else code
     except (KeyboardInterrupt, Abort):
         return complain("interrupted", INTERRUPTED)

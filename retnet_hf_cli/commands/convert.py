@@ -12,6 +12,7 @@ from conversion.errors import CheckpointError
 from conversion.replaced_folder import claim
 
 from ..errors import InputError
+from ..interrupts import leaving_order
 from ..known_names import FORMATS
 from ..libraries import loading
 from ..options import Overwrite, one_of
@@ -67,7 +68,8 @@ def convert(
         progress = iter(track(plan.moves, "converting", console=bar, transient=True, disable=not bar.is_terminal))
         next(progress)
         repository = None if path == Path(source).expanduser() else source
-        model = write_folder(checkpoint, plan, output, licence, overwrite, lambda move: next(progress, None), repository)
+        with leaving_order():
+            model = write_folder(checkpoint, plan, output, licence, overwrite, lambda move: next(progress, None), repository)
     except CheckpointError as error:
         raise InputError(str(error)) from error
     console.print(moves_table(plan, checkpoint.shapes))

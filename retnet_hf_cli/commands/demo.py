@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import Interrupted
+from ..interrupts import leaving_order
 from ..libraries import loading
 from ..options import Overwrite, Threads, data_option, run_option, training_option
 from ..sources import require_text
@@ -67,12 +68,13 @@ def demo(
             [source], documents, folder, recipe,
             epochs=4, minutes=minutes - reserve, started=started, threads=threads,
         )  # fmt: skip
-    try:
-        run_training(run, console)
-    except Interrupted as error:
-        raise Interrupted(f"{error}; a demo keeps nothing of an unfinished run", error.signal_number) from None
-    finally:
-        shutil.rmtree(folder.partial, ignore_errors=True)
+    with leaving_order():
+        try:
+            run_training(run, console)
+        except Interrupted as error:
+            raise Interrupted(f"{error}; a demo keeps nothing of an unfinished run", error.signal_number) from None
+        finally:
+            shutil.rmtree(folder.partial, ignore_errors=True)
     show_generation(run, console)
     console.print(f"\n{time.monotonic() - started:.0f} s in all")
     invite(output, run.prompt, console)

@@ -11,6 +11,7 @@ from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..errors import Interrupted
+from ..interrupts import leaving_order
 from .run import TrainingRun
 
 
@@ -99,9 +100,10 @@ def run_training(run: TrainingRun, console: Console) -> None:
     if run.checkpoint is not None:
         console.print(f"continuing after step {run.steps_done:,}")
     start, progress = time.monotonic(), RichProgress(console, run)
-    try:
-        run.train([progress])
-    finally:
-        progress.progress.stop()
+    with leaving_order():
+        try:
+            run.train([progress])
+        finally:
+            progress.progress.stop()
     console.print(f"{run.outcome()}, in {time.monotonic() - start:.0f} s", soft_wrap=True)
     console.print(f"saved: {run.folder.output}", markup=False, soft_wrap=True)
