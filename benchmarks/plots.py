@@ -75,6 +75,7 @@ def figures_of(results: list[Result]) -> dict[str, tuple[str, list[Panel]]]:
         batches = by_batch, "batch", f"sequences in the batch, {by_batch[0].length:,} tokens of context"
         figures["memory"] = "Memory of decoding", [Panel(*lengths, *MEMORY)]
         figures["throughput"] = "Throughput of decoding", [Panel(*lengths, *THROUGHPUT)]
+        figures["context"] = "A decode step", [Panel(*lengths, *LATENCY), Panel(*lengths, *MEMORY)]
         figures["latency"] = "Latency of decoding", [Panel(*batches, *LATENCY)]
     training = [result for result in raced if result.race == "training"]
     if training:
@@ -117,7 +118,7 @@ def _draw(axes: Any, panel: Panel, models: list[str]) -> None:
 
 
 def draw(results: list[Result], machine: str, folder: Path) -> None:
-    """Writes memory.png, throughput.png, latency.png and training.png, of the races that were run."""
+    """Writes memory.png, throughput.png, context.png, latency.png and training.png, of the races that were run."""
     import matplotlib
 
     matplotlib.use("Agg")

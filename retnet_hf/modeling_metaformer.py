@@ -349,7 +349,10 @@ class MetaFormerForImageClassification(MetaFormerPreTrainedModel):
 
 
 class MetaFormerBackbone(BackboneMixin, MetaFormerPreTrainedModel):
-    """MetaFormer as a pyramid of feature maps, each under a norm of its own, for detection and segmentation."""
+    """MetaFormer as a pyramid of feature maps, each under a norm of its own, for detection and segmentation.
+
+    A folder is loaded by this class: `AutoBackbone.from_pretrained` takes names of the Hub alone, whatever the model.
+    """
 
     def __init__(self, config: MetaFormerConfig) -> None:
         super().__init__(config)

@@ -413,7 +413,10 @@ class RMTForImageClassification(RMTPreTrainedModel):
 
 
 class RMTBackbone(BackboneMixin, RMTPreTrainedModel):
-    """RMT as a pyramid of feature maps, each under a layer norm of its own, for detection and segmentation."""
+    """RMT as a pyramid of feature maps, each under a layer norm of its own, for detection and segmentation.
+
+    A folder is loaded by this class: `AutoBackbone.from_pretrained` takes names of the Hub alone, whatever the model.
+    """
 
     def __init__(self, config: RMTConfig) -> None:
         super().__init__(config)

@@ -599,7 +599,10 @@ class ViRForMaskedImageModeling(ViRPreTrainedModel):
 
 
 class ViRBackbone(BackboneMixin, ViRPreTrainedModel):
-    """The patches after some of the blocks, as feature maps for detection and segmentation, for images of any size."""
+    """The patches after some of the blocks, as feature maps for detection and segmentation, for images of any size.
+
+    A folder is loaded by this class: `AutoBackbone.from_pretrained` takes names of the Hub alone, whatever the model.
+    """
 
     def __init__(self, config: ViRConfig) -> None:
         super().__init__(config)

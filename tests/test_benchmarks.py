@@ -342,7 +342,7 @@ def test_the_command_prints_tables_and_writes_json_and_plots(tmp_path, capsys, m
     assert all(set(record["ratio"]) == {"median", "low", "high"} for record in content["results"])
 
     plots = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert set(plots) == {"memory.png", "throughput.png", "latency.png", "training.png"}
+    assert set(plots) == {"memory.png", "throughput.png", "context.png", "latency.png", "training.png"}
     assert all(content.startswith(b"\x89PNG") for content in plots.values())
 
 

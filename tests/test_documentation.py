@@ -75,6 +75,14 @@ def test_only_commands_and_options_that_exist_are_shown():
         assert {word for word in arguments if word.startswith("-") and word != "-"} <= known | {"--help"}, line
 
 
+def test_the_page_of_the_command_line_shows_every_command():
+    typer_main = pytest.importorskip("typer.main")
+    from retnet_hf_cli.app import app
+
+    page = (DOCS / "guides" / "command-line.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^retnet-hf ([a-z][\w-]*)", page, flags=re.M)) == set(typer_main.get_command(app).commands)
+
+
 def test_every_public_name_is_in_the_reference_once():
     shown = [
         name.rsplit(".", 1)[-1]
