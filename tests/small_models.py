@@ -105,6 +105,15 @@ def left_padded(prompts: list[Tensor]) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
+def rounding(terms: int = 1, dtype: torch.dtype = torch.float32) -> float:
+    """What two computations of one function may differ by in `dtype`, as a part of the largest value, on any processor.
+
+    Errors of a sum grow with the square root of its `terms`; 16 is for the operations around it, on both sides of the
+    comparison. Pass it to `close`.
+    """
+    return 16 * torch.finfo(dtype).eps * terms**0.5
+
+
 def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
     """Equal to `tolerance` of the size of the expected values."""
     assert expected.isfinite().all()

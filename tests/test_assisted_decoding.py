@@ -65,7 +65,7 @@ def test_the_sampling_distribution_is_unchanged():
     expected = (first[:, None] * second).flatten()
     assert (first - drafted).abs().sum() > 0.3, "the draft is no test"
 
-    samples = 800
+    samples = 400
     torch.manual_seed(0)
     counts = Counter()
     for _ in range(samples):
@@ -74,4 +74,5 @@ def test_the_sampling_distribution_is_unchanged():
         )
         counts[4 * int(tokens[0, 3]) + int(tokens[0, 4])] += 1
     observed = torch.tensor([counts[pair] / samples for pair in range(16)])
-    assert 0.5 * (observed - expected).abs().sum().item() < 0.08  # total variation; about 0.03 by chance
+    # total variation: by chance 0.073, give or take 0.015; 0.44 where the first token is the draft's
+    assert 0.5 * (observed - expected).abs().sum().item() < 0.16

@@ -161,8 +161,8 @@ def test_a_released_size_needs_no_arguments(tmp_path):
     plan = plan_of(Checkpoint(tmp_path / "weights.safetensors"))
     assert (plan.config.num_attention_heads, plan.config.image_shape) == (6, (64, 64))
     with torch.no_grad():
-        pixel_values = images(1, 64, 64)
-        close(from_vir_official(weights)(pixel_values).logits, model(pixel_values).logits, 1e-6)
+        pixel_values = images(1, 64, 64).double()
+        close(from_vir_official(weights).double()(pixel_values).logits, model.double()(pixel_values).logits, 1e-11)
 
 
 def test_a_position_of_the_class_token_becomes_part_of_it():

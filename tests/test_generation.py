@@ -310,7 +310,7 @@ def test_prompt_lookup_decoding(model, forwards):
 
 
 def test_assistant_of_another_architecture(model):
-    llama = small_llama()
+    llama = small_llama().double()  # which finds two of the tokens nearly as likely as each other
     for ids in assisted_prompts():
         assert greedy(llama, ids, 30, assistant_model=model).equal(greedy(llama, ids, 30))
 

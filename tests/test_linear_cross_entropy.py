@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, linear_cross_entropy
-from tests.small_models import close, random_ids, small_model
+from tests.small_models import close, random_ids, rounding, small_model
 
 
 def operands(rows=37, size=8, vocab_size=23, dtype=torch.float64):
@@ -81,7 +81,7 @@ def test_half_precision_is_as_near_to_float64_as_cross_entropy_is(small_blocks, 
     exact = torch.autograd.grad(plain(hidden_states.double(), weight.double(), labels)[0] / 1e4, (hidden_states, weight))
 
     def error(gradients):
-        return [(actual.double() - reference.double()).abs().max() for actual, reference in zip(gradients, exact)]
+        return [((actual - reference).norm() / reference.norm()).item() for actual, reference in zip(gradients, exact)]
 
     loss, _ = linear_cross_entropy.linear_cross_entropy(hidden_states, weight, labels)
     ours = error(torch.autograd.grad(loss / 1e4, (hidden_states, weight)))
@@ -91,7 +91,7 @@ def test_half_precision_is_as_near_to_float64_as_cross_entropy_is(small_blocks, 
             F.cross_entropy(F.linear(hidden_states, weight).float(), labels, reduction="sum") / 1e4, (hidden_states, weight)
         )
     )
-    assert all(own <= 1.5 * their + 1e-7 for own, their in zip(ours, theirs))
+    assert all(own <= 1.5 * their for own, their in zip(ours, theirs))
 
 
 class LargestTensor(TorchDispatchMode):
@@ -133,7 +133,8 @@ def gradients_of(model, **kwargs):
     ids=["mean", "number", "tensor", "ignore_index", "shift_labels"],
 )
 def test_the_model_gives_the_loss_and_gradients_of_transformers(tied, arguments):
-    model = small_model(tie_word_embeddings=tied)
+    """Which computes its loss in float32 of logits of any type."""
+    model = small_model(tie_word_embeddings=tied).double()
     ids = random_ids(2, 30)
     labels = ids.masked_fill(ids % 7 == 0, -100 if "ignore_index" not in arguments else 3)
     if arguments.pop("shift", False):
@@ -141,10 +142,10 @@ def test_the_model_gives_the_loss_and_gradients_of_transformers(tied, arguments)
     outputs, gradients = gradients_of(model, input_ids=ids, labels=labels, **arguments)
     model.loss_function = lambda **kwargs: ForCausalLMLoss(**kwargs)
     expected, expected_gradients = gradients_of(model, input_ids=ids, labels=labels, **arguments)
-    close(outputs.loss, expected.loss, 1e-6)
-    close(outputs.logits, expected.logits, 1e-6)
+    close(outputs.loss, expected.loss.double(), rounding())
+    close(outputs.logits, expected.logits, 1e-12)
     for name, gradient in expected_gradients.items():
-        close(gradients[name], gradient, 1e-5)
+        close(gradients[name], gradient, rounding())
 
 
 def test_a_loss_function_of_the_user_is_the_one_that_counts():
@@ -158,28 +159,28 @@ def test_a_loss_function_of_the_user_is_the_one_that_counts():
 
 def test_a_head_that_is_more_than_its_weight_is_called():
     ids = random_ids(2, 12)
-    model = small_model()
+    model = small_model().double()
     calls = []
     handle = model.lm_head.register_forward_hook(lambda *args: calls.append(1))
     hooked = model(ids, labels=ids).loss
     handle.remove()
     assert calls
     assert not model.lm_head._forward_hooks
-    close(hooked, model(ids, labels=ids).loss, 1e-6)
+    close(hooked.double(), model(ids, labels=ids).loss, rounding())
 
     adapted = get_peft_model(model, LoraConfig(target_modules=["lm_head"], init_lora_weights=False))
     outputs = adapted(input_ids=ids, labels=ids)
-    close(outputs.loss, ForCausalLMLoss(outputs.logits, ids, model.config.vocab_size), 1e-6)
+    close(outputs.loss, ForCausalLMLoss(outputs.logits, ids, model.config.vocab_size), rounding())
     outputs.loss.backward()
     assert all(p.grad.abs().sum() > 0 for name, p in adapted.named_parameters() if "lora_" in name)
 
 
 def test_masked_language_models_too():
-    model = small_model(model_class=RetNetForMaskedLM, bidirectional=True)
+    model = small_model(model_class=RetNetForMaskedLM, bidirectional=True).double()
     ids = random_ids(2, 12)
     labels = ids.masked_fill(ids % 3 > 0, -100)
     outputs = model(ids, labels=labels)
-    close(outputs.loss, F.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten()), 1e-6)
+    close(outputs.loss, F.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten()), 1e-12)
 
 
 def test_no_labels_that_count_give_what_transformers_gives():

@@ -202,7 +202,7 @@ def test_without_gate_and_head_norm(mixers):
 @pytest.mark.parametrize("mixers", MIXERS)
 @pytest.mark.parametrize(("height", "width"), [(64, 64), (33, 47), (5, 150), (97, 64), (3, 3)])
 def test_any_image_size(mixers, height, width):
-    model, pixel_values = small_metaformer(mixers), images(2, height, width)
+    model, pixel_values = small_metaformer(mixers).double(), images(2, height, width).double()
     with torch.no_grad():
         out = model(pixel_values, output_hidden_states=True)
         alone = model(pixel_values[:1])
@@ -211,7 +211,7 @@ def test_any_image_size(mixers, height, width):
     assert [tuple(states.shape[2:]) for states in out.hidden_states] == sizes
     assert [states.shape[1] for states in out.hidden_states] == [8, 8, 12, 16, 24]
     assert out.logits.isfinite().all()
-    close(alone.logits[0], out.logits[0], 1e-5)
+    close(alone.logits[0], out.logits[0], 1e-11)
 
 
 @pytest.mark.parametrize("mixers", MIXERS)
@@ -226,36 +226,36 @@ def test_every_pixel_and_every_parameter_counts(mixers):
 
 def test_attention_and_retention_maps():
     """One per block whose mixer has heads, in order; a gradient reaches them, and the logits are the same."""
-    model, pixel_values = small_metaformer(), images(2, 40, 56)
+    model, pixel_values = small_metaformer().double(), images(2, 40, 56).double()
     out = model(pixel_values, output_attentions=True)
     tokens, heads = [5 * 7, 3 * 4, 3 * 4, 2 * 2], [2, 4, 4, 3]
     assert [tuple(maps.shape) for maps in out.attentions] == [(2, h, t, t) for h, t in zip(heads, tokens)]
-    close(out.attentions[-1].sum(-1), torch.ones(2, 3, 4), 1e-5)
+    close(out.attentions[-1].sum(-1), torch.ones(2, 3, 4, dtype=torch.float64), 1e-12)
     assert out.attentions[0].min() < 0
     for maps in out.attentions:
         maps.retain_grad()
     out.logits.square().sum().backward()
     assert all(maps.grad.abs().sum() > 0 for maps in out.attentions)
     with torch.no_grad():
-        close(model(pixel_values).logits, out.logits, 1e-5)
+        close(model(pixel_values).logits, out.logits, 1e-11)
         assert model(pixel_values).attentions is None
-        assert small_metaformer("pooling")(pixel_values, output_attentions=True).attentions == ()
+        assert small_metaformer("pooling")(images(), output_attentions=True).attentions == ()
         model.set_attn_implementation("eager")
         model.config.output_attentions = True
         for ours, theirs in zip(model(pixel_values).attentions, out.attentions, strict=True):
-            close(ours, theirs, 1e-5)
+            close(ours, theirs, 1e-11)
 
 
 def test_forms_of_retention_are_one_function():
     answers = {}
     for form in ("auto", "parallel", "recurrent", "chunkwise"):
-        model = small_metaformer(retention_form=form)
-        out = model(images(2, 56, 40), labels=torch.tensor([1, 4]))
+        model = small_metaformer(retention_form=form).double()
+        out = model(images(2, 56, 40).double(), labels=torch.tensor([1, 4]))
         out.loss.backward()
         answers[form] = [out.logits, *(parameter.grad for parameter in model.parameters())]
     for form in ("parallel", "recurrent", "chunkwise"):
         for actual, expected in zip(answers[form], answers["auto"]):
-            close(actual, expected, 1e-4)
+            close(actual, expected, 1e-11)
 
 
 @pytest.mark.parametrize("mixers", ["retention", "manhattan", "attention"])

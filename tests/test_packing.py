@@ -35,17 +35,17 @@ def batch(request):
 @pytest.mark.parametrize("dialect", ["fla", "grouped", "torchscale"])
 @pytest.mark.parametrize("form", ["auto", "parallel", "chunkwise", "recurrent"])
 def test_packed_logits_are_those_of_each_document_alone(batch, dialect, form):
-    model = small_model(dialect)
+    model = small_model(dialect).double()
     batch.pop("labels")
     with torch.no_grad():
         together = model(**batch, retention_form=form).logits[0].split(LENGTHS)
         for ids, logits in zip(documents(), together):
-            close(logits, model(torch.tensor([ids])).logits[0], 1e-5)
+            close(logits, model(torch.tensor([ids])).logits[0], 1e-11)
 
 
 @pytest.mark.parametrize("checkpointing", [None, False, True], ids=["plain", "checkpointed", "checkpointed-reentrant"])
 def test_packed_gradients_are_those_of_each_document_alone(batch, checkpointing):
-    model, apart = (small_model("fla").train() for _ in range(2))
+    model, apart = (small_model("fla").double().train() for _ in range(2))
     if checkpointing is not None:
         model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
     loss = model(**batch, use_cache=False).loss
@@ -58,10 +58,10 @@ def test_packed_gradients_are_those_of_each_document_alone(batch, checkpointing)
     ]
     expected = sum(losses) / sum(length - 1 for length in LENGTHS)
     expected.backward()
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-11)
     for (name, parameter), reference in zip(model.named_parameters(), apart.parameters()):
         difference = (parameter.grad - reference.grad).abs().max().item()
-        assert difference <= 1e-5 * max(1.0, reference.grad.abs().max().item()), name
+        assert difference <= 1e-11 * max(1.0, reference.grad.abs().max().item()), name
 
 
 def test_a_leak_would_show():
@@ -76,23 +76,23 @@ def test_a_leak_would_show():
 
 def test_a_document_may_begin_at_a_call():
     """With a state carried from the call before, a position that restarts leaves what was read behind."""
-    model = small_model("fla")
+    model = small_model("fla").double()
     first, second = random_ids(1, 9, 1), random_ids(1, 11, 2)
     with torch.no_grad():
         state = model(first, position_ids=torch.arange(9)[None], use_cache=True).past_key_values
         carried = model(second, position_ids=torch.arange(11)[None], past_key_values=state, use_cache=True)
         fresh = model(second, use_cache=True)
-    close(carried.logits, fresh.logits, 1e-5)
+    close(carried.logits, fresh.logits, 1e-11)
     for layer, reference in zip(carried.past_key_values.layers, fresh.past_key_values.layers):
-        close(layer.recurrent_state, reference.recurrent_state, 1e-5)
+        close(layer.recurrent_state, reference.recurrent_state, 1e-11)
 
 
 def test_packed_documents_in_the_encoder():
     from retnet_hf import RetNetModel
 
-    model = small_model("fla", RetNetModel, bidirectional=True)
+    model = small_model("fla", RetNetModel, bidirectional=True).double()
     batch = packed("position_ids")
     with torch.no_grad():
         together = model(batch["input_ids"], position_ids=batch["position_ids"]).last_hidden_state[0].split(LENGTHS)
         for ids, states in zip(documents(), together):
-            close(states, model(torch.tensor([ids])).last_hidden_state[0], 1e-5)
+            close(states, model(torch.tensor([ids])).last_hidden_state[0], 1e-11)

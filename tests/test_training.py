@@ -322,23 +322,23 @@ def test_peft_lora(model, tmp_path):
         optimizer.step()
         optimizer.zero_grad()
     assert history[-1] < 0.8 * history[0]
-    tuned.eval()
+    tuned.eval().double()  # in which a merged weight is as good as two
     with torch.no_grad():
         expected = tuned(ids).logits
     tokens = greedy(tuned, input_ids=ids[:, :7])
 
     tuned.save_pretrained(tmp_path / "adapter")
-    loaded = PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "adapter").eval()
+    loaded = PeftModel.from_pretrained(copy.deepcopy(model).double(), tmp_path / "adapter").eval()
     with torch.no_grad():
-        assert loaded(ids).logits.equal(expected)
+        close(loaded(ids).logits, expected, 1e-11)
     merged = loaded.merge_and_unload()
     assert type(merged) is RetNetForCausalLM
     with torch.no_grad():
-        close(merged(ids).logits, expected)
+        close(merged(ids).logits, expected, 1e-11)
     assert greedy(merged, ids[:, :7]).equal(tokens)
     merged.save_pretrained(tmp_path / "merged")
     with torch.no_grad():
-        close(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits, expected)
+        close(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")(ids).logits, expected, 1e-11)
 
 
 def test_peft_lora_from_folders(model, tmp_path):

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import torch
-from small_models import close, random_ids, small_model
+from small_models import close, random_ids, rounding, small_model
 from test_tensor_parallel import free_port
 from transformers import Trainer, TrainingArguments
 
@@ -120,12 +120,12 @@ def test_gradients_of_two_processes_are_those_of_one(model, ids, results, wrappe
     model(ids, labels=ids).loss.backward()
     assert results[wrapper].keys() == dict(model.named_parameters()).keys()
     for name, parameter in model.named_parameters():
-        close(results[wrapper][name], parameter.grad, 1e-5)
+        close(results[wrapper][name], parameter.grad, rounding(ids.numel()))
 
 
 def test_sharded_logits(model, ids, results):
     with torch.no_grad():
-        close(results["logits"], model.eval()(ids).logits, 1e-5)
+        close(results["logits"], model.eval()(ids).logits)
 
 
 def test_trainer_in_two_processes_is_trainer_in_one(data, results, tmp_path):

@@ -50,7 +50,7 @@ def train(tuned, batch: dict, steps: int = 8) -> list[float]:
 
 def test_lora_without_target_modules(model, tmp_path):
     """All linear layers of every block, and not the head: trained, saved, reloaded, merged, saved again."""
-    model.save_pretrained(tmp_path / "base")
+    copy.deepcopy(model).double().save_pretrained(tmp_path / "base")  # in which a merged weight is as good as two
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     tuned = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM"))
     assert adapted(tuned) == linear_layers(model, "lm_head")
@@ -61,19 +61,19 @@ def test_lora_without_target_modules(model, tmp_path):
     with torch.no_grad():
         expected = tuned(ids).logits
         tuned.save_pretrained(tmp_path / "adapter")
-        assert AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")(ids).logits.equal(expected)
+        close(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")(ids).logits, expected, 1e-11)
         merged = tuned.merge_and_unload()
-        close(merged(ids).logits, expected)
+        close(merged(ids).logits, expected, 1e-11)
         merged.save_pretrained(tmp_path / "merged")
         reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-        assert reloaded(ids).logits.equal(merged(ids).logits)
+        close(reloaded(ids).logits, expected, 1e-11)
     assert reloaded.state_dict().keys() == model.state_dict().keys()
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_lora_without_target_modules_in_image_models(family, tmp_path):
     family = VISION_FAMILIES[family]
-    model = family.model()
+    model = family.model().double()
     tuned = get_peft_model(copy.deepcopy(model), LoraConfig(modules_to_save=["classifier"]))
     assert adapted(tuned) == linear_layers(model, "classifier")
 
@@ -84,12 +84,12 @@ def test_lora_without_target_modules_in_image_models(family, tmp_path):
         expected = tuned(images).logits
         tuned.save_pretrained(tmp_path / "adapter")
         loaded = PeftModel.from_pretrained(copy.deepcopy(model), tmp_path / "adapter").eval()
-        assert loaded(images).logits.equal(expected)
+        close(loaded(images).logits, expected, 1e-11)
         merged = loaded.merge_and_unload()
-        close(merged(images).logits, expected)
+        close(merged(images).logits, expected, 1e-11)
         merged.save_pretrained(tmp_path / "merged")
         reloaded = AutoModelForImageClassification.from_pretrained(tmp_path / "merged")
-        assert reloaded(images).logits.equal(merged(images).logits)
+        close(reloaded(images).logits, expected, 1e-11)
 
 
 def pooling_metaformer() -> MetaFormerForImageClassification:
