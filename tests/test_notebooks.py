@@ -94,7 +94,7 @@ def test_it_names_nothing_of_the_machine_it_ran_on(file):
         assert not MACHINE.search(text), text
 
 
-def test_the_readme_has_every_notebook():
-    linked = re.findall(r"\(notebooks/(\w+\.ipynb)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+def test_the_first_page_of_the_documentation_has_every_notebook():
+    linked = re.findall(r"\(notebooks/(\w+\.ipynb)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
     assert {file.name for file in NOTEBOOKS} <= set(linked)
     assert linked == sorted(set(linked))
