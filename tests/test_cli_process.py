@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from small_models import small_model, word_tokenizer
 
 import retnet_hf
+import retnet_hf_cli
 from conversion.formats import FORMATS
 from retnet_hf import RetNetConfig
 from retnet_hf_cli import known_names
@@ -81,6 +83,14 @@ def test_names_known_without_the_libraries_are_those_of_the_libraries():
 def test_the_version_is_that_of_the_library():
     done = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, timeout=60)
     assert done.stdout == f"{retnet_hf.__version__}\n"
+
+
+def test_every_folder_of_the_command_is_in_the_wheel():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read pyproject.toml")
+    root = Path(retnet_hf_cli.__file__).parent
+    folders = {root, *(folder for folder in root.rglob("*") if folder.is_dir() and folder.name != "__pycache__")}
+    packages = tomllib.loads((root.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    assert {".".join(folder.relative_to(root.parent).parts) for folder in folders} <= set(packages)
 
 
 def test_nothing_but_the_command_speaks(folder):
