@@ -12,6 +12,7 @@ import torch
 from small_models import close
 from small_rmt import images, small_rmt
 from torch import Tensor
+from transformers.initialization import no_init_weights
 
 from conversion.checkpoint import Checkpoint
 from conversion.formats import format_of, plan_of
@@ -22,7 +23,7 @@ from retnet_hf import RMTBackbone, RMTConfig, RMTForImageClassification
 
 def released(size: str, **overrides) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a released checkpoint."""
-    with torch.device("meta"):
+    with torch.device("meta"), no_init_weights():
         model = RMTForImageClassification(RMTConfig.from_preset(size, num_labels=1000, **overrides))
     state_dict, _ = to_rmt(model)
     return shapes_of(state_dict)

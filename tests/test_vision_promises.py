@@ -453,7 +453,7 @@ def check_answers(family, answer: dict) -> None:
     model = family.model()
     probabilities = logits_of(model, pixel_values).softmax(-1)[0]
     expected = {model.config.id2label[number]: score.item() for number, score in enumerate(probabilities)}
-    assert answer["scores"] == pytest.approx(expected, abs=1e-5)
+    assert answer["scores"] == pytest.approx(expected, abs=1e-4)  # logits may be 50
     with torch.no_grad():
         close(torch.tensor(answer["features"]), model.base_model(pixel_values).last_hidden_state.flatten())
 
