@@ -15,17 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .errors import CheckpointError, first_line
 from .plan import Shape
+from .source import PICKLES, SAFETENSORS
 
 
-SAFETENSORS = (".safetensors",)
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
 # in the order in which from_pretrained looks for them
 _NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 # where training scripts put the weights within what they pickle; the averaged ones are those that were published
@@ -133,25 +130,6 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-
-
-def locate(source: str) -> Path:
-    """The path `source` names; if there is none, the Hugging Face repository of that name, downloaded.
-
-    Raises:
-        CheckpointError: where neither is to be had.
-    """
-    path = Path(source).expanduser()
-    if path.exists() or source.count("/") != 1 or source.startswith((".", "~", "/")):
-        return path
-    weights = [f"*{ending}" for ending in SAFETENSORS + PICKLES]
-    patterns = [*weights, "*.json", "*.model", "*.txt", "*.jinja", "README.md", "LICENSE*"]
-    try:
-        return Path(snapshot_download(source, allow_patterns=patterns))
-    except (OSError, ValueError, HFValidationError) as error:
-        raise CheckpointError(
-            f"{source} does not exist here, and as a repository it cannot be downloaded: {first_line(error)}"
-        ) from error
 
 
 def _weight_files(path: Path) -> list[Path]:

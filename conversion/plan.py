@@ -16,6 +16,7 @@ import torch
 from accelerate import init_empty_weights
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
+from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
 from .errors import CheckpointError
@@ -137,8 +138,8 @@ class Plan:
     moves: list[Move]
 
     def empty_model(self) -> PreTrainedModel:
-        """The model with parameters that take no memory, and real buffers."""
-        with init_empty_weights(include_buffers=False):
+        """The model with parameters that take no memory, and real buffers. No random number is drawn for it."""
+        with init_empty_weights(include_buffers=False), no_init_weights():
             model = self.model_class(self.config)
         return model.eval()
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A finished folder takes the place of an older one, of which nothing is lost if that is interrupted at any point."""
+"""A finished folder takes the place of an older one: where that is allowed, and without losing anything if interrupted."""
 
 import os
 import shutil

@@ -18,14 +18,16 @@ in training mode, by the first forward pass that records a gradient, and by `sta
 import math
 import time
 from collections.abc import Iterable
+from statistics import median
 
 import torch
 from torch import Tensor, nn
 
 
 TRIAL_BYTES = 2**26  # of weights, more than a CPU keeps in its cache from one round of a trial to the next
-TRIAL_ROUNDS = 5
+TRIAL_ROUNDS = 9
 CLEAR_GAIN = 0.9  # of the time that the weights take apart
+_verdicts: dict[tuple, bool] = {}  # of the trials in this process, by kind of product and number of threads
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -37,10 +39,10 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def can_be_fused(layers: list[nn.Module]) -> bool:
-    """Whether the layers are plain, alike in type and place, and have values."""
+    """Whether the layers are plain, alike in type and place, and have values that may be laid elsewhere."""
     if not all(map(is_plain, layers)) or len({(layer.weight.dtype, layer.weight.device) for layer in layers}) > 1:
         return False
-    return not layers[0].weight.is_meta
+    return not layers[0].weight.is_meta and not any(layer.weight.is_inference() for layer in layers)
 
 
 def side_by_side(weights: list[Tensor]) -> Tensor:
@@ -69,12 +71,15 @@ def is_faster_side_by_side(groups: list[list[Tensor]]) -> bool:
             torch.accelerator.synchronize(token.device)
         return time.perf_counter() - start
 
-    best_apart = best_together = math.inf
-    for _ in range(1 + TRIAL_ROUNDS):
-        best_apart, best_together = min(best_apart, seconds(apart)), min(best_together, seconds(together))
-        if best_together > 2 * best_apart:
+    ratios = []
+    for number in range(1 + TRIAL_ROUNDS):  # the first warms up
+        first, second = (apart, together) if number % 2 else (together, apart)
+        times = {id(groups): seconds(groups) for groups in (first, second)}
+        if number > 0:
+            ratios.append(times[id(together)] / times[id(apart)])
+        if len(ratios) == 3 and min(ratios) > 2:
             break
-    return best_together < CLEAR_GAIN * best_apart
+    return median(ratios) < CLEAR_GAIN
 
 
 class FusedProjections:
@@ -182,11 +187,11 @@ class FusesProjections(nn.Module):
         return super().state_dict(*args, **kwargs)
 
 
-def lay_out(modules: Iterable[FusesProjections], measure: bool = True) -> bool:
-    """Lays out the weights of these modules, those of them that it makes faster on this machine. Returns whether any were.
+def lay_out_where_faster(modules: Iterable[FusesProjections], measure: bool = True) -> bool:
+    """Lays out the weights of those of these modules that it makes faster on this machine. Returns whether any were.
 
     Args:
-        measure: whether that is tried; otherwise all that can be are laid out.
+        measure: whether that is tried, once in a process for each kind of product; otherwise all that can be are laid out.
     """
     kinds: dict[tuple, list[FusesProjections]] = {}
     for module in modules:
@@ -194,12 +199,14 @@ def lay_out(modules: Iterable[FusesProjections], measure: bool = True) -> bool:
         layers = module.projection_layers()
         if can_be_fused(layers):
             weights = [layer.weight for layer in layers]
-            kind = (weights[0].dtype, weights[0].device, *(tuple(weight.shape) for weight in weights))
-            kinds.setdefault(kind, []).append(module)
+            shapes = (tuple(weight.shape) for weight in weights)
+            kinds.setdefault((weights[0].dtype, weights[0].device, torch.get_num_threads(), *shapes), []).append(module)
     laid_out = False
-    for alike in kinds.values():
-        groups = [[layer.weight.data for layer in module.projection_layers()] for module in alike]
-        if not measure or is_faster_side_by_side(groups):
+    for kind, alike in kinds.items():
+        if measure and kind not in _verdicts:
+            groups = [[layer.weight.data for layer in module.projection_layers()] for module in alike]
+            _verdicts[kind] = is_faster_side_by_side(groups)
+        if not measure or _verdicts[kind]:
             for module in alike:
                 module.lay_out()
             laid_out = True

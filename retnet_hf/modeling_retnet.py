@@ -37,7 +37,7 @@ from .block_functions import gated, rms_norm, rotate, rotate_step, step_rotation
 from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
-from .fused_projections import FusesProjections, is_plain, lay_out
+from .fused_projections import FusesProjections, is_plain, lay_out_where_faster
 from .linear_cross_entropy import linear_cross_entropy
 from .model_card import is_placeholder, model_card
 from .retention import (
@@ -147,8 +147,8 @@ class RetNetRetention(FusesProjections):
     """Gated multi-scale retention, equation 8 of the paper.
 
     Attributes:
-        rank: in a tensor parallel model, whose share of the heads this is, where the weights do not say so themselves, as
-            quantised ones do not.
+        rank: in a tensor parallel model that `from_pretrained` has loaded, whose share of the heads this is. Quantised
+            weights do not say so themselves.
     """
 
     rank: int | None = None
@@ -199,10 +199,8 @@ class RetNetRetention(FusesProjections):
         if self.feature_map is not None:
             query, key = self.feature_map(query), self.feature_map(key)
         if query.shape[1] != plan.log_decay.shape[0]:  # tensor parallel: this rank's heads, and their decays
-            rank = self.rank
-            if rank is None:
-                rank = self.q_proj.weight.device_mesh.get_local_rank()
-            plan = plan.of_heads(slice(rank * query.shape[1], (rank + 1) * query.shape[1]))
+            first = query.shape[1] * self.tensor_parallel_rank()
+            plan = plan.of_heads(slice(first, first + query.shape[1]))
         if plan.key_rotation is None:
             query = query * self.scaling
         else:
@@ -220,6 +218,16 @@ class RetNetRetention(FusesProjections):
         if self.gated:
             output = gated(output, *gate, self.gate_fn)
         return self.o_proj(output), maps, state
+
+    def tensor_parallel_rank(self) -> int:
+        """Whose share of the heads this layer holds."""
+        mesh = getattr(self.q_proj.weight, "device_mesh", None)
+        if mesh is None and self.rank is None:
+            raise RuntimeError(
+                "a layer holds a share of the heads and cannot tell which: its weights are quantised and were not loaded by "
+                "from_pretrained with a tensor parallel plan."
+            )
+        return self.rank if mesh is None else mesh.get_local_rank()
 
     def _retain(
         self,
@@ -384,9 +392,9 @@ class RetNetPreTrainedModel(PreTrainedModel):
         sharded) are left as they are, as is a head that shares its weight with the embedding.
 
         Args:
-            measure: tries each kind of product first, for a second or two in all, and leaves the weights where
-                that gains nothing: it depends on the processor, the dtype and the number of threads. Without it, everything
-                is laid out.
+            measure: tries each kind of product first, once in a process and for a second or two in all, and leaves the
+                weights where that gains nothing: it depends on the processor, the dtype and the number of threads, and where
+                it gains little, on chance. Without it, everything is laid out.
 
         Returns:
             Whether any weights were laid out.
@@ -394,7 +402,7 @@ class RetNetPreTrainedModel(PreTrainedModel):
         head = self.get_output_embeddings()
         tied = head is not None and getattr(head, "weight", None) is self.get_input_embeddings().weight
         modules = (module for module in self.modules() if isinstance(module, FusesProjections))
-        return lay_out([module for module in modules if not (module is self and tied)], measure)
+        return lay_out_where_faster([module for module in modules if not (module is self and tied)], measure)
 
     def unfuse_projections(self) -> None:
         """Gives each weight memory of its own again."""
@@ -413,8 +421,10 @@ class RetNetPreTrainedModel(PreTrainedModel):
         load_config = replace(load_config, weight_mapping=[*(load_config.weight_mapping or []), *transforms])
         loaded = PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
         mesh = getattr(load_config, "device_mesh", None)
-        if mesh is not None and (mesh.ndim == 1 or "tp" in mesh.mesh_dim_names):
-            rank = mesh.get_local_rank() if mesh.ndim == 1 else mesh.get_local_rank("tp")
+        if mesh is not None and (
+            mesh.mesh_dim_names is None or "tp" in mesh.mesh_dim_names
+        ):  # without names, of one dimension
+            rank = mesh.get_local_rank("tp" if mesh.mesh_dim_names else None)
             for module in model.modules():
                 if isinstance(module, RetNetRetention):
                     module.rank = rank

@@ -441,10 +441,16 @@ class RetNetState(Cache):
         What is recorded for rewinding is not kept.
 
         Raises:
-            ValueError: if nothing has been read yet.
+            ValueError: if nothing has been read yet, and for the state of one rank of a tensor parallel model, which is a
+                share of the heads.
         """
         if any(not layer.is_initialized for layer in self.layers):
             raise ValueError("a state that has read nothing cannot be saved.")
+        heads = self.layers[0].recurrent_state.shape[1]
+        if heads != self.config.num_attention_heads:
+            raise ValueError(
+                f"a state of all {self.config.num_attention_heads} heads can be saved, not a rank's share of {heads}."
+            )
         tensors = {}
         for index, layer in enumerate(self.layers):
             for name in _SAVED:
@@ -499,27 +505,28 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
 
 
 def _check_saved(tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
-    """Raises ValueError, with the end of a sentence, if these are not the tensors of a state of `config`.
-
-    A rank of a tensor parallel model saves its share of the heads.
-    """
+    """Raises ValueError, with the end of a sentence, if these are not the tensors of a state of `config`."""
     expected = {f"layers.{index}.{name}" for index in range(config.num_hidden_layers) for name in _SAVED}
     if missing := sorted(expected - tensors.keys()):
         raise ValueError(f"lacks {missing[0]}.")
     if foreign := sorted(tensors.keys() - expected):
         raise ValueError(f"holds {foreign[0]}, which is no part of a state.")
-    batch, heads = (*tensors["layers.0.recurrent_state"].shape, 0, 0)[:2]
+    batch, dtype = tensors["layers.0.next_position"].shape[:1], tensors["layers.0.recurrent_state"].dtype
     shapes = {
-        "recurrent_state": (batch, heads, config.head_dim, config.value_head_dim),
-        "next_position": (batch,),
+        "recurrent_state": (*batch, config.num_attention_heads, config.head_dim, config.value_head_dim),
+        "next_position": (*batch,),
         "cumulative_length": (),
     }
     for name, tensor in tensors.items():
-        kind = name.rpartition(".")[2]
-        dtypes = STATE_DTYPES if kind == "recurrent_state" else (torch.int64,)
-        if tensor.shape != shapes[kind] or tensor.dtype not in dtypes or not heads or config.num_attention_heads % heads:
-            shape, dtypes = shapes[kind], " or ".join(map(str, dtypes))
-            raise ValueError(f"holds {name} as {tuple(tensor.shape)} {tensor.dtype}, which should be {shape} {dtypes}.")
+        shape = shapes[name.rpartition(".")[2]]
+        dtypes = (
+            (torch.int64,) if not name.endswith("recurrent_state") else (dtype,) if dtype in STATE_DTYPES else STATE_DTYPES
+        )
+        if tensor.shape != shape or tensor.dtype not in dtypes:
+            allowed = " or ".join(map(str, dtypes))
+            raise ValueError(f"holds {name} as {tuple(tensor.shape)} {tensor.dtype}, which should be {shape} {allowed}.")
+        if tensor.dtype == torch.int64 and (tensor < 0).any():
+            raise ValueError(f"holds {name} below 0.")
 
 
 def _flatten(state: RetNetState) -> tuple[list[Tensor | None], tuple[PreTrainedConfig, bool]]:

@@ -17,7 +17,7 @@ from .commands.train import train
 from .commands.train_image import train_image
 
 
-# typer has carried its own copy of click since 0.2x: these are the errors that it raises.
+# Not those of the package click, of which newer versions of typer carry a copy of their own.
 UsageError, Abort = typer.BadParameter.__base__, typer.Abort
 
 app = typer.Typer(

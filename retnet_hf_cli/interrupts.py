@@ -25,20 +25,26 @@ def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(INTERRUPTED)
 
 
+def listen() -> None:
+    """From here on Ctrl-C ends the process at once, unless whoever started it has it ignored."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, exit_at_once)
+
+
 @contextmanager
-def ctrl_c(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Ctrl-C is handled by `handler` inside the block, unless whoever started the process has it ignored."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
-        yield
-        return
-    signal.signal(signal.SIGINT, handler)
+def handling(handler: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
+    """These signals are handled by `handler` inside the block, unless whoever started the process has them ignored."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    heard = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
+    for number in heard:
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, old in heard.items():
+            signal.signal(number, old)
 
 
 def leaving_order() -> AbstractContextManager[None]:
     """A block that Ctrl-C ends by KeyboardInterrupt, so that what it has begun on disk can be put in order."""
-    return ctrl_c(signal.default_int_handler)
+    return handling(signal.default_int_handler, signal.SIGINT)

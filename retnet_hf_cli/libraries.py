@@ -10,14 +10,16 @@ from contextlib import contextmanager
 from rich.console import Console
 
 
-@contextmanager
-def loading(console: Console) -> Iterator[None]:
-    """Around the imports of a command.
-
-    From here on the libraries do not report what a user can do nothing about. Their errors are raised as ever.
-    """
+def quiet() -> None:
+    """From here on libraries do not report what a user can do nothing about. Their errors are raised as ever."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
+
+
+@contextmanager
+def loading(console: Console) -> Iterator[None]:
+    """Around the imports of a command: quiet from here on, and a sign of life meanwhile."""
+    quiet()
     with console.status("loading torch and transformers"):
         import transformers
 

@@ -1,26 +1,21 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Where the command begins and ends: every mistake of a user is one line on stderr and an exit code.
+"""The command from its arguments to its exit code: every mistake of a user is one line on stderr.
 
-2 for input that cannot be used, 130 for Ctrl-C, 1 where the machine fails. What takes time to import is imported later.
+2 for input that cannot be used, 130 for Ctrl-C, 1 where the machine fails or nobody reads the answer.
 """
 
 import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from conversion.errors import first_line
 
+from .app import Abort, UsageError, app
 from .errors import InputError, Interrupted
-from .interrupts import INTERRUPTED, ctrl_c, exit_at_once
-
-
-def run() -> NoReturn:
-    """The entry point of the process."""
-    with ctrl_c(exit_at_once):
-        sys.exit(main())
+from .interrupts import INTERRUPTED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,11 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
-    from .app import Abort, UsageError, app
-
     try:
         code: Any = app(arguments or ["--help"], prog_name="retnet-hf", standalone_mode=False) or 0
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return complain("interrupted", code) if code == INTERRUPTED else code
     except (KeyboardInterrupt, Abort):
         return complain("interrupted", INTERRUPTED)
@@ -46,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(str(error), 128 + error.signal_number)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
-        return 141
+        return 1
     except OSError as error:
         return complain(f"{error.filename}: {error.strerror}" if error.filename else first_line(error), 1)
 

@@ -4,10 +4,18 @@
 
 from pathlib import Path
 
+from conversion.source import is_repository_name
+
 from .errors import InputError
 
 
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
+
+
+def require_name(source: str) -> None:
+    """Raises InputError for a name that is empty, which would stand for the current folder."""
+    if not source.strip():
+        raise InputError("an empty name was given, as of a variable that is not set")
 
 
 def looks_like_path(name: str) -> bool:
@@ -27,6 +35,7 @@ def model_source(name: str) -> str:
     Raises:
         InputError: for what can be neither.
     """
+    require_name(name)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
@@ -41,13 +50,15 @@ def model_source(name: str) -> str:
 
 def require_checkpoint(source: str) -> None:
     """Raises InputError for what is neither there nor can be a name on the Hub."""
+    require_name(source)
     path = Path(source).expanduser()
-    if not path.exists() and (source.count("/") != 1 or source.startswith((".", "~", "/"))):
+    if not path.exists() and not is_repository_name(source):
         raise InputError(f"{path} does not exist")
 
 
 def require_text(source: str) -> None:
     """Raises InputError for what can be neither a file, nor a folder of texts, nor a name on the Hub."""
+    require_name(source)
     path = Path(source).expanduser()
     if path.is_dir() and not any(path.iterdir()):
         raise InputError(f"the folder {source} is empty")
@@ -57,6 +68,7 @@ def require_text(source: str) -> None:
 
 def require_images(source: str) -> None:
     """Raises InputError for what can be neither a folder of images nor a name on the Hub."""
+    require_name(source)
     path = Path(source).expanduser()
     if path.is_file():
         raise InputError(f"{source} is a file: give the folder it is in, or the name of a data set")

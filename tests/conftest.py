@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Fixtures: a small model in each dialect, built once, and the command. Tests that change a model build their own."""
 
+import gc
 import io
 import logging
 import signal
@@ -18,6 +19,35 @@ from retnet_hf_cli.main import main
 
 # The tensors of small models are no work for two threads, which mostly wait for each other where the processor is shared.
 torch.set_num_threads(1)
+
+
+# Files that take longest, the slowest first.
+LONG = (
+    "test_notebooks",
+    "test_compile_and_export",
+    "test_cli",
+    "test_vision_promises",
+    "test_documentation",
+    "test_cli_conversion",
+    "test_generation",
+    "test_cli_process",
+    "test_tensor_parallel",
+    "test_transformers_mixins",
+    "test_works_with_onnx",
+    "test_works_with_accelerate",
+    "test_readme",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Long files begin first, so that at the end no worker is left alone with one."""
+    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+
+
+def pytest_collection_finish(session):
+    """What the imports of all test files have left is not searched again by every collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,8 @@ from conversion.formats import FORMATS
 from retnet_hf import RetNetConfig
 from retnet_hf_cli import known_names
 from retnet_hf_cli.images.models import FAMILIES
+from retnet_hf_cli.interrupts import leaving_order
+from retnet_hf_cli.training.run import Schedule, Supervisor
 
 
 COMMAND = [sys.executable, "-m", "retnet_hf_cli"]
@@ -105,7 +107,7 @@ def test_nothing_but_the_command_speaks(folder):
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.6, 1.2, 2.0, None])
 def test_ctrl_c_is_one_line_at_any_moment(folder, seconds):
     """While typer, torch and transformers are imported, which takes seconds, and while it writes (None)."""
-    program = "import sys; from retnet_hf_cli import main; print('begun', flush=True); main.run()"
+    program = "from retnet_hf_cli.__main__ import run; print('begun', flush=True); run()"
     command = [sys.executable, "-c", program, "generate", str(folder), "w3", "-n", "1000000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline() == b"begun\n"
@@ -116,3 +118,42 @@ def test_ctrl_c_is_one_line_at_any_moment(folder, seconds):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, b"retnet-hf: interrupted\n")
+
+
+def test_ctrl_c_after_the_answer_is_no_traceback(folder):
+    """The process ends at once, and leaves Python's own shutdown no time to be interrupted."""
+    process = subprocess.Popen([*COMMAND, "generate", str(folder), "w3", "-n", "1"], stderr=subprocess.PIPE)
+    assert process.stderr.readline().startswith(b"1 tokens")
+    time.sleep(0.03)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) in ((0, b""), (130, b"retnet-hf: interrupted\n"))
+
+
+@pytest.mark.parametrize("arguments", ["--version", "--help"])
+def test_an_answer_that_nobody_reads_is_no_traceback(arguments):
+    closed = subprocess.run(
+        f'"{sys.executable}" -m retnet_hf_cli {arguments} >&-', shell=True, capture_output=True, timeout=60
+    )
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    broken = f'"{sys.executable}" -m retnet_hf_cli {arguments} | true'
+    assert subprocess.run(broken, shell=True, capture_output=True, timeout=60).stderr == b""
+
+
+@pytest.mark.parametrize("arguments", [["train", ""], ["train-image", ""], ["generate", "", "w3"], ["inspect", ""]])
+def test_an_empty_name_is_not_the_current_folder(retnet_hf, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = retnet_hf(*arguments)
+    assert (answer.code, answer.err) == (2, "retnet-hf: an empty name was given, as of a variable that is not set\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_was_started_to_ignore_ctrl_c_ignores_it():
+    """As a shell starts what it runs in the background."""
+    number, before = signal.SIGINT, signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with leaving_order(), Supervisor(Schedule(1)).listening():
+            assert signal.getsignal(number) is signal.SIG_IGN
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)

@@ -327,6 +327,7 @@ def clock(monkeypatch):
         return product(hidden_states, weight, *arguments)
 
     monkeypatch.setattr(nn.functional, "linear", linear)
+    monkeypatch.setattr("retnet_hf.fused_projections._verdicts", {})
     monkeypatch.setattr("retnet_hf.fused_projections.time.perf_counter", lambda: now[0])
     return seconds
 
@@ -367,6 +368,21 @@ def test_a_model_that_gains_nothing_is_left_as_it_was(clock, ids):
     assert not any(fused_layers(model))
     assert {name: weight.data_ptr() for name, weight in model.named_parameters()} == before
     assert torch.equal(logits(model, ids), logits(plain, ids))
+
+
+def test_a_kind_of_product_is_tried_once_in_a_process(clock, monkeypatch):
+    trials = []
+    monkeypatch.setattr("retnet_hf.fused_projections.is_faster_side_by_side", lambda groups: trials.append(groups) or True)
+    for _ in range(3):
+        assert small_model().fuse_projections()
+    assert [len(groups) for groups in trials] == [1, 2, 2]  # the head, and two blocks' retention and feed-forward
+
+
+def test_weights_of_inference_mode_are_left_alone(ids):
+    with torch.inference_mode():
+        model = small_model()
+        assert not model.fuse_projections(measure=False)
+    assert logits(model, ids).isfinite().all()
 
 
 def test_a_trial_on_this_machine_changes_no_result_and_no_random_number(ids):

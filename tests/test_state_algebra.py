@@ -275,7 +275,7 @@ def test_a_file_without_a_checksum_still_loads(saved_state, tmp_path):
         ("next_position", {"dtype": "F64"}, r"next_position as \(2,\) torch.float64"),
         ("cumulative_length", {"dtype": "F64"}, "cumulative_length as"),
         ("recurrent_state", {"dtype": "I32"}, "torch.int32"),
-        ("recurrent_state", {"shape": [4, 2, 8, 8]}, r"should be \(4,\)"),
+        ("recurrent_state", {"shape": [4, 2, 8, 8]}, r"recurrent_state as \(4, 2.* should be \(2, 4"),
         ("next_position", {"shape": [2, 1]}, r"should be \(2,\) torch.int64"),
     ],
 )
@@ -286,6 +286,25 @@ def test_a_file_without_a_checksum_is_held_to_types_and_shapes(saved_state, tmp_
     rewritten(content, path, lambda header: header[f"layers.{layer}.{name}"].update(entry))
     with pytest.raises(ValueError, match=reason):
         RetNetState.load(path, state.config)
+
+
+def test_a_share_of_the_heads_is_neither_saved_nor_loaded(saved_state, tmp_path):
+    """What one rank of a tensor parallel model holds would be taken for all heads."""
+    state, content = saved_state
+    share = state.clone()
+    for layer in share.layers:
+        layer.recurrent_state = layer.recurrent_state[:, :1]
+    with pytest.raises(ValueError, match="all 4 heads can be saved, not a rank's share of 1"):
+        share.save(tmp_path / "share.safetensors")
+    (tmp_path / "whole.safetensors").write_bytes(content)
+    tensors = load_file(tmp_path / "whole.safetensors")
+    for name in tensors:
+        if name.endswith("recurrent_state"):
+            tensors[name] = tensors[name][:, :1].contiguous()
+    metadata = {"format": "retnet_hf.RetNetState/1", "fingerprint": state.config.state_fingerprint}
+    save_file(tensors, tmp_path / "share.safetensors", metadata=metadata)
+    with pytest.raises(ValueError, match=r"holds layers.0.recurrent_state as \(2, 1, .* should be \(2, 4, "):
+        RetNetState.load(tmp_path / "share.safetensors", state.config)
 
 
 def test_tensors_of_something_else_beside_a_state_are_refused(saved_state, tmp_path):

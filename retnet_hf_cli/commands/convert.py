@@ -10,6 +10,7 @@ from rich.console import Console
 
 from conversion.errors import CheckpointError
 from conversion.replaced_folder import claim
+from conversion.source import locate
 
 from ..errors import InputError
 from ..interrupts import leaving_order
@@ -52,12 +53,12 @@ def convert(
     console = Console(highlight=False, markup=False)
     try:
         require_checkpoint(source)
-        claim(output, overwrite)
+        claim(output, overwrite, Path(source).expanduser())
         with loading(console):
             from rich.progress import track
 
             from conversion.card import how_to_load
-            from conversion.checkpoint import Checkpoint, locate
+            from conversion.checkpoint import Checkpoint
             from conversion.folder import write_folder
             from conversion.formats import plan_of
             from conversion.report import moves_table

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from conversion.errors import CheckpointError
+from conversion.source import locate
 
 from ..errors import InputError
 from ..libraries import loading
@@ -31,7 +32,7 @@ def inspect(
     require_checkpoint(source)
     console = Console(highlight=False, markup=False)
     with loading(console):
-        from conversion.checkpoint import Checkpoint, locate
+        from conversion.checkpoint import Checkpoint
         from conversion.report import describe
 
     try:

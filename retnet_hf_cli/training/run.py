@@ -30,6 +30,7 @@ from conversion.errors import first_line
 
 from ..cpu_threads import cpu_threads
 from ..errors import InputError, Interrupted
+from ..interrupts import handling
 from .folder import RECORD, TrainingFolder
 
 
@@ -88,22 +89,16 @@ class Supervisor(TrainerCallback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Takes the first Ctrl-C, or request to terminate, as a wish to stop after this step; the second acts as always."""
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-        def restore() -> None:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        numbers = signal.SIGINT, signal.SIGTERM
+        before = {number: signal.getsignal(number) for number in numbers}
 
         def remember(number: int, frame: object) -> None:
             self.signal = number
-            restore()
+            for other, handler in before.items():
+                signal.signal(other, handler)
 
-        for number in before:
-            signal.signal(number, remember)
-        try:
+        with handling(remember, *numbers):
             yield
-        finally:
-            restore()
 
 
 @dataclass(kw_only=True)
