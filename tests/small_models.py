@@ -168,6 +168,7 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
 
 # The beginning of a program for another process, in which `retnet_hf` cannot be imported.
 PACKAGE_ABSENT = """
+import gc; gc.disable()
 import importlib.abc, sys
 
 class Absent(importlib.abc.MetaPathFinder):

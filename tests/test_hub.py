@@ -21,6 +21,7 @@ from retnet_hf.image_model_card import image_model_card
 
 
 PUSH = """
+import gc; gc.disable()
 from small_models import small_config, small_model, word_tokenizer
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
 

@@ -1,6 +1,8 @@
 """What can be done with a state in any order leaves it the state of the text that was read: property tests in float64."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,9 +144,6 @@ def test_a_batch_of_different_requests_generates_what_each_does_alone():
 
 
 def test_a_saved_state_goes_on_in_another_process(tmp_path):
-    import subprocess
-    import sys
-
     model = MODELS[torch.float32]
     prompt = random_ids(1, 20, 5)
     expected = model.generate(prompt, max_new_tokens=12, do_sample=False)
@@ -152,6 +151,7 @@ def test_a_saved_state_goes_on_in_another_process(tmp_path):
     model.save_pretrained(tmp_path / "model")
     state.save(tmp_path / "state.safetensors")
     program = f"""
+import gc; gc.disable()
 import torch
 from retnet_hf import RetNetForCausalLM, RetNetState
 model = RetNetForCausalLM.from_pretrained({str(tmp_path / "model")!r}).eval()

@@ -15,6 +15,7 @@ from test_checkpoint_loading import FOREIGN, foreign, write_folder
 
 
 RANK = """
+import gc; gc.disable()
 import os, sys, torch
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
@@ -52,20 +53,12 @@ for name, config in (("int8", Int8WeightOnlyConfig()), ("float8", Float8WeightOn
     if torch.distributed.get_rank() == 0:
         weights = {key: torch.cat([share[key][0] for share in shares], dim=mine[key][1]) for key in mine}
         torch.save({"logits": logits, "tokens": tokens, "weights": weights}, folder + f"/{name}.pt")
-torch.distributed.destroy_process_group()
-"""
 
-LOADED = """
-import os, sys, torch
-torch.set_num_threads(1)
-torch.distributed.init_process_group("gloo")
-from transformers import AutoModelForCausalLM
-import retnet_hf
-for folder in sys.argv[1:]:
-    model = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
+for published in sys.argv[2:]:
+    model = AutoModelForCausalLM.from_pretrained(published, tp_plan="auto")
     weights = {name: getattr(value, "full_tensor", lambda: value)() for name, value in model.state_dict().items()}
     if torch.distributed.get_rank() == 0:
-        torch.save(weights, folder + "/loaded.pt")
+        torch.save(weights, published + "/loaded.pt")
 torch.distributed.destroy_process_group()
 """
 
@@ -88,7 +81,7 @@ def run_two_ranks(program: str, folder: Path, *arguments: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A model, what it was given, and the folder with what two ranks made of it."""
+    """A model, what it was given, and the folder with what two ranks made of it; and published folders that they read."""
     folder = tmp_path_factory.mktemp("ranks")
     model = small_model("fla")
     model.save_pretrained(folder / "model")
@@ -97,12 +90,16 @@ def run(tmp_path_factory):
     mask[0, :4] = 0
     inputs = {"input_ids": ids, "attention_mask": mask}
     torch.save(inputs, folder / "inputs.pt")
-    run_two_ranks(RANK, folder, folder)
-    return model, inputs, folder
+    published = {}
+    for dialect in FOREIGN:
+        theirs, state_dict, config = foreign(dialect)
+        published[dialect] = theirs, write_folder(folder / dialect.replace(" ", "_"), state_dict, config)
+    run_two_ranks(RANK, folder, folder, *(path for _, path in published.values()))
+    return model, inputs, folder, published
 
 
 def test_two_ranks_compute_what_one_process_does(run):
-    model, inputs, folder = run
+    model, inputs, folder, _ = run
     outputs, ids = torch.load(folder / "outputs.pt"), inputs["input_ids"]
     with torch.no_grad():
         expected = model(**inputs).logits
@@ -115,7 +112,7 @@ def test_two_ranks_compute_what_one_process_does(run):
 @pytest.mark.parametrize("quantisation", ["int8", "float8"])
 def test_two_ranks_compute_with_quantised_weights(run, quantisation):
     """As one process does with the weights that the quantised shares of both stand for."""
-    model, inputs, folder = run
+    model, inputs, folder, _ = run
     outputs = torch.load(folder / f"{quantisation}.pt")
     rounded = copy.deepcopy(model)
     for name, weight in outputs["weights"].items():
@@ -130,14 +127,10 @@ def test_two_ranks_compute_with_quantised_weights(run, quantisation):
     assert outputs["tokens"].tolist() == rounded.generate(**inputs, max_new_tokens=6, do_sample=False).tolist()
 
 
-def test_two_ranks_read_published_folders_to_the_same_weights(tmp_path):
-    models, folders = {}, {}
-    for dialect in FOREIGN:
-        models[dialect], state_dict, config = foreign(dialect)
-        folders[dialect] = write_folder(tmp_path / dialect.replace(" ", "_"), state_dict, config)
-    run_two_ranks(LOADED, tmp_path, *folders.values())
-    for dialect, model in models.items():
-        loaded = torch.load(folders[dialect] / "loaded.pt")
+def test_two_ranks_read_published_folders_to_the_same_weights(run):
+    *_, published = run
+    for dialect, (model, folder) in published.items():
+        loaded = torch.load(folder / "loaded.pt")
         assert set(loaded) == set(model.state_dict())
         for name, value in model.state_dict().items():
             assert torch.equal(loaded[name], value), (dialect, name)

@@ -28,6 +28,7 @@ TRAINING = {
 }
 
 PROCESS = """
+import gc; gc.disable()
 import json, sys
 import torch
 torch.set_num_threads(1)

@@ -1,0 +1,83 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Fixtures: a small model in each dialect, built once, and the command. Tests that change a model build their own."""
+
+import io
+import logging
+import os
+import signal
+import sys
+
+import datasets
+import pytest
+import torch
+import transformers
+from small_models import DIALECTS, small_model, word_tokenizer
+
+from retnet_hf_cli.main import main
+
+
+# The tensors of small models are no work for two threads, which mostly wait for each other where the processor is shared.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", params=DIALECTS)
+def model(request):
+    return small_model(request.param)
+
+
+@pytest.fixture(scope="session")
+def fla_model():
+    return small_model("fla")
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return word_tokenizer()
+
+
+class Answer:
+    """What a command left on the terminal."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def retnet_hf(capfd, monkeypatch):
+    """Runs the command in this process, with `stdin` on its standard input."""
+
+    def run(*arguments: object, stdin: bytes | None = None) -> Answer:
+        if stdin is not None:
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capfd.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return Answer(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def heard_again():
+    """The command quiets the libraries of its process, which is that of other tests, too."""
+    verbosity, progress_bar = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
+    yield
+    logging.disable(logging.NOTSET)
+    transformers.logging.set_verbosity(verbosity)
+    if progress_bar:
+        transformers.logging.enable_progress_bar()
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture
+def interruptible():
+    """Ctrl-C is heard, also where a shell has started the tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
