@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Fixtures: a small model in each dialect, built once, and the command. Tests that change a model build their own."""
 
+import gc
 import io
 import logging
 import os
@@ -20,6 +21,13 @@ from retnet_hf_cli.main import main
 # The tensors of small models are no work for two threads, which mostly wait for each other where the processor is shared.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_searched_twice():
+    """What a file of tests has left, caches of compilers above all, is not garbage that later collections would find."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -723,7 +723,7 @@ def test_threads_are_chosen_by_a_trial_and_set_back(monkeypatch):
 
 def test_demo(retnet_hf, workplace):
     Path("book.txt").write_text(SAMPLE_TEXT.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
-    answer = retnet_hf("demo", "--text", "book.txt", "--minutes", 0.15, "--threads", 1)
+    answer = retnet_hf("demo", "--text", "book.txt", "--minutes", 0.08, "--threads", 1)
     assert answer.code == 0
     assert answer.err == ""
     before, after = re.search(r"held-out text: ([\d,.]+) before training, ([\d,.]+) after", answer.out).groups()
