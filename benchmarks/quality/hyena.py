@@ -1,0 +1,60 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Hyena of order 2 (arXiv 2302.10866): gates, and convolutions with implicit filters as long as the sequence.
+
+Written from the paper, sections 3.1 to 3.3. Shapes: B batch, T tokens, D hidden size.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .long_convolution import long_convolution
+
+
+class ImplicitFilter(nn.Module):
+    """h_t = window(t) · network(encoding(t)) for each of `channels` filters (equation 7)."""
+
+    def __init__(self, channels: int, width: int = 32, bands: int = 4, frequency: float = 10.0, length: int = 256) -> None:
+        super().__init__()
+        self.bands, self.frequency, self.length = bands, frequency, length
+        sizes = [2 * bands + 1, width, width]
+        self.layers = nn.ModuleList([nn.Linear(first, last) for first, last in zip(sizes, sizes[1:])])
+        self.last = nn.Linear(width, channels, bias=False)
+        # time constants of the windows, from a fiftieth of the length to a third, and a floor under them
+        rates = torch.linspace(math.log(1e-2) / 1.5, math.log(1e-2) / 0.3, channels).abs()
+        self.rates = nn.Buffer(rates / length, persistent=False)
+        self.floor = 0.01
+
+    def forward(self, length: int) -> Tensor:
+        """(C, T)."""
+        position = torch.arange(length, device=self.rates.device, dtype=self.rates.dtype)
+        share = position[:, None] / self.length
+        angle = 2 * math.pi * share * torch.arange(1, self.bands + 1, device=position.device)
+        hidden = torch.cat([share, angle.cos(), angle.sin()], dim=-1)
+        for layer in self.layers:
+            hidden = (self.frequency * layer(hidden)).sin()
+        window = (-position[:, None] * self.rates).exp() + self.floor
+        return (self.last(hidden) * window).T
+
+
+class Hyena(nn.Module):
+    """z = x_2 ⊙ (h ∗ (x_1 ⊙ v)), of projections that a convolution of three taps has gone over (definition 3.1)."""
+
+    def __init__(self, size: int, length: int = 256) -> None:
+        super().__init__()
+        self.in_proj = nn.Linear(size, 3 * size)
+        self.short = nn.Conv1d(3 * size, 3 * size, kernel_size=3, padding=2, groups=3 * size)
+        self.filter = ImplicitFilter(size, length=length)
+        self.skip = nn.Parameter(torch.ones(size))
+        self.out_proj = nn.Linear(size, size)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        length = hidden_states.shape[1]
+        projected = self.short(self.in_proj(hidden_states).transpose(1, 2))[..., :length]
+        value, first, second = projected.chunk(3, dim=1)  # (B, D, T)
+        gated = first * value
+        mixed = long_convolution(gated, self.filter(length)) + self.skip[:, None] * gated
+        return self.out_proj((second * mixed).transpose(1, 2))

@@ -1,0 +1,120 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The texts: what Debian packages, read from where they put it, in documents that are whole.
+
+    apt-get install bible-kjv bible-kjv-text dict-gcide fortunes manpages
+
+Each text is split by document into what is trained on, what learning rates are chosen on, and what is reported on. One
+tokenizer, trained on a part of three of them, serves all, so that losses of one text can be compared between models.
+"""
+
+import gzip
+import itertools
+import random
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from retnet_hf_cli.text.corpus import encode, train_tokenizer
+
+
+PACKAGES = ("bible-kjv", "bible-kjv-text", "dict-gcide", "fortunes", "manpages")
+VOCABULARY = 2048
+HELD_OUT = 0.05  # of the documents, once for choosing and once for reporting
+MOST_CHARACTERS = 6_000_000  # of a text
+TOKENIZER_CHARACTERS = 1_000_000  # of each text that the tokenizer is trained on
+
+
+class MissingText(Exception):
+    """A text is not on this machine. The message says how to get it."""
+
+
+class Split(NamedTuple):
+    """Token ids of one text, (tokens,) int64 each."""
+
+    training: Tensor
+    choosing: Tensor
+    reporting: Tensor
+
+
+def king_james() -> list[str]:
+    """Chapters of the King James Bible, 1,189 of them."""
+    command = shutil.which("bible")
+    if command is None:
+        raise MissingText("the King James text is not here: apt-get install bible-kjv bible-kjv-text")
+    verses = subprocess.run([command, "-f", "gen1:1-rev22:21"], capture_output=True, text=True, check=True).stdout
+    numbered = re.findall(r"^(\d?[A-Z][A-Za-z]*\d+):\d+ (.+)$", verses, flags=re.MULTILINE)
+    chapters = itertools.groupby(numbered, key=lambda verse: verse[0])
+    return [" ".join(text for _, text in chapter) for _, chapter in chapters]
+
+
+def dictionary() -> list[str]:
+    """Entries of the Collaborative International Dictionary of English."""
+    lines = gzip.decompress(_read("/usr/share/dictd/gcide.dict.dz", "dict-gcide")).decode("utf-8", "replace")
+    entries = re.split(r"\n(?=\S)", lines)
+    return [" ".join(entry.split()) for entry in entries if len(entry) > 200]
+
+
+def fortunes() -> list[str]:
+    """Sayings and small talk of the program fortune."""
+    folder = Path("/usr/share/games/fortunes")
+    files = sorted(file for file in folder.glob("*") if not file.suffix)
+    if not files:
+        raise MissingText("the fortunes are not here: apt-get install fortunes")
+    sayings = [saying for file in files for saying in file.read_text(encoding="utf-8").split("\n%\n")]
+    return [" ".join(saying.split()) for saying in sayings if len(saying) > 100]
+
+
+def manuals() -> list[str]:
+    """Pages of the Linux manual, without the marks of their typesetting."""
+    pages = []
+    for file in sorted(Path("/usr/share/man/man7").glob("*.7.gz")):
+        lines = gzip.decompress(file.read_bytes()).decode("utf-8", "replace").splitlines()
+        lines = [re.sub(r'^\.[A-Z]{1,2}\b\s*|^[.\'].*|\\f[A-Z]|\\[&/,]|"', "", line) for line in lines]
+        pages.append(" ".join(" ".join(lines).replace("\\-", "-").split()))
+    if not pages:
+        raise MissingText("the manual is not here: apt-get install manpages")
+    return pages
+
+
+def _read(path: str, package: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise MissingText(f"{path} is not here: apt-get install {package}") from error
+
+
+READERS = {"king-james": king_james, "dictionary": dictionary, "fortunes": fortunes, "manuals": manuals}
+
+
+@cache
+def documents(name: str) -> tuple[list[str], list[str], list[str]]:
+    """The documents of a text to train on, to choose by and to report on, each in an order that is always the same."""
+    whole = READERS[name]()
+    random.Random(name).shuffle(whole)
+    sizes = list(itertools.accumulate(map(len, whole)))
+    whole = whole[: sum(size <= MOST_CHARACTERS for size in sizes)]
+    held_out = max(1, round(HELD_OUT * len(whole)))
+    return whole[2 * held_out :], whole[:held_out], whole[held_out : 2 * held_out]
+
+
+@cache
+def tokenizer():
+    """A byte-level BPE of `VOCABULARY` tokens, of the training parts of three texts."""
+    parts = []
+    for name in ("king-james", "dictionary", "fortunes"):
+        sizes = itertools.accumulate(map(len, documents(name)[0]))
+        parts += [text for text, size in zip(documents(name)[0], sizes) if size <= TOKENIZER_CHARACTERS]
+    return train_tokenizer(parts, VOCABULARY)
+
+
+@cache
+def tokens(name: str) -> Split:
+    """A text as three streams of tokens, with one token between documents."""
+    return Split(*(torch.from_numpy(encode(part, tokenizer())).long() for part in documents(name)))
