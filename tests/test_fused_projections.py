@@ -290,17 +290,18 @@ def double_a_weight(model: RetNetForCausalLM) -> None:
         projection.weight.data = 2 * projection.weight.data
 
 
-@pytest.mark.parametrize("gated", [True, False])
+MOVES = {
+    "another type": lambda model, other: model.to(torch.float64),
+    "other weights": lambda model, other: model.load_state_dict(other.state_dict()),
+    "other tensors": lambda model, other: model.load_state_dict(other.state_dict(), assign=True),
+    "other data": lambda model, other: double_a_weight(model),
+    "another layer": lambda model, other: setattr(model.model.layers[0].mlp, "up_proj", nn.Linear(32, 48)),
+}
+
+
+# without a gate the feed-forward is a single layer, which is laid out and takes its own product
 @pytest.mark.parametrize(
-    "move",
-    [
-        lambda model, other: model.to(torch.float64),
-        lambda model, other: model.load_state_dict(other.state_dict()),
-        lambda model, other: model.load_state_dict(other.state_dict(), assign=True),
-        lambda model, other: double_a_weight(model),
-        lambda model, other: setattr(model.model.layers[0].mlp, "up_proj", nn.Linear(32, 48)),
-    ],
-    ids=["another type", "other weights", "other tensors", "other data", "another layer"],
+    ("move", "gated"), [*((move, True) for move in MOVES), ("other data", False), ("another layer", False)]
 )
 def test_a_compiled_model_takes_the_weights_that_count(move, gated, compiler, ids):
     model, other = (small_model(seed, num_hidden_layers=1, use_gated_mlp=gated) for seed in (0, 3))
@@ -308,7 +309,7 @@ def test_a_compiled_model_takes_the_weights_that_count(move, gated, compiler, id
     model.fuse_projections(measure=False)
     compiled = torch.compile(model, fullgraph=True, backend=compiler)
     before = logits(compiled, ids)
-    move(model, other)
+    MOVES[move](model, other)
     plain = copy.deepcopy(model)
     plain.unfuse_projections()
     actual = logits(compiled, ids)
