@@ -22,6 +22,11 @@ from retnet_hf_cli.main import main
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
+if os.environ.get("ATEN_CPU_CAPABILITY") == "default":  # where PyTorch writes vectorised code that its headers do not build
+    import torch._inductor.config
+
+    torch._inductor.config.cpp.simdlen = 1
+
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_searched_twice():

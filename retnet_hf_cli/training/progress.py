@@ -105,5 +105,6 @@ def run_training(run: TrainingRun, console: Console) -> None:
             run.train([progress])
         finally:
             progress.progress.stop()
-    console.print(f"{run.outcome()}, in {time.monotonic() - start:.0f} s", soft_wrap=True)
+    time_up = ", when its time was up" if run.log and run.log[-1]["step"] < run.schedule.steps else ""
+    console.print(f"{run.outcome()}, in {time.monotonic() - start:.0f} s{time_up}", soft_wrap=True)
     console.print(f"saved: {run.folder.output}", markup=False, soft_wrap=True)
