@@ -421,9 +421,7 @@ class RetNetPreTrainedModel(PreTrainedModel):
         load_config = replace(load_config, weight_mapping=[*(load_config.weight_mapping or []), *transforms])
         loaded = PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
         mesh = getattr(load_config, "device_mesh", None)
-        if mesh is not None and (
-            mesh.mesh_dim_names is None or "tp" in mesh.mesh_dim_names
-        ):  # without names, of one dimension
+        if mesh is not None and "tp" in (mesh.mesh_dim_names or ["tp"]):  # one without names is of one dimension
             rank = mesh.get_local_rank("tp" if mesh.mesh_dim_names else None)
             for module in model.modules():
                 if isinstance(module, RetNetRetention):

@@ -512,19 +512,17 @@ def _check_saved(tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
     if foreign := sorted(tensors.keys() - expected):
         raise ValueError(f"holds {foreign[0]}, which is no part of a state.")
     batch, dtype = tensors["layers.0.next_position"].shape[:1], tensors["layers.0.recurrent_state"].dtype
-    shapes = {
-        "recurrent_state": (*batch, config.num_attention_heads, config.head_dim, config.value_head_dim),
-        "next_position": (*batch,),
-        "cumulative_length": (),
+    heads = (config.num_attention_heads, config.head_dim, config.value_head_dim)
+    allowed = {
+        "recurrent_state": ((*batch, *heads), (dtype,) if dtype in STATE_DTYPES else STATE_DTYPES),
+        "next_position": ((*batch,), (torch.int64,)),
+        "cumulative_length": ((), (torch.int64,)),
     }
     for name, tensor in tensors.items():
-        shape = shapes[name.rpartition(".")[2]]
-        dtypes = (
-            (torch.int64,) if not name.endswith("recurrent_state") else (dtype,) if dtype in STATE_DTYPES else STATE_DTYPES
-        )
+        shape, dtypes = allowed[name.rpartition(".")[2]]
         if tensor.shape != shape or tensor.dtype not in dtypes:
-            allowed = " or ".join(map(str, dtypes))
-            raise ValueError(f"holds {name} as {tuple(tensor.shape)} {tensor.dtype}, which should be {shape} {allowed}.")
+            wanted = " or ".join(map(str, dtypes))
+            raise ValueError(f"holds {name} as {tuple(tensor.shape)} {tensor.dtype}, which should be {shape} {wanted}.")
         if tensor.dtype == torch.int64 and (tensor < 0).any():
             raise ValueError(f"holds {name} below 0.")
 

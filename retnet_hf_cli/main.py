@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from conversion.errors import first_line
+from conversion.errors import CheckpointError, first_line
 
 from .app import Abort, UsageError, app
 from .errors import InputError, Interrupted
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         context = getattr(error, "ctx", None)
         return complain(f"{error.format_message()} (see: {context.command_path if context else 'retnet-hf'} --help)", 2)
-    except InputError as error:
+    except (InputError, CheckpointError) as error:
         return complain(str(error), 2)
     except Interrupted as error:
         return complain(str(error), 128 + error.signal_number)

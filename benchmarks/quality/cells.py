@@ -52,12 +52,12 @@ class Cell:
         """Trains, measures, and writes the file, whole or not at all."""
         torch.manual_seed(self.seed)
         model = of_equal_size(self.model, texts.VOCABULARY, self.options)
-        run = train(model, texts.tokens(self.text).training, self.tokens, self.learning_rate, self.seed)
+        split = texts.tokens(self.text)
+        run = train(model, split.training, self.tokens, self.learning_rate, self.seed)
 
         def scores(stream: torch.Tensor, length: int) -> dict[str, Any]:
             return measures.score(lambda ids: model(ids, use_cache=False).logits, stream, length)._asdict()
 
-        split = texts.tokens(self.text)
         result = {
             "cell": asdict(self),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),

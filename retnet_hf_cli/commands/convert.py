@@ -8,11 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from conversion.errors import CheckpointError
 from conversion.replaced_folder import claim
 from conversion.source import locate
 
-from ..errors import InputError
 from ..interrupts import leaving_order
 from ..known_names import FORMATS
 from ..libraries import loading
@@ -51,28 +49,25 @@ def convert(
     retnet-hf convert fla-hub/retnet-1.3B-100B retnet-1.3B
     """
     console = Console(highlight=False, markup=False)
-    try:
-        require_checkpoint(source)
-        claim(output, overwrite, Path(source).expanduser())
-        with loading(console):
-            from rich.progress import track
+    require_checkpoint(source)
+    claim(output, overwrite, Path(source).expanduser())
+    with loading(console):
+        from rich.progress import track
 
-            from conversion.card import how_to_load
-            from conversion.checkpoint import Checkpoint
-            from conversion.folder import write_folder
-            from conversion.formats import plan_of
-            from conversion.report import moves_table
+        from conversion.card import how_to_load
+        from conversion.checkpoint import Checkpoint
+        from conversion.folder import write_folder
+        from conversion.formats import plan_of
+        from conversion.report import moves_table
 
-        checkpoint = Checkpoint(path := locate(source))
-        plan = plan_of(checkpoint, format_name)
-        bar = Console(stderr=True)
-        progress = iter(track(plan.moves, "converting", console=bar, transient=True, disable=not bar.is_terminal))
-        next(progress)
-        repository = None if path == Path(source).expanduser() else source
-        with leaving_order():
-            model = write_folder(checkpoint, plan, output, licence, overwrite, lambda move: next(progress, None), repository)
-    except CheckpointError as error:
-        raise InputError(str(error)) from error
+    checkpoint = Checkpoint(path := locate(source))
+    plan = plan_of(checkpoint, format_name)
+    bar = Console(stderr=True)
+    progress = iter(track(plan.moves, "converting", console=bar, transient=True, disable=not bar.is_terminal))
+    next(progress)
+    repository = None if path == Path(source).expanduser() else source
+    with leaving_order():
+        model = write_folder(checkpoint, plan, output, licence, overwrite, lambda move: next(progress, None), repository)
     console.print(moves_table(plan, checkpoint.shapes))
     used = sum(len(move.sources) for move in plan.moves)
     console.print(

@@ -7,10 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from conversion.errors import CheckpointError
 from conversion.source import locate
 
-from ..errors import InputError
 from ..libraries import loading
 from ..sources import require_checkpoint
 
@@ -35,10 +33,7 @@ def inspect(
         from conversion.checkpoint import Checkpoint
         from conversion.report import describe
 
-    try:
-        facts, decays = describe(Checkpoint(locate(source)))
-    except CheckpointError as error:
-        raise InputError(str(error)) from error
+    facts, decays = describe(Checkpoint(locate(source)))
     console.print(facts, soft_wrap=True)
     if decays is not None:
         console.print(decays)
