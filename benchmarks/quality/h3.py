@@ -77,6 +77,11 @@ class H3(nn.Module):
         self.shift = ShiftStateSpace(size, taps)
         self.diagonal = DiagonalStateSpace(size // head_size, states)
 
+    def state_numbers(self, length: int) -> int:
+        """The last keys, and the complex states of every product of a key's and a value's channel in a head."""
+        size, taps = self.shift.readout.shape
+        return size * taps + size * self.head_size * 2 * self.diagonal.frequency.shape[1]
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         key = self.shift(self.k_proj(hidden_states).transpose(1, 2))  # (B, D, T)

@@ -50,6 +50,10 @@ class Hyena(nn.Module):
         self.skip = nn.Parameter(torch.ones(size))
         self.out_proj = nn.Linear(size, size)
 
+    def state_numbers(self, length: int) -> int:
+        """Two inputs of the short convolution, and all of the long one's: it has no recurrence."""
+        return 2 * self.short.in_channels + length * len(self.skip)
+
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, D)."""
         length = hidden_states.shape[1]

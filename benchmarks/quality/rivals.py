@@ -6,18 +6,26 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+import torch
+from torch import Tensor, nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
+)
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 
 from .decoder import Decoder
 from .h3 import H3
 from .hyena import Hyena
-
-
-HIDDEN_SIZE, LAYERS, HEADS = 128, 4, 4
-PARAMETERS = 1_312_000
+from .settings import Setting
+from .window import RetentionBesideWindow, WindowAttention
 
 
 def decays(schedule: str, heads: int) -> str | list[float]:
@@ -25,7 +33,7 @@ def decays(schedule: str, heads: int) -> str | list[float]:
 
     Args:
         schedule: a name that it knows; "geometric FIRST LAST", γ = exp(-1/τ) with time constants τ in tokens from FIRST to
-            LAST, each a fixed multiple of the one before; "alibi", those of ALiBi's slopes (arXiv 2108.12409).
+            LAST, each a fixed multiple of the one before; "alibi", those of ALiBi's slopes (arXiv 2108.12409); "constant τ".
     """
     name, *span = schedule.split()
     if name == "alibi":
@@ -39,65 +47,167 @@ def decays(schedule: str, heads: int) -> str | list[float]:
     return schedule
 
 
-def retnet(vocabulary: int, width: int, schedule: str = "power_of_two", heads: int = HEADS, **options: Any) -> nn.Module:
-    fields = {"value_expansion": 2.0, **options}
-    config = RetNetConfig(
-        vocab_size=vocabulary,
-        hidden_size=HIDDEN_SIZE,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=heads,
-        intermediate_size=width,
-        decay_schedule=decays(schedule, heads),
-        **fields,
-    )
-    return RetNetForCausalLM(config)
+def retnet(
+    size: Setting,
+    width: int,
+    schedule: str = "power_of_two",
+    heads: int | None = None,
+    window: int | None = None,
+    **options: Any,
+) -> nn.Module:
+    """RetNet; with a window, softmax attention over so many tokens beside the retention of every layer."""
+    heads = heads or size.heads
+    fields = {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": heads,
+        "intermediate_size": width,
+        "decay_schedule": decays(schedule, heads),
+        "value_expansion": 2.0,
+    }
+    model = RetNetForCausalLM(RetNetConfig(**(fields | options)))
+    if window is not None:
+        for layer in model.model.layers:
+            beside = WindowAttention(size.hidden_size, size.hidden_size // size.heads, window)
+            layer.retention = RetentionBesideWindow(layer.retention, beside)
+    return model
 
 
-def linear_transformer(vocabulary: int, width: int, **options: Any) -> nn.Module:
+def linear_transformer(size: Setting, width: int, **options: Any) -> nn.Module:
     """No decay, no gate, no rotation, positive features (arXiv 2006.16236); the norm of each head in place of its sum."""
     fields = {"schedule": "none", "use_output_gate": False, "use_rotary": False, "feature_map": "relu"}
-    return retnet(vocabulary, width, **(fields | options))
+    return retnet(size, width, **(fields | options))
 
 
-def llama(vocabulary: int, width: int, heads: int = HEADS) -> nn.Module:
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=HIDDEN_SIZE,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=heads,
-        intermediate_size=width,
-        max_position_embeddings=2**16,
-        attn_implementation="sdpa",
-    )
-    return LlamaForCausalLM(config)
+def llama(size: Setting, width: int, **options: Any) -> nn.Module:
+    fields = {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "intermediate_size": width,
+        "max_position_embeddings": 2**16,
+        "attn_implementation": "sdpa",
+    }
+    return LlamaForCausalLM(LlamaConfig(**(fields | options)))
 
 
-def h3(vocabulary: int, width: int, **options: Any) -> nn.Module:
-    return Decoder(lambda: H3(HIDDEN_SIZE, **options), vocabulary, HIDDEN_SIZE, LAYERS, width)
+def rwkv(size: Setting, width: int, **options: Any) -> nn.Module:
+    """RWKV v4 (arXiv 2305.13048)."""
+    fields = {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.layers,
+        "intermediate_size": width,
+        "context_length": 2**16,
+        "rescale_every": 0,
+    }
+    return RwkvForCausalLM(RwkvConfig(**(fields | options)))
 
 
-def hyena(vocabulary: int, width: int, **options: Any) -> nn.Module:
-    return Decoder(lambda: Hyena(HIDDEN_SIZE, **options), vocabulary, HIDDEN_SIZE, LAYERS, width)
+def mamba2(size: Setting, width: int, **options: Any) -> nn.Module:
+    """Mamba2 (arXiv 2405.21060). More layers stand in the place of a feed-forward, and `width` is the size of a state."""
+    fields = {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": 7 * size.layers // 4,
+        "num_heads": size.heads,
+        "head_dim": 2 * size.hidden_size // size.heads,
+        "state_size": width,
+        "n_groups": 1,
+        "chunk_size": 32,
+    }
+    return Mamba2ForCausalLM(Mamba2Config(**(fields | options)))
+
+
+def gated_delta_net(size: Setting, width: int, **options: Any) -> nn.Module:
+    """The linear layers of Qwen3-Next alone (arXiv 2412.06464), with heads of RetNet's sizes."""
+    fields = {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.layers,
+        "intermediate_size": width,
+        "layer_types": ["linear_attention"] * size.layers,
+        "mlp_only_layers": list(range(size.layers)),
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.heads,
+        "head_dim": size.hidden_size // size.heads,
+        "linear_num_key_heads": size.heads,
+        "linear_num_value_heads": size.heads,
+        "linear_key_head_dim": size.hidden_size // size.heads,
+        "linear_value_head_dim": 2 * size.hidden_size // size.heads,
+        "num_experts": 0,
+    }
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**(fields | options)))
+
+
+def h3(size: Setting, width: int, **options: Any) -> nn.Module:
+    return Decoder(lambda: H3(size.hidden_size, **options), size.vocabulary, size.hidden_size, size.layers, width)
+
+
+def hyena(size: Setting, width: int, **options: Any) -> nn.Module:
+    mixer = lambda: Hyena(size.hidden_size, **({"length": size.block} | options))  # noqa: E731
+    return Decoder(mixer, size.vocabulary, size.hidden_size, size.layers, width)
 
 
 RIVALS: dict[str, Callable[..., nn.Module]] = {
     "retnet": retnet,
     "llama": llama,
     "linear-transformer": linear_transformer,
+    "rwkv": rwkv,
+    "mamba2": mamba2,
+    "gated-delta-net": gated_delta_net,
     "h3": h3,
     "hyena": hyena,
 }
 
 
-def of_equal_size(model: str, vocabulary: int, options: dict[str, Any], parameters: int = PARAMETERS) -> nn.Module:
-    """The model with the feed-forward that brings it closest to so many parameters."""
-    make = RIVALS[model]
+def equalised(make: Callable[[int], nn.Module], parameters: int) -> nn.Module:
+    """The model whose width of feed-forward, a multiple of 8, brings it closest to so many parameters.
+
+    Raises:
+        ValueError: if it has more without any.
+    """
 
     def count(width: int) -> int:
-        return sum(parameter.numel() for parameter in make(vocabulary, width, **options).parameters())
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in make(width).parameters())
 
     at_eight, a_step = count(8), count(16) - count(8)
     width = 8 + 8 * round((parameters - at_eight) / a_step)
     if width < 8:
-        raise ValueError(f"{model} with {options} has more than {parameters:,} parameters without a feed-forward.")
-    return make(vocabulary, width, **options)
+        raise ValueError(f"a model with the least feed-forward has {at_eight:,} parameters, and {parameters:,} are wanted.")
+    return make(width)
+
+
+def of_equal_size(model: str, options: dict[str, Any], size: Setting) -> nn.Module:
+    """A model of as many parameters as every other of the setting."""
+    return equalised(lambda width: RIVALS[model](size, width, **options), size.parameters)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Every tensor that an object holds, at any depth."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for entry in value.values() for tensor in _tensors(entry)]
+    if isinstance(value, list | tuple):
+        return [tensor for entry in value for tensor in _tensors(entry)]
+    return _tensors(vars(value)) if type(value).__module__.startswith(("transformers", "retnet_hf")) else []
+
+
+@torch.no_grad()
+def state_numbers(model: nn.Module, length: int) -> int:
+    """How many numbers a sequence of so many tokens leaves behind for the next token to be computed from."""
+    if isinstance(model, Decoder):
+        return sum(layer.mixer.state_numbers(length) for layer in model.layers)
+    ids = torch.zeros(1, length, dtype=torch.long, device=next(model.parameters()).device)
+    inputs = {"input_ids": ids, "use_cache": True}
+    if isinstance(model, Qwen3NextForCausalLM):  # it asks its cache for positions, which one without attention cannot tell
+        masks = {"full_attention": None, "linear_attention": None}
+        inputs |= {"position_ids": torch.arange(length, device=ids.device)[None], "attention_mask": masks}
+    outputs = model(**inputs)
+    names = ("past_key_values", "cache_params", "state")
+    state = next(value for name in names if (value := getattr(outputs, name, None)) is not None)
+    return sum(tensor.numel() for tensor in _tensors(state) if tensor.is_floating_point())

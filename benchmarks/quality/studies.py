@@ -2,32 +2,197 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Which cells make up which table."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from .cells import Cell
+from .images import ImageCell
+from .language import LanguageCell
+from .recall import RecallCell
+from .settings import SETTINGS
 
 
-SEEDS = (0, 1, 2)
-RATES = (1.5e-3, 3e-3, 6e-3)
-SHORT, MIDDLE, LONG = 700_000, 2_000_000, 6_000_000
 PUBLISHED, GEOMETRIC = "power_of_two", "geometric 2 512"
-SCHEDULES = (PUBLISHED, "log_linear", "alibi", "geometric 2 128", GEOMETRIC, "geometric 2 2048", "geometric 8 512", "none")
 
 
-def decays() -> Iterator[Cell]:
-    """Which decays a small RetNet learns fastest with, beside a Llama."""
-    for seed in SEEDS:
-        yield Cell("llama", seed=seed)
-        for schedule in SCHEDULES:
-            yield Cell("retnet", {"schedule": schedule}, seed=seed)
+class Row(NamedTuple):
+    """A row of a table: what it is called, a model, its options, and whose learning rate it takes (its own by default)."""
+
+    title: str
+    model: str
+    options: dict[str, Any]
+    rate_of: tuple[str, dict[str, Any]] | None = None
 
 
-def rates() -> Iterator[Cell]:
-    """Learning rates, on one seed."""
-    for rate in RATES:
-        yield Cell("llama", learning_rate=rate)
-        for schedule in (PUBLISHED, GEOMETRIC):
-            yield Cell("retnet", {"schedule": schedule}, learning_rate=rate)
+def _retnet(title: str, schedule: str = GEOMETRIC, **options: Any) -> Row:
+    """A RetNet with the learning rate of the plain one: of published decays, or of geometric ones."""
+    like_published = schedule in (PUBLISHED, "log_linear", "none")
+    plain = {"schedule": PUBLISHED if like_published else GEOMETRIC}
+    return Row(title, "retnet", {"schedule": schedule} | options, ("retnet", plain))
 
 
-STUDIES = {"rates": rates, "decays": decays}
+LLAMA = Row("Transformer (Llama)", "llama", {})
+RETNET, PUBLISHED_RETNET = _retnet("RetNet"), _retnet("RetNet, published decays", PUBLISHED)
+MAIN = (LLAMA, RETNET, PUBLISHED_RETNET)
+COMPARISON = (
+    *MAIN,
+    Row("Gated DeltaNet", "gated-delta-net", {}),
+    Row("Mamba2", "mamba2", {}),
+    Row("RWKV v4", "rwkv", {}),
+    Row("Hyena", "hyena", {}),
+    Row("H3", "h3", {}),
+    Row("Linear Transformer", "linear-transformer", {}),
+)
+DECAYS = (
+    LLAMA,
+    _retnet("1 - 2^(-5-i): 32 to 256", PUBLISHED),
+    _retnet("log-linear, 32 to 512", "log_linear"),
+    _retnet("ALiBi's slopes, 4 to 256", "alibi"),
+    _retnet("geometric, 2 to 128", "geometric 2 128"),
+    _retnet("geometric, 2 to 512", "geometric 2 512"),
+    _retnet("geometric, 2 to 2048", "geometric 2 2048"),
+    _retnet("geometric, 1 to 512", "geometric 1 512"),
+    _retnet("geometric, 8 to 512", "geometric 8 512"),
+    _retnet("none", "none"),
+)
+HEADS = tuple(
+    _retnet(f"{heads} heads, {title}", schedule, heads=heads)
+    for heads in (2, 8, 16)
+    for title, schedule in (("geometric", GEOMETRIC), ("published", PUBLISHED))
+)
+EXPANSION = tuple(
+    _retnet(f"value expansion 1, {title}", schedule, value_expansion=1.0)
+    for title, schedule in (("geometric", GEOMETRIC), ("published", PUBLISHED))
+)
+WINDOW = tuple(
+    _retnet(f"window of 16, {title}", schedule, window=16)
+    for title, schedule in (("geometric", GEOMETRIC), ("published", PUBLISHED))
+)
+# the paper's, of both schedules
+PAPERS_ABLATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("no gate", {"use_output_gate": False}),
+    ("no head norm", {"use_head_norm": False}),
+    ("no decay", {"schedule": "none"}),
+    ("one decay for all heads, 127/128", {"schedule": "constant 127.5"}),
+    ("heads a quarter as wide", {"heads": 16}),
+)
+OWN_ABLATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("key expansion 1/2", {"key_expansion": 0.5}),
+    ("value expansion 1", {"value_expansion": 1.0}),
+    ("no rotation", {"use_rotary": False}),
+    ("ReLU of queries and keys", {"feature_map": "relu"}),
+    ("normal initialisation", {"initialization": "normal"}),
+)
+
+
+def _ablated(base: Row, ablations: tuple[tuple[str, dict[str, Any]], ...]) -> tuple[Row, ...]:
+    return tuple(Row(title, base.model, base.options | changed, (base.model, base.options)) for title, changed in ablations)
+
+
+ABLATIONS = _ablated(RETNET, PAPERS_ABLATIONS + OWN_ABLATIONS)
+PUBLISHED_ABLATIONS = _ablated(PUBLISHED_RETNET, PAPERS_ABLATIONS)
+
+VIR, BOTH_WAYS = ("vir", {}), ("vir", {"bidirectional": True})
+RETENTION, MANHATTAN = ("metaformer", {"mixer": "retention"}), ("metaformer", {"mixer": "manhattan"})
+
+
+def _scheduled(title: str, base: tuple[str, dict[str, Any]], schedule: str) -> Row:
+    return Row(title, base[0], base[1] | {"schedule": schedule}, base)
+
+
+IMAGES = (
+    Row("ViT", "vit", {}),
+    Row("ViR, causal", *VIR),
+    _scheduled("ViR, causal, geometric 1 to 32", VIR, "geometric 1 32"),
+    _scheduled("ViR, causal, geometric 2 to 128", VIR, "geometric 2 128"),
+    Row("ViR, bidirectional", *BOTH_WAYS),
+    _scheduled("ViR, bidirectional, geometric 1 to 32", BOTH_WAYS, "geometric 1 32"),
+    Row("ViR, mirrored sequence", "vir", {"mirror_sequence": True}, BOTH_WAYS),
+    Row("RMT", "rmt", {}),
+    Row("MetaFormer, identity", "metaformer", {"mixer": "identity"}),
+    Row("MetaFormer, pooling", "metaformer", {"mixer": "pooling"}),
+    Row("MetaFormer, attention", "metaformer", {"mixer": "attention"}),
+    Row("MetaFormer, retention", *RETENTION),
+    _scheduled("MetaFormer, retention, log-linear", RETENTION, "log_linear"),
+    _scheduled("MetaFormer, retention, geometric 1 to 32", RETENTION, "geometric 1 32"),
+    Row("MetaFormer, Manhattan", *MANHATTAN),
+    _scheduled("MetaFormer, Manhattan, log-linear", MANHATTAN, "log_linear"),
+    _scheduled("MetaFormer, Manhattan, geometric 1 to 32", MANHATTAN, "geometric 1 32"),
+)
+
+
+class Plan:
+    """The cells of a setting, some of which depend on what others reached."""
+
+    def __init__(self, setting: str, folder: Path) -> None:
+        self.setting, self.size, self.folder = setting, SETTINGS[setting], folder
+
+    def language(self, model: str, options: dict[str, Any], **fields: Any) -> LanguageCell:
+        defaults = {"text": self.size.texts[0], "tokens": self.size.short, "seed": self.size.seeds[0]}
+        return LanguageCell(model, options, **(defaults | fields), setting=self.setting)
+
+    def image(self, model: str, options: dict[str, Any], **fields: Any) -> ImageCell:
+        return ImageCell(model, options, pictures=self.size.pictures, **({"seed": self.size.seeds[0]} | fields))
+
+    def recall(self, model: str, options: dict[str, Any], **fields: Any) -> RecallCell:
+        return RecallCell(model, options, steps=self.size.recall_steps, **({"seed": self.size.seeds[0]} | fields))
+
+    def rate_cells(self, make: Callable[..., Cell], model: str, options: dict[str, Any]) -> tuple[list[Cell], float | None]:
+        """Cells that a learning rate is chosen by, and that rate, once all of them were measured.
+
+        The rates tried reach further by a factor of two until the best has a worse one on both sides.
+        """
+        rates = list(self.size.image_rates if make == self.image else self.size.rates)
+        while True:
+            cells = [make(model, options, learning_rate=rate) for rate in rates]
+            results = [cell.result(self.folder) for cell in cells]
+            if None in results:
+                return cells, None
+            costs = [cell.cost(result) for cell, result in zip(cells, results)]
+            best = rates[costs.index(min(costs))]
+            if len(rates) == 1 or rates[0] < best < rates[-1]:
+                return cells, best
+            if best == rates[0]:
+                rates.insert(0, best / 2)
+            else:
+                rates.append(best * 2)
+
+    def cells_of(self, row: Row, make: Callable[..., Cell], **fields: Any) -> list[Cell]:
+        """The cells of a row, one for each seed; none before its learning rate is known."""
+        rate = self.rate_cells(make, *(row.rate_of or (row.model, row.options)))[1]
+        if rate is None:
+            return []
+        return [make(row.model, row.options, learning_rate=rate, seed=seed, **fields) for seed in self.size.seeds]
+
+    def rows(self, rows: tuple[Row, ...], make: Callable[..., Cell], **fields: Any) -> Iterator[Cell]:
+        """The cells of rows, after those that decide their learning rates."""
+        for row in rows:
+            yield from self.rate_cells(make, *(row.rate_of or (row.model, row.options)))[0]
+            yield from self.cells_of(row, make, **fields)
+
+    def study(self, name: str) -> Iterator[Cell]:
+        """The cells of a study."""
+        size, language = self.size, self.language
+        if name == "longer":
+            yield from self.rows(MAIN, language, tokens=size.middle)
+        elif name == "longest":
+            yield from self.rows(MAIN, language, tokens=size.long)
+        elif name == "other_text":
+            for tokens in (size.short, size.middle):
+                yield from self.rows(MAIN, language, text=size.texts[1], tokens=tokens)
+        elif name == "images":
+            yield from self.rows(IMAGES, self.image)
+        elif name == "recall":
+            for hidden_size in size.recall_sizes:
+                yield from self.rows(COMPARISON, self.recall, hidden_size=hidden_size)
+        else:
+            tables = {
+                "decays": DECAYS,
+                "heads": HEADS,
+                "expansion": EXPANSION,
+                "window": WINDOW,
+                "comparison": COMPARISON,
+                "ablations": ABLATIONS + PUBLISHED_ABLATIONS,
+            }
+            yield from self.rows(tables[name], language)

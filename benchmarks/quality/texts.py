@@ -25,9 +25,8 @@ from retnet_hf_cli.text.corpus import encode, train_tokenizer
 
 
 PACKAGES = ("bible-kjv", "bible-kjv-text", "dict-gcide", "fortunes", "manpages")
-VOCABULARY = 2048
 HELD_OUT = 0.05  # of the documents, once for choosing and once for reporting
-MOST_CHARACTERS = 6_000_000  # of a text
+MOST_CHARACTERS = 8_000_000  # of a text
 TOKENIZER_CHARACTERS = 1_000_000  # of each text that the tokenizer is trained on
 
 
@@ -105,16 +104,16 @@ def documents(name: str) -> tuple[list[str], list[str], list[str]]:
 
 
 @cache
-def tokenizer():
-    """A byte-level BPE of `VOCABULARY` tokens, of the training parts of three texts."""
+def tokenizer(vocabulary: int):
+    """A byte-level BPE of so many tokens, of the training parts of three texts."""
     parts = []
     for name in ("king-james", "dictionary", "fortunes"):
         sizes = itertools.accumulate(map(len, documents(name)[0]))
         parts += [text for text, size in zip(documents(name)[0], sizes) if size <= TOKENIZER_CHARACTERS]
-    return train_tokenizer(parts, VOCABULARY)
+    return train_tokenizer(parts, vocabulary)
 
 
 @cache
-def tokens(name: str) -> Split:
+def tokens(name: str, vocabulary: int) -> Split:
     """A text as three streams of tokens, with one token between documents."""
-    return Split(*(torch.from_numpy(encode(part, tokenizer())).long() for part in documents(name)))
+    return Split(*(torch.from_numpy(encode(part, tokenizer(vocabulary))).long() for part in documents(name)))

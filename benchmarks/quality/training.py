@@ -4,15 +4,14 @@
 
 import math
 import time
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-BLOCK, BATCH = 256, 8
 WEIGHT_DECAY, BETAS, CLIP = 0.1, (0.9, 0.95), 1.0
 WARMUP, LAST_RATE = 0.05, 0.1  # of the steps; of the highest learning rate
 
@@ -25,31 +24,55 @@ class Run(NamedTuple):
     curve: list[tuple[int, float]]  # tokens seen, and the mean training loss since the last entry
 
 
-def batches(stream: Tensor, seed: int) -> Iterator[Tensor]:
+def batches(stream: Tensor, seed: int, block: int, batch: int) -> Iterator[Tensor]:
     """(B, T) blocks of the stream, epoch after epoch; the same for every model of a seed."""
     generator = torch.Generator().manual_seed(seed)
-    blocks = stream[: len(stream) // BLOCK * BLOCK].view(-1, BLOCK)
+    blocks = stream[: len(stream) // block * block].view(-1, block)
     while True:
         order = torch.randperm(len(blocks), generator=generator)
-        for places in order[: len(blocks) // BATCH * BATCH].view(-1, BATCH):
+        for places in order[: len(blocks) // batch * batch].view(-1, batch):
             yield blocks[places]
 
 
-def train(model: nn.Module, stream: Tensor, tokens: int, learning_rate: float, seed: int, points: int = 50) -> Run:
-    """Trains on so many tokens of the stream."""
-    steps = math.ceil(tokens / (BLOCK * BATCH))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=BETAS, weight_decay=WEIGHT_DECAY, fused=True)
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Weight decay for what multiplies hidden states, none for norms, biases, and the constants of state spaces."""
+    matrices = [module.weight for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)]
+    decayed = {id(weight) for weight in matrices}
+    others = [parameter for parameter in model.parameters() if id(parameter) not in decayed]
+    return [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+
+
+def rate_of(steps: int) -> Callable[[int], float]:
+    """Learning rate of a step over the highest: a warm-up, then a cosine."""
 
     def rate(step: int) -> float:
         cosine = (1 + math.cos(math.pi * step / steps)) / 2
         return min((step + 1) / (WARMUP * steps), LAST_RATE + (1 - LAST_RATE) * cosine)
 
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    return rate
+
+
+def train(
+    model: nn.Module,
+    stream: Tensor,
+    tokens: int,
+    learning_rate: float,
+    seed: int,
+    block: int = 256,
+    batch: int = 8,
+    points: int = 20,
+) -> Run:
+    """Trains on so many tokens of the stream."""
+    steps = math.ceil(tokens / (block * batch))
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(parameter_groups(model), lr=learning_rate, betas=BETAS, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of(steps))
     model.train()
     curve, losses, every = [], [], max(1, steps // points)
     start = time.perf_counter()
-    for step, ids in zip(range(1, steps + 1), batches(stream, seed)):
-        logits = model(ids).logits[:, :-1]
+    for step, ids in zip(range(1, steps + 1), batches(stream, seed, block, batch)):
+        ids = ids.to(device)
+        logits = model(ids, use_cache=False).logits[:, :-1]
         loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -58,8 +81,8 @@ def train(model: nn.Module, stream: Tensor, tokens: int, learning_rate: float, s
         schedule.step()
         losses.append(loss.item())
         if step % every == 0 or step == steps:
-            curve.append((step * BLOCK * BATCH, sum(losses) / len(losses)))
+            curve.append((step * block * batch, sum(losses) / len(losses)))
             losses = []
     seconds = time.perf_counter() - start
     model.eval()
-    return Run(seconds, steps * BLOCK * BATCH / seconds, curve)
+    return Run(seconds, steps * block * batch / seconds, curve)

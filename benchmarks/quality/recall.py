@@ -1,0 +1,92 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Multi-query associative recall (MQAR, arXiv 2312.04927): how many pairs a state of a given size can hold.
+
+A sequence names pairs of a key and a value, then the same pairs in another order; in this second part the value is asked
+for at each key. Small models find out what is wanted only if they meet few pairs first, so the number of pairs grows.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .cells import Cell
+from .rivals import RIVALS, state_numbers
+from .settings import Setting
+from .training import parameter_groups
+
+
+VOCABULARY = 64  # a half of it keys, the other half values
+PAIRS = (2, 4, 8, 16, 32)
+TOKENS = 4096  # of a step
+LENGTH = 4 * PAIRS[-1]
+LEAST_WIDTH = 16
+WARMUP = 0.1  # of the steps
+GROWING = 0.6  # the share of training in which the number of pairs grows
+
+
+def examples(pairs: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Token ids (B, 4 P), and labels (B, 4 P): the value that follows at keys of the second part, -100 elsewhere."""
+    half = VOCABULARY // 2
+    keys = torch.rand(count, half, generator=generator).argsort(dim=1)[:, :pairs]  # (B, P), none twice
+    values = torch.randint(half, VOCABULARY, (count, pairs), generator=generator)
+    order = torch.rand(count, pairs, generator=generator).argsort(dim=1)
+    both_keys = torch.cat([keys, keys.gather(1, order)], dim=1)  # (B, 2 P)
+    both_values = torch.cat([values, values.gather(1, order)], dim=1)
+    ids = torch.stack([both_keys, both_values], dim=-1).flatten(1)
+    labels = torch.full_like(ids, -100)
+    labels[:, 2 * pairs :: 2] = both_values[:, pairs:]
+    return ids, labels
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, pairs: int, count: int = 256) -> float:
+    """Share of values that are named, on examples that training does not see."""
+    ids, labels = examples(pairs, count, torch.Generator().manual_seed(2**31 + pairs))
+    asked = labels >= 0
+    return (model(ids, use_cache=False).logits.argmax(-1) == labels)[asked].float().mean().item()
+
+
+@dataclass(frozen=True)
+class RecallCell(Cell):
+    """Two layers of a model, of a given width, with hardly a feed-forward (a Mamba2: with states of 16 numbers)."""
+
+    kind: ClassVar[str] = "recall"
+    hidden_size: int = 64
+    learning_rate: float = 3e-3
+    seed: int = 0
+    steps: int = 1500
+
+    def measure(self) -> dict[str, Any]:
+        size = Setting(hidden_size=self.hidden_size, layers=2, heads=2, vocabulary=VOCABULARY, block=LENGTH)
+        torch.manual_seed(self.seed)
+        model = RIVALS[self.model](size, LEAST_WIDTH, **self.options)
+        optimizer = torch.optim.AdamW(parameter_groups(model), lr=self.learning_rate, fused=True)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, self.steps, pct_start=WARMUP)
+        generator = torch.Generator().manual_seed(self.seed)
+        for step in range(self.steps):
+            reached = min(len(PAIRS), 1 + int(len(PAIRS) * step / (GROWING * self.steps)))
+            pairs = PAIRS[step % reached]
+            ids, labels = examples(pairs, TOKENS // (4 * pairs), generator)
+            asked = labels >= 0
+            F.cross_entropy(model(ids, use_cache=False).logits[asked], labels[asked]).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        model.eval()
+        return {
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "state": state_numbers(model, LENGTH),
+            "accuracy": {str(pairs): accuracy(model, pairs) for pairs in PAIRS},
+        }
+
+    def cost(self, result: dict[str, Any]) -> float:
+        return -sum(result["accuracy"].values())
+
+    def headline(self, result: dict[str, Any]) -> str:
+        shares = ", ".join(f"{pairs}: {share:.0%}" for pairs, share in result["accuracy"].items())
+        return f"recalled of pairs {shares}; with a state of {result['state']:,} numbers"

@@ -1,0 +1,96 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""How large models and trainings are."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Sizes that all models of a table share.
+
+    Attributes:
+        hidden_size, layers, heads: of every model, unless an option of a cell says otherwise.
+        parameters: that the width of its feed-forward brings every model to.
+        vocabulary: of the tokenizer.
+        block, batch: tokens of a sequence and sequences of a step, in training.
+        lengths: of the blocks that the loss is measured in, the trained length first.
+        scored_tokens: of a text, at the most.
+        short, middle, long: tokens trained on.
+        seeds: of every row.
+        texts: trained on, the main one first.
+        studies: by name, in the order in which they are measured.
+        rates: of learning, tried first; if there are several, others follow until the best has a worse one on both sides.
+        pictures, image_rates: as for tokens and rates, of images.
+        recall_steps, recall_sizes: steps of training on associative recall, and hidden sizes.
+    """
+
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    parameters: int = 1_312_000
+    vocabulary: int = 2048
+    block: int = 256
+    batch: int = 8
+    lengths: tuple[int, ...] = (256, 1024, 4096)
+    scored_tokens: int = 49_152
+    short: int = 700_000
+    middle: int = 2_000_000
+    long: int = 6_000_000
+    seeds: tuple[int, ...] = (0, 1, 2)
+    texts: tuple[str, ...] = ("king-james", "dictionary")
+    device: str = "cpu"
+    studies: tuple[str, ...] = (
+        "decays",
+        "longer",
+        "heads",
+        "expansion",
+        "window",
+        "other_text",
+        "comparison",
+        "ablations",
+        "images",
+        "recall",
+        "longest",
+    )
+    rates: tuple[float, ...] = (1.5e-3, 3e-3, 6e-3)
+    pictures: int = 110_000
+    image_rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)
+    recall_steps: int = 1500
+    recall_sizes: tuple[int, ...] = (32, 64, 128)
+
+
+SETTINGS = {
+    "laptop": Setting(),
+    "quick": Setting(
+        short=60_000,
+        scored_tokens=16_384,
+        lengths=(256, 1024),
+        seeds=(0,),
+        texts=("king-james",),
+        studies=("comparison", "images", "recall"),
+        rates=(3e-3,),
+        pictures=5_000,
+        image_rates=(4e-3,),
+        recall_steps=100,
+        recall_sizes=(64,),
+    ),
+    "gpu": Setting(
+        hidden_size=512,
+        layers=12,
+        heads=8,
+        parameters=60_000_000,
+        vocabulary=16_384,
+        block=1024,
+        batch=32,
+        lengths=(1024, 4096, 16_384),
+        scored_tokens=2**20,
+        short=100_000_000,
+        middle=300_000_000,
+        long=1_000_000_000,
+        texts=("hub:HuggingFaceFW/fineweb-edu", "hub:wikitext"),
+        device="cuda",
+        studies=("decays", "longer", "heads", "expansion", "window", "other_text", "comparison", "ablations", "longest"),
+        rates=(5e-4, 1e-3, 2e-3),
+    ),
+}

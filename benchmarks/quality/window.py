@@ -1,0 +1,43 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Softmax attention over the last few tokens, beside the retention of a layer."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class WindowAttention(nn.Module):
+    """One head of attention to the last `window` tokens, with a learned bias for each distance."""
+
+    def __init__(self, size: int, head_dim: int, window: int) -> None:
+        super().__init__()
+        self.window = window
+        self.qkv_proj, self.o_proj = nn.Linear(size, 3 * head_dim, bias=False), nn.Linear(head_dim, size, bias=False)
+        self.bias = nn.Parameter(torch.zeros(window))
+
+    def mask(self, length: int) -> Tensor:
+        """(T, T): the bias within the window, and minus infinity outside."""
+        position = torch.arange(length, device=self.bias.device)
+        distance = position[:, None] - position  # (T, T)
+        seen = (distance >= 0) & (distance < self.window)
+        return self.bias[distance.clamp(0, self.window - 1)].masked_fill(~seen, float("-inf"))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        query, key, value = self.qkv_proj(hidden_states).chunk(3, dim=-1)  # (B, T, K)
+        return self.o_proj(F.scaled_dot_product_attention(query, key, value, self.mask(hidden_states.shape[1])))
+
+
+class RetentionBesideWindow(nn.Module):
+    """The sum of a layer's retention and of its window."""
+
+    def __init__(self, retention: nn.Module, window: WindowAttention) -> None:
+        super().__init__()
+        self.retention, self.window, self.layer_idx = retention, window, retention.layer_idx
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Any, Any]:
+        output, attentions, state = self.retention(hidden_states, **kwargs)
+        return output + self.window(hidden_states), attentions, state

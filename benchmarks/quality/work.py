@@ -1,0 +1,44 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Measures the cells of studies, each once, however many processes do so side by side."""
+
+import time
+from collections.abc import Iterable
+
+from filelock import FileLock, Timeout
+
+from .cells import Cell
+from .studies import Plan
+
+
+def missing(plan: Plan, names: Iterable[str]) -> dict[str, Cell]:
+    """Cells of these studies (of all, if none is named) without a result, by name."""
+    cells = [cell for name in list(names) or plan.size.studies for cell in plan.study(name)]
+    return {cell.name: cell for cell in cells if not cell.path(plan.folder).is_file()}
+
+
+def work(plan: Plan, names: Iterable[str], deadline: float | None = None) -> None:
+    """Measures until nothing is missing, or until the deadline (on the monotonic clock) has passed.
+
+    A cell that another process measures is left to it, by a lock that ends with that process. What is missing is asked for
+    anew after each cell, since results decide what comes next.
+    """
+    while cells := missing(plan, names):
+        for cell in cells.values():
+            if deadline is not None and time.monotonic() > deadline:
+                return
+            lock = cell.path(plan.folder).with_suffix(".lock")
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with FileLock(lock, timeout=0):
+                    if cell.path(plan.folder).is_file():
+                        continue
+                    began = time.monotonic()
+                    result = cell.run(plan.folder)
+                    print(f"{cell.name}: {cell.headline(result)}; {time.monotonic() - began:.0f} s", flush=True)
+                    lock.unlink(missing_ok=True)
+                    break
+            except Timeout:
+                continue
+        else:
+            time.sleep(5)
