@@ -50,3 +50,9 @@ class FieldChecks:
                 "decay_schedule",
                 f"a list of num_attention_heads ({heads}) numbers in (0, 1]",
             )
+
+    def decay_range(self) -> None:
+        """The first and the last time constant of the schedule "geometric"."""
+        span = self.config.decay_range
+        allowed = "a pair of time constants in tokens, the first at least 0.1 and the second not below it"
+        self.require(len(span) == 2 and 0.1 <= span[0] <= span[1], "decay_range", allowed)

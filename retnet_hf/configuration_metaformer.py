@@ -15,7 +15,7 @@ from .decay_schedules import scheduled_decays
 TOKEN_MIXERS = ("pooling", "retention", "manhattan", "attention", "identity")
 MIXERS_WITH_HEADS = ("retention", "manhattan", "attention")
 MIXERS_WITH_DECAY = ("retention", "manhattan")
-DECAY_SCHEDULES = ("rmt", "power_of_two", "log_linear", "none")
+DECAY_SCHEDULES = ("rmt", "power_of_two", "log_linear", "geometric", "none")
 
 # name: (hidden_sizes, depths, layer_scale_init_value, drop_path_rate)
 _SHAPES = {
@@ -58,8 +58,9 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             row and those above.
         decay_schedule (`str` or `list[list[float]]`): γ of head i of H of "retention" and "manhattan":
             "rmt", 1 - 2^(-2 - 4 i / H), as RMT has it in its first stages; "power_of_two", 1 - 2^(-5 - i), and "log_linear",
-            1 - exp(linspace(ln 1/32, ln 1/512)), as RetNet has it; "none", 1; or for each stage one number in (0, 1] per
-            head.
+            1 - exp(linspace(ln 1/32, ln 1/512)), as RetNet has it; "geometric", exp(-1/τ), whose time constants τ grow by
+            one factor from head to head; "none", 1; or for each stage one number in (0, 1] per head.
+        decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens, or steps of the grid.
         use_output_gate (`bool`), output_gate_act (`str`): the gate on the output of "retention" and "manhattan", and its
             activation.
         use_head_norm (`bool`): RMS norm of each head's output of "retention" and "manhattan".
@@ -107,6 +108,7 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
     qkv_bias: bool = False
     bidirectional: bool = True
     decay_schedule: str | list[list[float | int]] = "rmt"
+    decay_range: list[float | int] | tuple[float | int, ...] = (1, 32)
     use_output_gate: bool = True
     output_gate_act: str = "silu"
     use_head_norm: bool = True
@@ -149,7 +151,7 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         if self.decay_schedule == "rmt":
             return [1 - 2.0 ** (-2 - 4 * head / heads) for head in range(heads)]
         by_name = isinstance(self.decay_schedule, str)
-        return scheduled_decays(self.decay_schedule if by_name else self.decay_schedule[stage], heads)
+        return scheduled_decays(self.decay_schedule if by_name else self.decay_schedule[stage], heads, self.decay_range)
 
     def validate_architecture(self) -> None:
         """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
@@ -185,6 +187,7 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         check.positive("num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
         check.rate("drop_path_rate")
 
+        check.decay_range()
         schedule = self.decay_schedule
         if isinstance(schedule, str):
             check.one_of("decay_schedule", DECAY_SCHEDULES)

@@ -14,12 +14,12 @@ from .configuration_checks import RETENTION_FORMS, FieldChecks
 from .decay_schedules import scheduled_decays
 
 
-DECAY_SCHEDULES = ("power_of_two", "log_linear", "none")
+DECAY_SCHEDULES = ("power_of_two", "log_linear", "geometric", "none")
 INITIALIZATIONS = ("xavier", "deepnet", "normal")
 
 # name: (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, value_expansion)
 _SHAPES = {
-    # small ones for experiments, in the proportions of the paper
+    # those for training from scratch, in the proportions of the paper, and with decays that learn faster at these sizes
     "tiny": (128, 4, 2, 384, 2.0),
     "mini": (256, 6, 4, 768, 2.0),
     "small": (512, 8, 8, 1408, 2.0),
@@ -37,6 +37,7 @@ _SHAPES = {
     "torchscale-13b": (5120, 40, 20, 8560, 8560 / 5120),
     "torchscale-65b": (8192, 64, 32, 13824, 13824 / 8192),
 }
+_FROM_SCRATCH = ("tiny", "mini", "small", "base")
 
 # Keys of fla's config.json that choose its kernels, or that its layers never read.
 _FLA_IGNORED = (
@@ -119,8 +120,11 @@ class RetNetConfig(PreTrainedConfig):
         key_expansion (`float`): size of all queries together over the hidden size. Alias `expand_k`.
         value_expansion (`float`): size of all values (of all query heads) over the hidden size. Alias `expand_v`.
         decay_schedule (`str` or `list[float]`): γ of each head: "power_of_two", 1 - 2^(-5-i) (equation 8 of the paper);
-            "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (its training runs); "none", 1 (a Linear Transformer); or
-            one number in (0, 1] per head.
+            "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (its training runs); "geometric", exp(-1/τ), whose time
+            constants τ grow by one factor from head to head (the named sizes for training from scratch; docs/results.md
+            says why); "none", 1 (a Linear Transformer); or one number in (0, 1] per head.
+        decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens. A single head has
+            their geometric mean.
         use_rotary (`bool`): rotate queries and keys by position (xPos without magnitude, which is RoPE).
         rotary_endpoint (`bool`): rotation frequencies theta^(-linspace(0, 1, K/2)), as torchscale has them, in the place of
             the usual theta^(-2i/K).
@@ -198,6 +202,7 @@ class RetNetConfig(PreTrainedConfig):
     key_expansion: float | int = 1.0
     value_expansion: float | int = 2.0
     decay_schedule: str | list[float] | list[int | float] = "power_of_two"
+    decay_range: list[float | int] | tuple[float | int, ...] = (2, 512)
     use_rotary: bool = True
     rotary_endpoint: bool = False
     rope_parameters: dict | None = None
@@ -248,7 +253,9 @@ class RetNetConfig(PreTrainedConfig):
             "intermediate_size": intermediate_size,
             "value_expansion": value_expansion,
         }
-        if name in ("1.3B", "2.7B", "6.7B"):
+        if name in _FROM_SCRATCH:
+            fields["decay_schedule"] = "geometric"
+        elif name in ("1.3B", "2.7B", "6.7B"):
             fields |= {"use_gated_mlp": False, "hidden_act": "gelu", "decay_schedule": "log_linear"}
         elif name.startswith("torchscale"):
             fields |= {
@@ -330,7 +337,7 @@ class RetNetConfig(PreTrainedConfig):
 
     def decays(self) -> list[float]:
         """γ of each head, in double precision."""
-        return scheduled_decays(self.decay_schedule, self.num_attention_heads)
+        return scheduled_decays(self.decay_schedule, self.num_attention_heads, self.decay_range)
 
     @property
     def state_fingerprint(self) -> str:
@@ -383,6 +390,7 @@ class RetNetConfig(PreTrainedConfig):
             'of rope_type "default" (positions never run out here, so no other scaling is needed)',
         )
         check.decay_schedule(DECAY_SCHEDULES)
+        check.decay_range()
 
 
 __all__ = ["RetNetConfig"]

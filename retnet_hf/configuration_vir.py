@@ -13,7 +13,7 @@ from .configuration_checks import RETENTION_FORMS, FieldChecks
 from .decay_schedules import scheduled_decays
 
 
-DECAY_SCHEDULES = ("log_linear", "power_of_two", "none")
+DECAY_SCHEDULES = ("log_linear", "power_of_two", "geometric", "none")
 POOLINGS = ("class_token", "last_patch", "mean", "mean_but_first")
 
 # name: (hidden_size, num_hidden_layers, num_attention_heads, patch_size)
@@ -64,7 +64,9 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
             the last of the sequence; "last_patch"; "mean" of the patches, normalised after it has been taken;
             "mean_but_first", the same without the first patch, as the authors' code averages.
         decay_schedule (`str` or `list[float]`): γ of each head: "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (the
-            authors' code); "power_of_two", 1 - 2^(-5-i) (RetNet's, equation 8); "none", 1; or one number in (0, 1] per head.
+            authors' code); "power_of_two", 1 - 2^(-5-i) (RetNet's, equation 8); "geometric", exp(-1/τ), whose time constants
+            τ grow by one factor from head to head; "none", 1; or one number in (0, 1] per head.
+        decay_range (pair of `float`): τ of the first and of the last head of "geometric", in patches.
         bidirectional (`bool`): every token sees those after it too, with decay γ^|n-m|.
         mirror_sequence (`bool`): every token and then every token again, in reverse: the authors' bidirectional mode. The
             second half of the sequence has seen all of it. It needs a pooling of patches.
@@ -113,6 +115,7 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
     hidden_act: str = "gelu"
     pooling: str = "class_token"
     decay_schedule: str | list[float] | list[int | float] = "log_linear"
+    decay_range: list[float | int] | tuple[float | int, ...] = (1, 32)
     bidirectional: bool = False
     mirror_sequence: bool = False
     qkv_bias: bool = True
@@ -194,7 +197,7 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
 
     def decays(self) -> list[float]:
         """γ of each head, in double precision."""
-        return scheduled_decays(self.decay_schedule, self.num_attention_heads)
+        return scheduled_decays(self.decay_schedule, self.num_attention_heads, self.decay_range)
 
     def validate_architecture(self) -> None:
         """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
@@ -239,6 +242,7 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
         check.rate("embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
         check.positive("layer_norm_eps", "initializer_range", "layer_scale_init_value")
         check.decay_schedule(DECAY_SCHEDULES)
+        check.decay_range()
 
 
 def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:

@@ -6,18 +6,29 @@ import math
 from collections.abc import Sequence
 
 
-def scheduled_decays(schedule: str | Sequence[float], heads: int) -> list[float]:
+def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: Sequence[float] = (2, 512)) -> list[float]:
     """γ of each head, in double precision.
 
     Args:
         schedule: "power_of_two", 1 - 2^(-5-i), equation 8 of arXiv 2307.08621; "log_linear",
-            1 - exp(linspace(ln 1/32, ln 1/512)), that of its training runs; "none", 1; or γ itself, of each head.
+            1 - exp(linspace(ln 1/32, ln 1/512)), that of its training runs; "geometric", exp(-1/τ), with time constants τ in
+            tokens that each are the same multiple of the one before; "none", 1; or γ itself, of each head.
+        decay_range: the first and the last τ of "geometric". A single head has their geometric mean.
     """
     if not isinstance(schedule, str):
         return [float(decay) for decay in schedule]
     if schedule == "power_of_two":
         return [1 - 2.0 ** (-5 - head) for head in range(heads)]
     if schedule == "log_linear":
-        first, last = math.log(1 / 32), math.log(1 / 512)
-        return [1 - math.exp(first + (last - first) * head / max(heads - 1, 1)) for head in range(heads)]
+        return [1 - math.exp(exponent) for exponent in _spaced(math.log(1 / 32), math.log(1 / 512), heads)]
+    if schedule == "geometric":
+        first, last = (math.log(constant) for constant in decay_range)
+        return [math.exp(-math.exp(-exponent)) for exponent in _spaced(first, last, heads, alone=(first + last) / 2)]
     return [1.0] * heads
+
+
+def _spaced(first: float, last: float, count: int, alone: float | None = None) -> list[float]:
+    """Numbers at equal distances, and what stands for them if there is only one: the first, unless told otherwise."""
+    if count == 1:
+        return [first if alone is None else alone]
+    return [first + (last - first) * place / (count - 1) for place in range(count)]

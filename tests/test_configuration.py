@@ -150,14 +150,42 @@ def test_decay_schedules():
 
 
 @pytest.mark.parametrize(
+    ("heads", "decay_range", "constants"),
+    [
+        (2, (2, 512), [2, 512]),
+        (5, (2, 512), [2, 8, 32, 128, 512]),
+        (1, (2, 512), [32]),
+        (3, [4, 4], [4, 4, 4]),
+        (2, [0.5, 1e6], [0.5, 1e6]),
+    ],
+)
+def test_geometric_decays_have_time_constants_that_grow_by_one_factor(heads, decay_range, constants):
+    config = RetNetConfig(hidden_size=240, num_attention_heads=heads, decay_schedule="geometric", decay_range=decay_range)
+    assert [-1 / math.log(decay) for decay in config.decays()] == pytest.approx(constants, rel=1e-9)
+
+
+def test_sizes_for_training_from_scratch_have_geometric_decays_and_published_ones_keep_theirs():
+    schedules = {name: RetNetConfig.from_preset(name).decay_schedule for name in RetNetConfig.presets()}
+    geometric = {name for name, schedule in schedules.items() if schedule == "geometric"}
+    assert geometric == {"tiny", "mini", "small", "base"}
+    assert {schedules[name] for name in ("1.3B", "2.7B", "6.7B")} == {"log_linear"}
+    assert {schedules[name] for name in schedules if name.startswith("torchscale")} == {"power_of_two"}
+    assert RetNetConfig().decay_schedule == "power_of_two"  # of config.json files that do not say
+    assert RetNetConfig.from_preset("tiny", decay_schedule="log_linear").decay_schedule == "log_linear"
+
+
+@pytest.mark.parametrize(
     ("fields", "sentence"),
     [
         ({"hidden_size": 0}, "hidden_size must be a positive integer, got 0"),
         ({"hidden_size": 100}, "key_expansion must be such that hidden_size .100. times it divides by num_attention_heads"),
         ({"num_key_value_heads": 3}, r"num_key_value_heads must be a divisor of num_attention_heads \(8\), got 3"),
-        ({"decay_schedule": "fast"}, "decay_schedule must be one of power_of_two, log_linear, none, got 'fast'"),
+        ({"decay_schedule": "fast"}, "decay_schedule must be one of power_of_two, log_linear, geometric, none, got 'fast'"),
         ({"decay_schedule": [0.5]}, r"decay_schedule must be a list of num_attention_heads \(8\) numbers in \(0, 1\]"),
         ({"decay_schedule": [1.5] * 8}, "decay_schedule must be a list"),
+        ({"decay_range": [2]}, r"decay_range must be a pair of time constants in tokens.*, got \[2\]"),
+        ({"decay_range": [0, 8]}, r"decay_range must be .* the first at least 0.1 .*, got \[0, 8\]"),
+        ({"decay_range": [8, 2]}, r"decay_range must be .* the second not below it, got \[8, 2\]"),
         ({"hidden_act": "swush"}, "hidden_act must be a name of .*, got 'swush'"),
         ({"feature_map": "swush"}, "feature_map must be a name of"),
         ({"retention_form": "fast"}, "retention_form must be one of auto, parallel, recurrent, chunkwise, got 'fast'"),

@@ -178,6 +178,8 @@ def test_decay_schedules():
     assert small_metaformer_config(decay_schedule="power_of_two").decays(1) == [1 - 2.0**-5, 1 - 2.0**-6]
     assert small_metaformer_config(decay_schedule="log_linear").decays(1) == pytest.approx([1 - 1 / 32, 1 - 1 / 512])
     assert small_metaformer_config(decay_schedule="none").decays(3) == [1.0] * 3
+    geometric = small_metaformer_config(decay_schedule="geometric", decay_range=(1, 27))
+    assert geometric.decays(2) == pytest.approx([math.exp(-1 / 3**step) for step in range(4)])
     explicit = [[], [0.5, 0.9], [0.1, 0.2, 0.3, 1], []]
     assert small_metaformer_config(decay_schedule=explicit).decays(2) == explicit[2]
 
@@ -391,7 +393,10 @@ def test_configuration_survives_saving(tmp_path):
         ({"key_expansion": 0.0}, "key_expansion must be positive, got 0.0"),
         ({"pool_size": 4}, "pool_size must be odd and positive, got 4"),
         ({"mlp_ratio": 0.1}, "mlp_ratio must be such that .* it is 1 or more, got 0.1"),
-        ({"decay_schedule": "slow"}, "decay_schedule must be one of rmt, power_of_two, log_linear, none, got 'slow'"),
+        (
+            {"decay_schedule": "slow"},
+            "decay_schedule must be one of rmt, .*, geometric, none, got 'slow'",
+        ),
         ({"decay_schedule": [[0.5]]}, r"decay_schedule must be a list of one list per stage \(depths has 4\)"),
         (
             {"decay_schedule": [[], [0.5, 2], [], []]},

@@ -371,6 +371,11 @@ def test_published_decays():
     assert ViRConfig(decay_schedule="none").decays() == [1.0] * 12
 
 
+def test_geometric_decays():
+    config = ViRConfig(num_attention_heads=3, decay_schedule="geometric", decay_range=(2, 32))
+    assert config.decays() == pytest.approx([math.exp(-1 / 2), math.exp(-1 / 8), math.exp(-1 / 32)], rel=1e-14)
+
+
 def test_meta_device_model_gets_its_buffers():
     with torch.device("meta"):
         model = ViRForImageClassification(small_vir_config())
@@ -567,7 +572,10 @@ def test_configuration_survives_saving(tmp_path):
         ({"patch_size": 0}, "patch_size must be a positive integer, or height and width, got 0"),
         ({"num_attention_heads": 3}, r"num_attention_heads must be a divisor of hidden_size \(16\), got 3"),
         ({"pooling": "max"}, "pooling must be one of class_token, last_patch, mean, mean_but_first, got 'max'"),
-        ({"decay_schedule": "linear"}, "decay_schedule must be one of log_linear, power_of_two, none, got 'linear'"),
+        (
+            {"decay_schedule": "linear"},
+            "decay_schedule must be one of log_linear, .*, geometric, none, got 'linear'",
+        ),
         ({"decay_schedule": [0.5]}, r"a list of num_attention_heads \(2\) numbers in \(0, 1\], got \[0.5\]"),
         ({"decay_schedule": [0.5, 1.5]}, r"numbers in \(0, 1\], got \[0.5, 1.5\]"),
         ({"retention_form": "fast"}, "retention_form must be one of auto, parallel, recurrent, chunkwise, got 'fast'"),
