@@ -8,13 +8,21 @@ import math
 import pytest
 import torch
 
-from benchmarks.quality.cells import Cell
+from benchmarks.quality import images, recall, report, statistics, tables, texts
 from benchmarks.quality.h3 import H3, DiagonalStateSpace, ShiftStateSpace
 from benchmarks.quality.hyena import Hyena
+from benchmarks.quality.language import LanguageCell
 from benchmarks.quality.long_convolution import long_convolution
 from benchmarks.quality.measures import repeats, score
-from benchmarks.quality.rivals import PARAMETERS, RIVALS, decays, of_equal_size
-from benchmarks.quality.training import BATCH, BLOCK, batches, train
+from benchmarks.quality.rivals import RIVALS, decays, of_equal_size, state_numbers
+from benchmarks.quality.settings import SETTINGS, Setting
+from benchmarks.quality.studies import ABLATIONS, HEADS, IMAGES, WINDOW, Plan
+from benchmarks.quality.training import batches, parameter_groups, train
+from benchmarks.quality.window import WindowAttention
+from benchmarks.quality.work import missing, work
+
+
+SMALL = Setting(hidden_size=16, layers=2, heads=2, vocabulary=32, block=32, batch=2)
 
 
 def test_a_long_convolution_is_the_sum_that_it_stands_for():
@@ -51,8 +59,73 @@ def test_a_mixer_sees_what_is_before_a_token_and_nothing_after(mixer):
 
 @pytest.mark.parametrize("model", RIVALS)
 def test_rivals_have_equal_parameters(model):
-    count = sum(parameter.numel() for parameter in of_equal_size(model, 2048, {}).parameters())
-    assert abs(count / PARAMETERS - 1) < 0.01
+    count = sum(parameter.numel() for parameter in of_equal_size(model, {}, SETTINGS["laptop"]).parameters())
+    assert abs(count / SETTINGS["laptop"].parameters - 1) < 0.01
+
+
+@pytest.mark.parametrize("row", [*HEADS, *WINDOW, *ABLATIONS], ids=lambda row: row.title)
+def test_rows_have_equal_parameters(row):
+    with torch.device("meta"):
+        model = of_equal_size(row.model, row.options, SETTINGS["laptop"])
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert abs(count / SETTINGS["laptop"].parameters - 1) < 0.01
+
+
+def test_no_model_is_made_with_fewer_parameters_than_it_needs():
+    with pytest.raises(ValueError, match="1,000 are wanted"):
+        of_equal_size("retnet", {}, Setting(parameters=1000))
+
+
+@pytest.mark.parametrize("row", IMAGES, ids=lambda row: row.title)
+def test_image_models_have_equal_parameters_and_classify(row):
+    model = images.equalised(lambda width: images.MODELS[row.model](width, **row.options), images.PARAMETERS)
+    assert abs(sum(parameter.numel() for parameter in model.parameters()) / images.PARAMETERS - 1) < 0.02
+    assert model(pixel_values=torch.randn(2, 1, 28, 28)).logits.shape == (2, 10)
+
+
+@pytest.mark.parametrize("model", RIVALS)
+def test_a_rival_sees_what_is_before_a_token_and_nothing_after(model):
+    torch.manual_seed(0)
+    network = RIVALS[model](SMALL, 16).eval()
+    ids = torch.randint(32, (1, 24))
+    changed = ids.clone()
+    changed[:, 15] = (ids[:, 15] + 1) % 32
+    with torch.no_grad():
+        before, after = (network(tokens, use_cache=False).logits for tokens in (ids, changed))
+    torch.testing.assert_close(after[:, :15], before[:, :15], rtol=1e-4, atol=1e-5)
+    assert (after[:, 15] - before[:, 15]).abs().max() > 1e-4
+
+
+def test_state_sizes():
+    retnet, llama, h3, hyena, mamba = (RIVALS[name](SMALL, 16) for name in ("retnet", "llama", "h3", "hyena", "mamba2"))
+    assert state_numbers(retnet, 8) == state_numbers(retnet, 20) == 2 * 2 * 8 * 16  # layers, heads, K, V
+    assert [state_numbers(llama, length) for length in (8, 20)] == [2 * 2 * 16 * 8, 2 * 2 * 16 * 20]  # layers, K and V
+    assert state_numbers(h3, 8) == state_numbers(h3, 20) == 2 * (16 * 64 + 16 * 8 * 64 * 2)  # shift, complex states
+    assert state_numbers(hyena, 20) - state_numbers(hyena, 8) == 2 * 12 * 16
+    assert state_numbers(mamba, 8) == 3 * (32 * 16 + (32 + 2 * 16) * 4)  # layers, states, convolution of 4 taps
+
+
+def test_a_window_is_attention_to_the_last_tokens():
+    torch.manual_seed(0)
+    window = WindowAttention(8, 4, window=3).double()
+    torch.nn.init.normal_(window.bias)
+    hidden_states = torch.randn(2, 7, 8, dtype=torch.float64)
+    query, key, value = window.qkv_proj(hidden_states).chunk(3, dim=-1)
+    expected = torch.zeros(2, 7, 4, dtype=torch.float64)
+    for token in range(7):
+        seen = list(range(max(0, token - 2), token + 1))
+        scores = (query[:, token, None] * key[:, seen]).sum(-1) / 2 + window.bias[[token - other for other in seen]]
+        expected[:, token] = (scores.softmax(-1)[..., None] * value[:, seen]).sum(1)
+    torch.testing.assert_close(window(hidden_states), window.o_proj(expected), rtol=1e-10, atol=1e-10)
+
+
+def test_weight_decay_is_for_matrices_alone():
+    model = RIVALS["mamba2"](SMALL, 16)
+    decayed, others = parameter_groups(model)
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    assert {parameter.dim() for parameter in decayed["params"]} == {2}
+    assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
+    assert any(parameter is model.backbone.layers[0].mixer.A_log for parameter in others["params"])
 
 
 def test_time_constants_of_schedules():
@@ -89,20 +162,121 @@ def test_scores_are_mean_losses():
 
 
 def test_models_of_a_seed_see_the_same_blocks_and_learn():
-    stream = torch.arange(3 * BATCH * BLOCK) % 7
-    first, again, other = (next(batches(stream, seed)) for seed in (0, 0, 1))
+    stream = torch.arange(3 * 64) % 7
+    first, again, other = (next(batches(stream, seed, 32, 2)) for seed in (0, 0, 1))
     assert first.equal(again)
     assert not first.equal(other)
     torch.manual_seed(0)
-    model = RIVALS["retnet"](7, 16, key_expansion=0.25, value_expansion=0.25)
-    run = train(model, stream, 3 * BATCH * BLOCK, learning_rate=3e-3, seed=0)
-    assert run.curve[-1][0] == 3 * BATCH * BLOCK
-    assert run.curve[-1][1] < run.curve[0][1]
+    model = RIVALS["retnet"](SMALL, 16)
+    run = train(model, stream, 30 * 64, learning_rate=3e-3, seed=0, block=32, batch=2, points=10)
+    assert run.curve[-1][0] == 30 * 64
+    assert run.curve[-1][1] < run.curve[0][1] - 0.3
+
+
+def test_associative_recall_asks_for_the_values_that_were_told():
+    ids, labels = recall.examples(pairs=5, count=40, generator=torch.Generator().manual_seed(0))
+    assert ids.shape == labels.shape == (40, 20)
+    for row, wanted in zip(ids.tolist(), labels.tolist()):
+        told = dict(zip(row[:10:2], row[1:10:2]))
+        assert len(told) == 5
+        assert sorted(row[10::2]) == sorted(told)
+        assert wanted == [-100] * 10 + [entry for key in row[10::2] for entry in (told[key], -100)]
+
+
+def test_pictures_are_mirrored_and_moved_and_stay_pictures():
+    pixels = torch.arange(2.0 * 28 * 28).view(2, 1, 28, 28)
+    moved = images.augmented(pixels.repeat(64, 1, 1, 1), torch.Generator().manual_seed(0))
+    assert moved.shape == (128, 1, 28, 28)
+    middles = {divmod(int(picture[0, 14, 14]) % 784, 28) for picture in moved}
+    assert middles == {(row, column) for row in range(12, 17) for column in range(11, 17)}  # 13 is 14, mirrored
+
+
+def test_a_text_is_split_by_whole_documents(tmp_path):
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"document {number} " * 50, encoding="utf-8")
+    split = texts.documents(f"hub:{tmp_path}")
+    assert [len(part) for part in split] == [36, 2, 2]
+    assert len({text for part in split for text in part}) == 40
+    stream = texts.tokens(f"hub:{tmp_path}", "reporting", 300, (f"hub:{tmp_path}",))
+    decoded = texts.tokenizer(300, (f"hub:{tmp_path}",)).decode(stream.tolist())
+    assert all(text.strip() in decoded for text in split.reporting)
 
 
 def test_a_cell_is_named_by_everything_that_decides_it(tmp_path):
-    cells = [Cell("retnet"), Cell("retnet", seed=1), Cell("retnet", {"schedule": "none"}), Cell("llama")]
+    cells = [
+        LanguageCell("retnet"),
+        LanguageCell("retnet", seed=1),
+        LanguageCell("retnet", {"schedule": "none"}),
+        LanguageCell("llama"),
+        LanguageCell("llama", setting="gpu"),
+        LanguageCell("llama", learning_rate=1e-3),
+    ]
     assert len({cell.name for cell in cells}) == len(cells)
     assert cells[0].result(tmp_path) is None
+    cells[0].path(tmp_path).parent.mkdir()
     cells[0].path(tmp_path).write_text(json.dumps({"parameters": 1}), encoding="utf-8")
     assert cells[0].result(tmp_path) == {"parameters": 1}
+
+
+class Measured(LanguageCell):
+    """A cell whose loss is best at one learning rate, and that trains nothing."""
+
+    def measure(self):
+        loss = abs(math.log(self.learning_rate / 1.2e-2))
+        return {"choosing": {"loss": loss}, "reporting": {"256": {"loss": loss}}}
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.quality.studies.LanguageCell", Measured)
+    return Plan("laptop", tmp_path)
+
+
+def test_learning_rates_are_tried_until_the_best_has_worse_ones_on_both_sides(plan):
+    tried = []
+    while True:
+        cells, rate = plan.rate_cells(plan.language, "retnet", {})
+        if rate is not None:
+            break
+        for cell in cells:
+            if cell.result(plan.folder) is None:
+                tried.append(cell.learning_rate)
+                cell.run(plan.folder)
+    assert tried == [1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2]
+    assert rate == 1.2e-2
+
+
+def test_work_measures_each_cell_once_and_goes_on_where_it_was_stopped(plan, capsys):
+    work(plan, ["longer"], deadline=0)
+    assert len(missing(plan, ["longer"])) == 9
+    work(plan, ["longer"])
+    assert not missing(plan, ["longer"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(set(lines)) == 3 * (5 + 3)  # rates and seeds of three rows
+    work(plan, ["longer"])
+    assert not capsys.readouterr().out
+    assert not list(plan.folder.rglob("*.lock"))
+
+
+def test_differences_are_of_pairs_and_within_two_errors_none():
+    estimate = statistics.paired([1.0, 2.0, 3.3], [0.9, 1.8, 3.0])
+    assert estimate.mean == pytest.approx(0.2)
+    assert estimate.error == pytest.approx(0.1 / math.sqrt(3))
+    assert estimate.verdict == "weak"  # 3.5 errors, and Student's t of two degrees of freedom asks for 4.3
+    assert statistics.paired([1.0, 2.0], [1.1, 1.8]).verdict == "none"
+    assert statistics.paired([1.0, 2.0, 3.0], [0.5, 1.5, 2.501]).verdict == "clear"
+
+
+def test_the_tables_of_the_page_are_those_of_the_committed_cells():
+    page = report.PAGE.read_text(encoding="utf-8")
+    built = tables.Report(Plan("laptop", report.RESULTS)).tables()
+    named = {match["name"] for match in report.TABLE.finditer(page)}
+    assert named == set(built)
+    assert report.filled(page, built) == page
+
+
+def test_committed_cells_are_what_their_names_say():
+    for path in sorted(report.RESULTS.rglob("*.json")):
+        cell = dict(json.loads(path.read_text(encoding="utf-8"))["cell"])
+        kind = {"language": LanguageCell, "recall": recall.RecallCell, "images": images.ImageCell}[cell.pop("kind")]
+        assert kind(**cell).path(report.RESULTS) == path

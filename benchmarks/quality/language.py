@@ -30,21 +30,28 @@ class LanguageCell(Cell):
         setting = SETTINGS[self.setting]
         torch.manual_seed(self.seed)
         model = of_equal_size(self.model, self.options, setting).to(setting.device)
-        split = texts.tokens(self.text, setting.vocabulary)
-        run = train(model, split.training, self.tokens, self.learning_rate, self.seed, setting.block, setting.batch)
 
-        def scores(stream: torch.Tensor, length: int) -> dict[str, Any]:
-            logits_of = lambda ids: model(ids.to(setting.device), use_cache=False).logits.cpu()  # noqa: E731
-            return measures.score(logits_of, stream, length, setting.scored_tokens)._asdict()
+        def stream(text: str, part: str) -> torch.Tensor:
+            return texts.tokens(text, part, setting.vocabulary, setting.tokenizer_texts)
 
-        others = {name: texts.tokens(name, setting.vocabulary) for name in texts.READERS if name != self.text}
+        run = train(
+            model, stream(self.text, "training"), self.tokens, self.learning_rate, self.seed, setting.block, setting.batch
+        )
+
+        def logits_of(ids: torch.Tensor) -> torch.Tensor:
+            return model(ids.to(setting.device), use_cache=False).logits.cpu()
+
+        def scores(ids: torch.Tensor, length: int) -> dict[str, Any]:
+            return measures.score(logits_of, ids, length, setting.scored_tokens)._asdict()
+
+        others = [text for text in setting.other_texts if text != self.text]
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "state": {str(length): state_numbers(model, length) for length in setting.lengths},
             "training": run._asdict(),
-            "choosing": scores(split.choosing, setting.block),
-            "reporting": {str(length): scores(split.reporting, length) for length in setting.lengths},
-            "other texts": {name: scores(other.reporting, setting.block) for name, other in others.items()},
+            "choosing": scores(stream(self.text, "choosing"), setting.block),
+            "reporting": {str(length): scores(stream(self.text, "reporting"), length) for length in setting.lengths},
+            "other texts": {text: scores(stream(text, "reporting"), setting.block) for text in others},
         }
 
     def cost(self, result: dict[str, Any]) -> float:

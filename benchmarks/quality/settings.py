@@ -12,13 +12,13 @@ class Setting:
     Attributes:
         hidden_size, layers, heads: of every model, unless an option of a cell says otherwise.
         parameters: that the width of its feed-forward brings every model to.
-        vocabulary: of the tokenizer.
+        vocabulary, tokenizer_texts: size of the tokenizer, and what it is trained on.
         block, batch: tokens of a sequence and sequences of a step, in training.
         lengths: of the blocks that the loss is measured in, the trained length first.
         scored_tokens: of a text, at the most.
         short, middle, long: tokens trained on.
         seeds: of every row.
-        texts: trained on, the main one first.
+        texts: trained on, the main one first. other_texts: what models of one text are tried on too.
         studies: by name, in the order in which they are measured.
         rates: of learning, tried first; if there are several, others follow until the best has a worse one on both sides.
         pictures, image_rates: as for tokens and rates, of images.
@@ -39,6 +39,8 @@ class Setting:
     long: int = 6_000_000
     seeds: tuple[int, ...] = (0, 1, 2)
     texts: tuple[str, ...] = ("king-james", "dictionary")
+    other_texts: tuple[str, ...] = ("king-james", "dictionary", "fortunes", "manuals")
+    tokenizer_texts: tuple[str, ...] = ("king-james", "dictionary", "fortunes")
     device: str = "cpu"
     studies: tuple[str, ...] = (
         "decays",
@@ -60,6 +62,7 @@ class Setting:
     recall_sizes: tuple[int, ...] = (32, 64, 128)
 
 
+_HUB_TEXTS = ("hub:Salesforce/wikitext:wikitext-103-raw-v1", "hub:roneneldan/TinyStories")
 SETTINGS = {
     "laptop": Setting(),
     "quick": Setting(
@@ -88,7 +91,9 @@ SETTINGS = {
         short=100_000_000,
         middle=300_000_000,
         long=1_000_000_000,
-        texts=("hub:HuggingFaceFW/fineweb-edu", "hub:wikitext"),
+        texts=_HUB_TEXTS,
+        other_texts=_HUB_TEXTS,
+        tokenizer_texts=_HUB_TEXTS,
         device="cuda",
         studies=("decays", "longer", "heads", "expansion", "window", "other_text", "comparison", "ablations", "longest"),
         rates=(5e-4, 1e-3, 2e-3),

@@ -21,12 +21,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from retnet_hf_cli.text.corpus import encode, train_tokenizer
+from retnet_hf_cli.text.corpus import encode, read_documents, train_tokenizer
 
 
 PACKAGES = ("bible-kjv", "bible-kjv-text", "dict-gcide", "fortunes", "manpages")
 HELD_OUT = 0.05  # of the documents, once for choosing and once for reporting
-MOST_CHARACTERS = 8_000_000  # of a text
+MOST_CHARACTERS = 8_000_000  # of a text of Debian
 TOKENIZER_CHARACTERS = 1_000_000  # of each text that the tokenizer is trained on
 
 
@@ -35,11 +35,11 @@ class MissingText(Exception):
 
 
 class Split(NamedTuple):
-    """Token ids of one text, (tokens,) int64 each."""
+    """Documents of one text."""
 
-    training: Tensor
-    choosing: Tensor
-    reporting: Tensor
+    training: list[str]
+    choosing: list[str]
+    reporting: list[str]
 
 
 def king_james() -> list[str]:
@@ -93,27 +93,41 @@ READERS = {"king-james": king_james, "dictionary": dictionary, "fortunes": fortu
 
 
 @cache
-def documents(name: str) -> tuple[list[str], list[str], list[str]]:
-    """The documents of a text to train on, to choose by and to report on, each in an order that is always the same."""
-    whole = READERS[name]()
-    random.Random(name).shuffle(whole)
-    sizes = list(itertools.accumulate(map(len, whole)))
-    whole = whole[: sum(size <= MOST_CHARACTERS for size in sizes)]
+def documents(name: str) -> Split:
+    """The documents of a text to train on, to choose by and to report on, each in an order that is always the same.
+
+    Args:
+        name: one of `READERS`; or "hub:OWNER/NAME" or "hub:OWNER/NAME:SUBSET", a data set of the Hub; or "hub:FOLDER".
+    """
+    if name.startswith("hub:"):
+        source, _, subset = name.removeprefix("hub:").partition(":")
+        whole = read_documents([source], subset=subset or None)
+        random.Random(name).shuffle(whole)
+    else:
+        whole = READERS[name]()
+        random.Random(name).shuffle(whole)
+        sizes = itertools.accumulate(map(len, whole))
+        whole = whole[: sum(size <= MOST_CHARACTERS for size in sizes)]
     held_out = max(1, round(HELD_OUT * len(whole)))
-    return whole[2 * held_out :], whole[:held_out], whole[held_out : 2 * held_out]
+    return Split(whole[2 * held_out :], whole[:held_out], whole[held_out : 2 * held_out])
 
 
 @cache
-def tokenizer(vocabulary: int):
-    """A byte-level BPE of so many tokens, of the training parts of three texts."""
+def tokenizer(vocabulary: int, names: tuple[str, ...]):
+    """A byte-level BPE of so many tokens, of the training parts of these texts."""
     parts = []
-    for name in ("king-james", "dictionary", "fortunes"):
-        sizes = itertools.accumulate(map(len, documents(name)[0]))
-        parts += [text for text, size in zip(documents(name)[0], sizes) if size <= TOKENIZER_CHARACTERS]
+    for name in names:
+        training = documents(name).training
+        sizes = itertools.accumulate(map(len, training))
+        parts += [text for text, size in zip(training, sizes) if size <= TOKENIZER_CHARACTERS]
     return train_tokenizer(parts, vocabulary)
 
 
 @cache
-def tokens(name: str, vocabulary: int) -> Split:
-    """A text as three streams of tokens, with one token between documents."""
-    return Split(*(torch.from_numpy(encode(part, tokenizer(vocabulary))).long() for part in documents(name)))
+def tokens(name: str, part: str, vocabulary: int, tokenizer_texts: tuple[str, ...]) -> Tensor:
+    """Token ids of a part of a text, (tokens,) int64, with one token between documents.
+
+    Args:
+        part: "training", "choosing" or "reporting".
+    """
+    return torch.from_numpy(encode(getattr(documents(name), part), tokenizer(vocabulary, tokenizer_texts))).long()

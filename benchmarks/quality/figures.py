@@ -1,0 +1,103 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The figures of docs/results.md, made from cells alone."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import studies
+from .recall import PAIRS
+from .statistics import Estimate
+from .tables import Report, loss
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours, which the colour-blind can tell apart; solid lines are ours
+STYLES = {
+    "RetNet": ("#D55E00", "o", "-"),
+    "RetNet, published decays": ("#E69F00", "p", "-"),
+    "Transformer (Llama)": ("#0072B2", "^", "--"),
+    "Gated DeltaNet": ("#56B4E9", "v", "--"),
+    "Mamba2": ("#009E73", "P", ":"),
+    "RWKV v4": ("#CC79A7", "X", "-."),
+    "Hyena": ("#777777", "*", "-."),
+    "H3": ("#8C510A", "s", ":"),
+    "Linear Transformer": ("#000000", "D", ":"),
+}
+
+
+def _line(axes: "Axes", title: str, points: list[tuple[float, Estimate]]) -> None:
+    color, marker, style = STYLES[title]
+    across, estimates = zip(*points)
+    means, errors = [estimate.mean for estimate in estimates], [estimate.error for estimate in estimates]
+    shown = [error if math.isfinite(error) else 0 for error in errors]
+    axes.errorbar(across, means, yerr=shown, color=color, marker=marker, linestyle=style, label=title, capsize=2)
+
+
+def position(report: Report, axes: "Axes") -> None:
+    """Loss against the place in a long block."""
+    length = str(report.plan.size.lengths[-1])
+    for row, results in report.rows(studies.COMPARISON):
+        parts = zip(*(result["reporting"][length]["by_position"] for result in results))
+        points = [(16 * 2**part, Estimate.of(losses)) for part, losses in enumerate(parts)]
+        _line(axes, row.title, points)
+    axes.axvline(report.plan.size.block, color="#999999", linewidth=0.8)
+    axes.set(xscale="log", xlabel="up to this token (line: the trained length)", ylabel="loss, nats per token")
+
+
+def training(report: Report, axes: "Axes") -> None:
+    """Perplexity against tokens trained on."""
+    size = report.plan.size
+    for row in studies.MAIN:
+        points = []
+        for tokens in (size.short, size.middle, size.long):
+            results = report.measured(row, report.plan.language, tokens=tokens)
+            if results is not None:
+                points.append((tokens / 1e6, Estimate.of([math.exp(loss(result)) for result in results])))
+        if points:
+            _line(axes, row.title, points)
+    axes.set(xscale="log", yscale="log", xlabel="million tokens trained on", ylabel="perplexity")
+
+
+def recall(report: Report, axes: "Axes", pairs: int = PAIRS[-2]) -> None:
+    """Associative recall against the size of the state."""
+    for row in studies.COMPARISON:
+        points = []
+        for hidden_size in report.plan.size.recall_sizes:
+            results = report.measured(row, report.plan.recall, hidden_size=hidden_size)
+            if results is not None:
+                shares = Estimate.of([100 * result["accuracy"][str(pairs)] for result in results])
+                points.append((results[0]["state"], shares))
+        if points:
+            _line(axes, row.title, points)
+    axes.set(xscale="log", xlabel="numbers in the state of a sequence", ylabel=f"recalled of {pairs} pairs, %")
+
+
+FIGURES: dict[str, tuple[Any, str]] = {
+    "quality_position": (position, "Loss against position"),
+    "quality_training": (training, "Training for longer"),
+    "quality_recall": (recall, "Multi-query associative recall"),
+}
+
+
+def draw(report: Report, folder: Path) -> None:
+    """Writes the figures that there are results for."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (make, title) in FIGURES.items():
+        figure, axes = pyplot.subplots(figsize=(7.2, 4.8))
+        make(report, axes)
+        if axes.lines:
+            axes.set_title(title, fontsize=10)
+            axes.grid(alpha=0.3)
+            axes.legend(fontsize=8, frameon=False)
+            figure.tight_layout()
+            figure.savefig(folder / f"{name}.png", dpi=130)
+        pyplot.close(figure)

@@ -1,0 +1,227 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The tables of docs/results.md, made from cells alone."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import studies
+from .recall import PAIRS
+from .statistics import Estimate, paired
+from .studies import Plan, Row
+
+
+Result = dict[str, Any]
+# arXiv 2307.08621: perplexity of 200M parameters (version 4, tables 5 and 6); losses of 400M parameters on validation text,
+# on repeated pairs and on others (later version, tables 1 and 3)
+PAPER: dict[str, tuple[str, str, str, str]] = {
+    "Transformer (Llama)": ("", "3.320", "1.118", "3.826"),
+    "RetNet, published decays": ("26.05", "3.360", "1.264", "3.843"),
+    "Mamba2": ("", "3.379 (Mamba)", "1.322", "3.852"),
+    "RWKV v4": ("30.92", "3.497", "1.706", "3.910"),
+    "Hyena": ("32.08", "3.545", "1.799", "3.947"),
+    "H3": ("29.97", "3.563", "1.722", "3.986"),
+    "Linear Transformer": ("40.24", "", "", ""),
+    "no gate": ("27.84", "3.509", "1.366", "4.002"),
+    "no head norm": ("27.54", "3.367", "1.302", "3.843"),
+    "no decay": ("27.86", "3.920", "2.122", "4.334"),
+    "one decay for all heads, 127/128": ("27.02", "3.524", "1.768", "3.928"),
+    "heads a quarter as wide": ("27.68", "3.397", "1.331", "3.872"),
+}
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Markdown, the first column to the left and the others to the right."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *lines)).replace("|  |", "| |")
+
+
+def loss(result: Result, length: str | None = None) -> float:
+    """Mean loss in blocks of a length, the trained one by default."""
+    return result["reporting"][length or next(iter(result["reporting"]))]["loss"]
+
+
+def perplexity(results: Sequence[Result], length: str | None = None) -> str:
+    """Of the mean loss, with the standard error."""
+    estimate = Estimate.of([loss(result, length) for result in results])
+    return f"{math.exp(estimate.mean):.1f} ± {math.exp(estimate.mean) * estimate.error:.1f}"
+
+
+def difference(values: Sequence[float], reference: Sequence[float], digits: int = 3) -> str:
+    """Of pairs, with its standard error, and its verdict; nothing where the reference is missing or the same."""
+    if not reference or list(values) == list(reference):
+        return ""
+    estimate = paired(values, reference)
+    verdict = estimate.verdict
+    return f"{estimate.mean:+.{digits}f} ± {estimate.error:.{digits}f}" + (f", {verdict}" if verdict != "clear" else "")
+
+
+class Report:
+    """What a plan's folder holds, as tables by name. A row stands in its table once all of its seeds were measured."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def measured(self, row: Row, make: Callable, **fields: Any) -> list[Result] | None:
+        """Results of a row, seed by seed, if all are there."""
+        results = [cell.result(self.plan.folder) for cell in self.plan.cells_of(row, make, **fields)]
+        return results if results and None not in results else None
+
+    def rows(self, rows: Sequence[Row], make: Callable | None = None, **fields: Any) -> list[tuple[Row, list[Result]]]:
+        found = [(row, self.measured(row, make or self.plan.language, **fields)) for row in rows]
+        return [(row, results) for row, results in found if results is not None]
+
+    def comparison(self) -> str:
+        rows = self.rows(studies.COMPARISON)
+        reference = [loss(result) for result in self.measured(studies.RETNET, self.plan.language) or []]
+        first, *_, last = map(str, self.plan.size.lengths)
+        lines = []
+        for row, results in rows:
+            repeated, others = (
+                Estimate.of([result["reporting"][first][name] for result in results]) for name in ("repeated", "first")
+            )
+            lines.append(
+                [
+                    row.title,
+                    f"{results[0]['cell']['learning_rate']:g}",
+                    f"{results[0]['state'][first] / 1e3:,.0f}",
+                    f"{results[0]['state'][last] / 1e3:,.0f}",
+                    perplexity(results),
+                    difference([loss(result) for result in results], reference),
+                    f"{repeated.mean:.2f} ± {repeated.error:.2f}",
+                    f"{others.mean:.2f} ± {others.error:.2f}",
+                    perplexity(results, last),
+                    *PAPER.get(row.title, ("",) * 4),
+                ]
+            )
+        header = [
+            "model",
+            "rate",
+            f"state at {first}, thousand numbers",
+            f"at {last}",
+            "perplexity",
+            "loss over RetNet's",
+            "AR-Hit",
+            "First",
+            f"perplexity at {last}",
+            "paper: perplexity, 200M",
+            "loss, 400M",
+            "AR-Hit",
+            "First",
+        ]
+        return table(header, lines)
+
+    def domains(self) -> str:
+        """Perplexity on texts that were not trained on."""
+        rows = self.rows(studies.COMPARISON)
+        names = list(rows[0][1][0]["other texts"]) if rows else []
+        lines = []
+        for row, results in rows:
+            estimates = [Estimate.of([result["other texts"][name]["loss"] for result in results]) for name in names]
+            shown = [f"{math.exp(each.mean):,.0f} ± {math.exp(each.mean) * each.error:,.0f}" for each in estimates]
+            lines.append([row.title, perplexity(results), *shown])
+        return table(["model", self.plan.size.texts[0], *names], lines)
+
+    def against(self, rows: Sequence[Row], reference: Row, **fields: Any) -> str:
+        """Perplexity of rows, and their losses over that of one of them."""
+        last = str(self.plan.size.lengths[-1])
+        own = self.measured(reference, self.plan.language, **fields) or []
+        lines = []
+        for row, results in self.rows(rows, **fields):
+            over = difference([loss(result) for result in results], [loss(result) for result in own])
+            repeated = Estimate.of([next(iter(result["reporting"].values()))["repeated"] for result in results])
+            shown = [row.title, perplexity(results), over]
+            lines.append([*shown, f"{repeated.mean:.2f} ± {repeated.error:.2f}", perplexity(results, last)])
+        return table(["", "perplexity", f"loss over {reference.title}", "AR-Hit", f"perplexity at {last}"], lines)
+
+    def decays(self) -> str:
+        return self.against(studies.DECAYS, studies.PUBLISHED_RETNET)
+
+    def variations(self) -> str:
+        """Published and geometric decays side by side, in models that differ in something else."""
+        size, language = self.plan.size, self.plan.language
+        geometric, published = studies.RETNET, studies.PUBLISHED_RETNET
+        pairs: list[tuple[str, Row, Row, dict[str, Any]]] = [
+            (f"{size.heads} heads, value expansion 2", geometric, published, {})
+        ]
+        for rows in (studies.HEADS, studies.EXPANSION, studies.WINDOW):
+            pairs += [(one.title.rpartition(", ")[0], one, other, {}) for one, other in zip(rows[::2], rows[1::2])]
+        for text in size.texts:
+            for tokens in (size.short, size.middle, size.long):
+                if (text, tokens) != (size.texts[0], size.short):
+                    title = f"{text}, {tokens / 1e6:g}M tokens"
+                    pairs.append((title, geometric, published, {"text": text, "tokens": tokens}))
+        lines = []
+        for title, one, other, fields in pairs:
+            both = [self.measured(row, language, **fields) for row in (one, other)]
+            llama = self.measured(studies.LLAMA, language, **fields) if one is geometric else None
+            if None in both:
+                continue
+            losses = [[loss(result) for result in results] for results in both]
+            shown = [title, perplexity(both[0]), perplexity(both[1]), difference(*losses)]
+            if llama is None:
+                lines.append([*shown, "", ""])
+            else:
+                ratio = math.exp(paired(losses[0], [loss(result) for result in llama]).mean)
+                lines.append([*shown, perplexity(llama), f"{ratio - 1:+.0%}"])
+        header = ["", "geometric, 2 to 512", "published", "difference of losses", "Llama", "geometric against Llama"]
+        return table(header, lines)
+
+    def ablations(self) -> str:
+        return self._ablations(studies.RETNET, studies.ABLATIONS)
+
+    def published_ablations(self) -> str:
+        return self._ablations(studies.PUBLISHED_RETNET, studies.PUBLISHED_ABLATIONS)
+
+    def _ablations(self, base: Row, rows: Sequence[Row]) -> str:
+        own = self.measured(base, self.plan.language) or []
+        lines = []
+        for row, results in self.rows((base, *rows)):
+            score = next(iter(results[0]["reporting"]))
+            columns = [
+                [[result["reporting"][score][name] for result in each] for each in (results, own)]
+                for name in ("loss", "repeated", "first")
+            ]
+            over = [difference(*column) for column in columns]
+            lines.append([row.title, perplexity(results), *over, *PAPER.get(row.title, ("",) * 4)])
+        header = ["", "perplexity", "loss over the first row", "AR-Hit", "First"]
+        return table([*header, "paper: perplexity, 200M", "loss, 400M", "AR-Hit", "First"], lines)
+
+    def images(self) -> str:
+        rows = self.rows(studies.IMAGES, self.plan.image)
+        titles = {row.title: [result["reporting"] for result in results] for row, results in rows}
+        references = {"ViR": "ViR, causal", "MetaFormer": "MetaFormer, pooling"}
+        lines = []
+        for row, results in rows:
+            right = Estimate.of(titles[row.title])
+            reference = titles.get(references.get(row.title.partition(",")[0], ""), [])
+            over = difference(*([100 * share for share in shares] for shares in (titles[row.title], reference)), digits=2)
+            speed = Estimate.of([result["training"]["pictures_per_second"] for result in results])
+            shown = f"{100 * right.mean:.2f} ± {100 * right.error:.2f}"
+            lines.append([row.title, f"{results[0]['parameters'] / 1e3:.0f}k", shown, over, f"{speed.mean:,.0f}"])
+        header = ["model", "parameters", "right, %", "over causal ViR, or over pooling", "pictures/s in training"]
+        return table(header, lines)
+
+    def recall(self) -> str:
+        lines = []
+        for row in studies.COMPARISON:
+            for size in self.plan.size.recall_sizes:
+                results = self.measured(row, self.plan.recall, hidden_size=size)
+                if results is None:
+                    continue
+                shares = [Estimate.of([100 * result["accuracy"][str(pairs)] for result in results]) for pairs in PAIRS]
+                lines.append(
+                    [
+                        row.title,
+                        str(size),
+                        f"{results[0]['state']:,}",
+                        *(f"{share.mean:.0f} ± {share.error:.0f}" for share in shares),
+                    ]
+                )
+        return table(["model", "hidden size", "state, numbers", *(f"{pairs} pairs" for pairs in PAIRS)], lines)
+
+    def tables(self) -> dict[str, str]:
+        """All, by name."""
+        names = ("decays", "variations", "comparison", "domains", "ablations", "published_ablations", "images", "recall")
+        return {name: getattr(self, name)() for name in names}
