@@ -14,8 +14,9 @@ from benchmarks.quality.hyena import Hyena
 from benchmarks.quality.language import LanguageCell
 from benchmarks.quality.long_convolution import long_convolution
 from benchmarks.quality.measures import repeats, score
-from benchmarks.quality.rivals import RIVALS, decays, of_equal_size, state_numbers
+from benchmarks.quality.rivals import RIVALS, decays, of_equal_size
 from benchmarks.quality.settings import SETTINGS, Setting
+from benchmarks.quality.state import decode_step, state_numbers
 from benchmarks.quality.studies import ABLATIONS, HEADS, IMAGES, WINDOW, Plan
 from benchmarks.quality.training import batches, parameter_groups, train
 from benchmarks.quality.window import WindowAttention
@@ -103,6 +104,13 @@ def test_state_sizes():
     assert state_numbers(h3, 8) == state_numbers(h3, 20) == 2 * (16 * 64 + 16 * 8 * 64 * 2)  # shift, complex states
     assert state_numbers(hyena, 20) - state_numbers(hyena, 8) == 2 * 12 * 16
     assert state_numbers(mamba, 8) == 3 * (32 * 16 + (32 + 2 * 16) * 4)  # layers, states, convolution of 4 taps
+
+
+@pytest.mark.parametrize("model", RIVALS)
+def test_a_step_of_decoding_follows_another(model):
+    step = decode_step(RIVALS[model](SMALL, 16).eval(), 12)
+    step()
+    step()
 
 
 def test_a_window_is_attention_to_the_last_tokens():
@@ -244,6 +252,15 @@ def test_learning_rates_are_tried_until_the_best_has_worse_ones_on_both_sides(pl
                 cell.run(plan.folder)
     assert tried == [1.5e-3, 3e-3, 6e-3, 1.2e-2, 2.4e-2]
     assert rate == 1.2e-2
+
+
+def test_a_higher_learning_rate_has_to_be_better_by_more_than_noise(plan, monkeypatch):
+    for rate, loss in zip((1.5e-3, 3e-3, 6e-3), (2.5, 2.01, 2.0)):
+        monkeypatch.setattr(Measured, "measure", lambda _, loss=loss: {"choosing": {"loss": loss}})
+        plan.language("retnet", {}, learning_rate=rate).run(plan.folder)
+    monkeypatch.setattr(Measured, "measure", lambda _: {"choosing": {"loss": 3.0}})
+    plan.language("retnet", {}, learning_rate=1.2e-2).run(plan.folder)
+    assert plan.rate_cells(plan.language, "retnet", {})[1] == 3e-3
 
 
 def test_work_measures_each_cell_once_and_goes_on_where_it_was_stopped(plan, capsys):

@@ -7,26 +7,14 @@ tables of it.
 """
 
 import argparse
-import multiprocessing
 import os
-import time
 from pathlib import Path
 
-import torch
-import transformers
-
 from .settings import SETTINGS
-from .studies import Plan
-from .work import work
+from .work import work_side_by_side
 
 
 RESULTS = Path(__file__).parent.parent / "results"
-
-
-def _worker(setting: str, folder: Path, names: list[str], threads: int, seconds: float | None) -> None:
-    torch.set_num_threads(threads)
-    transformers.logging.set_verbosity_error()  # of kernels that are missing, once for each model
-    work(Plan(setting, folder), names, None if seconds is None else time.monotonic() + seconds)
 
 
 def main() -> None:
@@ -45,15 +33,7 @@ def main() -> None:
     folder = arguments.results or RESULTS / ("quality" if arguments.setting == "laptop" else f"quality-{arguments.setting}")
     workers = arguments.workers or max(1, (os.cpu_count() or 1) // arguments.threads)
     seconds = None if arguments.minutes is None else 60 * arguments.minutes
-    inputs = (arguments.setting, folder, arguments.studies, arguments.threads, seconds)
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_worker, args=inputs, daemon=True) for _ in range(workers)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    if any(process.exitcode for process in processes):
-        raise SystemExit("a worker failed; the same command tries what is missing again")
+    work_side_by_side(workers, arguments.setting, folder, arguments.studies, arguments.threads, seconds)
 
 
 if __name__ == "__main__":

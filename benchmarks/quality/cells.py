@@ -37,6 +37,7 @@ class Cell(ABC):
     """
 
     kind: ClassVar[str]
+    noise: ClassVar[float]  # what costs of one seed differ by where nothing is better
     model: str
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -154,6 +154,7 @@ class ImageCell(Cell):
     """Cells of one seed see the same pictures, in the same order, moved and mirrored alike."""
 
     kind: ClassVar[str] = "images"
+    noise: ClassVar[float] = 0.002
     pictures: int = 110_000
     learning_rate: float = 2e-3
     seed: int = 0

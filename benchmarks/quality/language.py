@@ -10,8 +10,9 @@ import torch
 
 from . import measures, texts
 from .cells import Cell
-from .rivals import of_equal_size, state_numbers
+from .rivals import of_equal_size
 from .settings import SETTINGS
+from .state import state_numbers
 from .training import train
 
 
@@ -20,6 +21,7 @@ class LanguageCell(Cell):
     """Cells of one seed and text see the same blocks in the same order."""
 
     kind: ClassVar[str] = "language"
+    noise: ClassVar[float] = 0.02
     text: str = "king-james"
     tokens: int = 700_000
     learning_rate: float = 3e-3

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .cells import Cell
-from .rivals import RIVALS, state_numbers
+from .rivals import RIVALS
 from .settings import Setting
+from .state import state_numbers
 from .training import parameter_groups
 
 
@@ -55,6 +56,7 @@ class RecallCell(Cell):
     """Two layers of a model, of a given width, with hardly a feed-forward (a Mamba2: with states of 16 numbers)."""
 
     kind: ClassVar[str] = "recall"
+    noise: ClassVar[float] = 0.02
     hidden_size: int = 64
     learning_rate: float = 3e-3
     seed: int = 0

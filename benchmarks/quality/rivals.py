@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -184,30 +184,3 @@ def equalised(make: Callable[[int], nn.Module], parameters: int) -> nn.Module:
 def of_equal_size(model: str, options: dict[str, Any], size: Setting) -> nn.Module:
     """A model of as many parameters as every other of the setting."""
     return equalised(lambda width: RIVALS[model](size, width, **options), size.parameters)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """Every tensor that an object holds, at any depth."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return [tensor for entry in value.values() for tensor in _tensors(entry)]
-    if isinstance(value, list | tuple):
-        return [tensor for entry in value for tensor in _tensors(entry)]
-    return _tensors(vars(value)) if type(value).__module__.startswith(("transformers", "retnet_hf")) else []
-
-
-@torch.no_grad()
-def state_numbers(model: nn.Module, length: int) -> int:
-    """How many numbers a sequence of so many tokens leaves behind for the next token to be computed from."""
-    if isinstance(model, Decoder):
-        return sum(layer.mixer.state_numbers(length) for layer in model.layers)
-    ids = torch.zeros(1, length, dtype=torch.long, device=next(model.parameters()).device)
-    inputs = {"input_ids": ids, "use_cache": True}
-    if isinstance(model, Qwen3NextForCausalLM):  # it asks its cache for positions, which one without attention cannot tell
-        masks = {"full_attention": None, "linear_attention": None}
-        inputs |= {"position_ids": torch.arange(length, device=ids.device)[None], "attention_mask": masks}
-    outputs = model(**inputs)
-    names = ("past_key_values", "cache_params", "state")
-    state = next(value for name in names if (value := getattr(outputs, name, None)) is not None)
-    return sum(tensor.numel() for tensor in _tensors(state) if tensor.is_floating_point())

@@ -141,7 +141,8 @@ class Plan:
     def rate_cells(self, make: Callable[..., Cell], model: str, options: dict[str, Any]) -> tuple[list[Cell], float | None]:
         """Cells that a learning rate is chosen by, and that rate, once all of them were measured.
 
-        The rates tried reach further by a factor of two until the best has a worse one on both sides.
+        The rates tried reach further by a factor of two until the best has a worse one on both sides. Of those that one seed
+        cannot tell from the best, the lowest is chosen.
         """
         rates = list(self.size.image_rates if make == self.image else self.size.rates)
         while True:
@@ -152,7 +153,7 @@ class Plan:
             costs = [cell.cost(result) for cell, result in zip(cells, results)]
             best = rates[costs.index(min(costs))]
             if len(rates) == 1 or rates[0] < best < rates[-1]:
-                return cells, best
+                return cells, next(rate for rate, cost in zip(rates, costs) if cost <= min(costs) + cells[0].noise)
             if best == rates[0]:
                 rates.insert(0, best / 2)
             else:

@@ -2,9 +2,13 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Measures the cells of studies, each once, however many processes do so side by side."""
 
+import multiprocessing
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
+import torch
+import transformers
 from filelock import FileLock, Timeout
 
 from .cells import Cell
@@ -42,3 +46,28 @@ def work(plan: Plan, names: Iterable[str], deadline: float | None = None) -> Non
                 continue
         else:
             time.sleep(5)
+
+
+def _worker(setting: str, folder: Path, names: list[str], threads: int, seconds: float | None) -> None:
+    torch.set_num_threads(threads)
+    transformers.logging.set_verbosity_error()  # of kernels that are missing, once for each model
+    work(Plan(setting, folder), names, None if seconds is None else time.monotonic() + seconds)
+
+
+def work_side_by_side(
+    workers: int, setting: str, folder: Path, names: list[str], threads: int, seconds: float | None
+) -> None:
+    """`work` in so many processes of so many threads.
+
+    Raises:
+        SystemExit: if one of them failed.
+    """
+    context = multiprocessing.get_context("spawn")
+    inputs = (setting, folder, names, threads, seconds)
+    processes = [context.Process(target=_worker, args=inputs, daemon=True) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit("a worker failed; the same command tries what is missing again")

@@ -1,0 +1,111 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`python -m benchmarks.quality.speed`: how fast the models of the comparison train and decode, and in how much memory.
+
+The models take turns, and training and decoding have processes of their own. It wants a machine with nothing else to do.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional as F
+
+from .. import machine
+from ..measuring import Failure, PeakMemory, Spread, Turn, in_its_own_process, in_turns
+from .cells import rounded
+from .report import RESULTS
+from .rivals import of_equal_size
+from .settings import SETTINGS
+from .state import decode_step
+from .studies import COMPARISON, LLAMA, Row
+
+
+FILE = RESULTS / "speed.json"
+CONTEXTS = (256, 4096)
+
+
+def _model(row: Row, setting: str) -> nn.Module:
+    return of_equal_size(row.model, row.options, SETTINGS[setting])
+
+
+def _training_step(row: Row, setting: str) -> Any:
+    size = SETTINGS[setting]
+    model = _model(row, setting).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids = torch.randint(size.vocabulary, (size.batch, size.block))
+
+    def step() -> None:
+        logits = model(ids, use_cache=False).logits[:, :-1]
+        F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def training_seconds(setting: str, rounds: int) -> dict[str, list[float] | Failure]:
+    return in_turns({row.title: Turn(_training_step(row, setting)) for row in COMPARISON}, rounds, turn_seconds=1.0)
+
+
+def decoding_seconds(setting: str, rounds: int, length: int) -> dict[str, list[float] | Failure]:
+    steps = {row.title: Turn(decode_step(_model(row, setting).eval(), length), most_calls=50) for row in COMPARISON}
+    return in_turns(steps, rounds, turn_seconds=0.3)
+
+
+def training_memory(row: Row, setting: str) -> int:
+    """Bytes that a training step takes beyond what the libraries have."""
+    peak = PeakMemory("cpu")
+    step = _training_step(row, setting)
+    step()
+    step()
+    return peak.nbytes
+
+
+def _ratios(seconds: dict[str, Any], title: str) -> list[float]:
+    """Llama's time over the model's, round by round: how many times as fast it is."""
+    return list(Spread.of([llama / own for llama, own in zip(seconds[LLAMA.title], seconds[title])]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--setting", choices=SETTINGS, default="laptop")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--output", type=Path, default=FILE)
+    arguments = parser.parse_args()
+    setting, size = arguments.setting, SETTINGS[arguments.setting]
+    training = in_its_own_process(training_seconds, setting, arguments.rounds)
+    decoding = {length: in_its_own_process(decoding_seconds, setting, arguments.rounds, length) for length in CONTEXTS}
+    for measured in (training, *decoding.values()):
+        failures = [each for each in (measured, *getattr(measured, "values", list)()) if isinstance(each, Failure)]
+        if failures:
+            raise SystemExit(f"nothing was written: {failures[0].reason}")
+    models = {
+        row.title: {
+            "tokens_per_second": size.batch * size.block / median(training[row.title]),
+            "training_times_as_fast": _ratios(training, row.title),
+            "training_bytes": in_its_own_process(training_memory, row, setting),
+            "decoding_ms": {str(length): 1e3 * median(seconds[row.title]) for length, seconds in decoding.items()},
+            "decoding_times_as_fast": {str(length): _ratios(seconds, row.title) for length, seconds in decoding.items()},
+        }
+        for row in COMPARISON
+    }
+    content = {
+        "setting": setting,
+        "models": rounded(models),
+        "machine": machine.describe("cpu", torch.get_num_threads()),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+    partial = arguments.output.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    os.replace(partial, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

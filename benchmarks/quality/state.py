@@ -1,0 +1,73 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What a sequence leaves behind for the next token to be computed from: how large it is, and a step with it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3NextForCausalLM
+
+from .decoder import Decoder
+
+
+# what a model calls its state, as output and as input
+NAMES = ("past_key_values", "cache_params", "state")
+
+
+def _inputs(model: nn.Module, ids: Tensor, past: int) -> dict[str, Any]:
+    """Inputs of a model that stands after `past` tokens."""
+    inputs = {"input_ids": ids, "use_cache": True}
+    if isinstance(model, Qwen3NextForCausalLM):  # it asks its cache for positions, which one without attention cannot tell
+        inputs["position_ids"] = past + torch.arange(ids.shape[1], device=ids.device)[None]
+        inputs["attention_mask"] = {"full_attention": None, "linear_attention": None}
+    return inputs
+
+
+def _read(model: nn.Module, length: int) -> dict[str, Any]:
+    """The state after so many tokens, under its name."""
+    ids = torch.zeros(1, length, dtype=torch.long, device=next(model.parameters()).device)
+    outputs = model(**_inputs(model, ids, 0))
+    return next({name: value} for name in NAMES if (value := getattr(outputs, name, None)) is not None)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Every tensor that an object holds, at any depth."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for entry in value.values() for tensor in _tensors(entry)]
+    if isinstance(value, list | tuple):
+        return [tensor for entry in value for tensor in _tensors(entry)]
+    return _tensors(vars(value)) if type(value).__module__.startswith(("transformers", "retnet_hf")) else []
+
+
+@torch.no_grad()
+def state_numbers(model: nn.Module, length: int) -> int:
+    """How many numbers the state after so many tokens has."""
+    if isinstance(model, Decoder):
+        return sum(layer.mixer.state_numbers(length) for layer in model.layers)
+    return sum(tensor.numel() for tensor in _tensors(_read(model, length)) if tensor.is_floating_point())
+
+
+def decode_step(model: nn.Module, length: int) -> Callable[[], None]:
+    """A call that computes one token more after about so many; of H3 and Hyena, all of them again.
+
+    H3 has a recurrence, which is not written here, and Hyena has none.
+    """
+    if isinstance(model, Decoder):
+        whole = torch.zeros(1, length, dtype=torch.long)
+        return torch.no_grad()(lambda: model(whole))
+    with torch.no_grad():
+        state = _read(model, length)
+    token, past = torch.zeros(1, 1, dtype=torch.long), length
+
+    @torch.no_grad()
+    def step() -> None:
+        nonlocal past
+        outputs = model(**_inputs(model, token, past), **state)
+        state.update({name: getattr(outputs, name) for name in state})
+        past += 1
+
+    return step
