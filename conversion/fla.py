@@ -17,7 +17,7 @@ from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .errors import CheckpointError
-from .plan import Halves, Move, Plan, Shape, Tied, model_from, require_field, saved_tensors
+from .plan import Halves, Move, Plan, Shape, Tied, model_from, require_field, require_plain_rotation, saved_tensors
 
 
 NAME = "fla"
@@ -82,16 +82,15 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         ("norm_position", "pre"),
         ("residual_multiplier", 1),
         ("bidirectional", False),
+        ("qkv_bias", False),
+        ("use_qk_norm", False),
         ("output_gate_act", *swish),
         ("hidden_act", *swish),
     ):
         require_field(ours, NAME, field, *allowed)
     if ours.decays() != [1 - 2.0 ** (-5 - head) for head in range(ours.num_attention_heads)]:
         raise ValueError(f"decay_schedule must be 'power_of_two' for the format fla, got {ours.decay_schedule!r}.")
-    if ours.rope_parameters["rope_theta"] != 10000:
-        raise ValueError(
-            f"rope_parameters must have a rope_theta of 10000 for the format fla, got {ours.rope_parameters!r}."
-        )
+    require_plain_rotation(ours, NAME)
 
     config = {
         "architectures": ["RetNetForCausalLM"],

@@ -282,3 +282,18 @@ def require_field(config: PreTrainedConfig, target_format: str, name: str, *allo
     if value not in allowed:
         choices = " or ".join(repr(choice) for choice in allowed)
         raise ValueError(f"{name} must be {choices} for the format {target_format}, which cannot express {value!r}.")
+
+
+def require_plain_rotation(config: PreTrainedConfig, target_format: str) -> None:
+    """Rotation as the paper has it, which is all that the formats of RetNets can express.
+
+    Raises:
+        ValueError: where the configuration has another.
+    """
+    given = config.rope_parameters
+    plain = {"rope_theta": 10000, "rope_type": "default", "partial_rotary_factor": 1}
+    if plain | given != plain:
+        raise ValueError(
+            f"rope_parameters must have a rope_theta of 10000 and the rope_type default for the format {target_format}, "
+            f"got {given!r}."
+        )

@@ -18,7 +18,7 @@ from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .errors import CheckpointError
-from .plan import Change, Known, Move, Plan, Shape, Tied, model_from, require_field
+from .plan import Change, Known, Move, Plan, Shape, Tied, model_from, require_field, require_plain_rotation
 
 
 NAME = "torchscale"
@@ -193,13 +193,12 @@ def torchscale_arguments(ours: RetNetConfig, target_format: str) -> dict[str, An
         ("feature_map", None),
         ("use_gated_mlp", True),
         ("bidirectional", False),
+        ("qkv_bias", False),
+        ("use_qk_norm", False),
         ("num_key_value_heads", ours.num_attention_heads),
     ):
         require_field(ours, target_format, field, *allowed)
-    if ours.rope_parameters["rope_theta"] != 10000:
-        raise ValueError(
-            f"rope_parameters must have a rope_theta of 10000 for the format {target_format}, got {ours.rope_parameters!r}."
-        )
+    require_plain_rotation(ours, target_format)
     scaled, deep = ours.hidden_size**0.5, (2 * ours.num_hidden_layers) ** 0.25
     for field, value in (("embedding_multiplier", scaled), ("residual_multiplier", deep)):
         if min(abs(getattr(ours, field) - allowed) for allowed in (1.0, value)) > 1e-6 * value:

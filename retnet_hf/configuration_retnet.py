@@ -16,6 +16,7 @@ from .decay_schedules import scheduled_decays
 
 DECAY_SCHEDULES = ("power_of_two", "log_linear", "geometric", "none")
 INITIALIZATIONS = ("xavier", "deepnet", "normal")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 # name: (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, value_expansion)
 _SHAPES = {
@@ -128,7 +129,12 @@ class RetNetConfig(PreTrainedConfig):
         use_rotary (`bool`): rotate queries and keys by position (xPos without magnitude, which is RoPE).
         rotary_endpoint (`bool`): rotation frequencies theta^(-linspace(0, 1, K/2)), as torchscale has them, in the place of
             the usual theta^(-2i/K).
-        rope_parameters (`dict`, *optional*): `rope_theta` (10000), and `rope_type`, which must be "default".
+        rope_parameters (`dict`, *optional*): `rope_theta` (10000); `rope_type`, "default", "linear", "llama3" or "yarn",
+            with the numbers that transformers' models have for each; and `partial_rotary_factor` (1), the share of the pairs
+            of a head that turn, the first of them.
+        qkv_bias (`bool`): biases of queries, keys and values, as Qwen2 has them.
+        use_qk_norm (`bool`): RMS norm of each head's queries and keys before they are rotated, with weights that all heads
+            share, as Qwen3 has them.
         use_output_gate (`bool`), output_gate_act (`str`): the gate on the retention's output, and its activation.
         use_head_norm (`bool`), head_norm_affine (`bool`): RMS norm of each head's output, and whether it has a weight,
             shared by all heads. Alias of the latter: `elementwise_affine`.
@@ -180,6 +186,8 @@ class RetNetConfig(PreTrainedConfig):
         "layers.*.retention.k_proj": "colwise",
         "layers.*.retention.v_proj": "colwise",
         "layers.*.retention.g_proj": "colwise",
+        "layers.*.retention.q_norm": "replicated_with_grad_allreduce",
+        "layers.*.retention.k_norm": "replicated_with_grad_allreduce",
         "layers.*.retention.head_norm": "replicated_with_grad_allreduce",
         "layers.*.retention.o_proj": "rowwise",
         "layers.*.mlp.gate_proj": "colwise",
@@ -206,6 +214,8 @@ class RetNetConfig(PreTrainedConfig):
     use_rotary: bool = True
     rotary_endpoint: bool = False
     rope_parameters: dict | None = None
+    qkv_bias: bool = False
+    use_qk_norm: bool = False
     use_output_gate: bool = True
     output_gate_act: str = "silu"
     use_head_norm: bool = True
@@ -286,6 +296,34 @@ class RetNetConfig(PreTrainedConfig):
             self.intermediate_size = 256 * math.ceil(int(self.hidden_size * hidden_ratio * 2 / 3) / 256)
         super().__post_init__(**kwargs)
 
+    def validate_rope(self) -> None:
+        """Transformers' validation, after ours, which speaks of what a state needs and in sentences."""
+        check, given = FieldChecks(self), self.rope_parameters or {}
+        rope_type, theta = given.get("rope_type", "default"), given.get("rope_theta", 10000.0)
+        factor = given.get("partial_rotary_factor", 1.0)
+        turning = int(self.head_dim * factor) if isinstance(factor, (int, float)) and 0 < factor <= 1 else 0
+        for condition, allowed in (
+            (isinstance(theta, (int, float)) and theta >= 1, "a rope_theta of at least 1"),
+            (
+                rope_type in ROPE_TYPES,
+                f"a rope_type of {', '.join(ROPE_TYPES)} (positions never run out here, and frequencies that change with "
+                "the length of the text would not fit what a state holds)",
+            ),
+            (rope_type == "default" or not self.rotary_endpoint, "the rope_type default, since rotary_endpoint is True"),
+            (
+                not self.use_rotary or self.head_dim % 2 == 1 or (turning >= 2 and turning % 2 == 0),
+                "a partial_rotary_factor in (0, 1] with which an even number, 2 or more, of the numbers in a query head "
+                f"({self.head_dim}) turn",
+            ),
+        ):
+            check.require(condition, "rope_parameters", f"a dict with {allowed}")
+        check.require(
+            rope_type not in ("llama3", "yarn") or self.max_position_embeddings is not None,
+            "max_position_embeddings",
+            f"the number of tokens trained on, since rope_parameters are of rope_type {rope_type}",
+        )
+        super().validate_rope()
+
     def _read_torchscale(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Sets the fields from torchscale's names, which syncdoth's config.json shares, and returns what is left over."""
         for field, allowed in (("moe_freq", 0), ("multiway", False), ("xpos_rel_pos", False)):
@@ -343,8 +381,12 @@ class RetNetConfig(PreTrainedConfig):
     def state_fingerprint(self) -> str:
         """Hash of whatever decides what a state means, by which a state of another model is told."""
         rotation = (self.rotary_endpoint, float(self.rope_parameters["rope_theta"])) if self.use_rotary else None
+        if rotation is not None and set(self.rope_parameters) - {"rope_theta", "rope_type"}:
+            rotation += (sorted(self.rope_parameters.items()),)
         sizes = [self.num_hidden_layers, self.hidden_size, self.num_key_value_heads, self.head_dim, self.value_head_dim]
         facts = [sizes, self.decays(), rotation, self.feature_map, self.norm_position, float(self.rms_norm_eps)]
+        if self.use_qk_norm:  # other options came later, too, and change nothing where they are not used
+            facts.append("use_qk_norm")
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     def validate_architecture(self) -> None:
@@ -377,18 +419,6 @@ class RetNetConfig(PreTrainedConfig):
         check.activation("hidden_act", "output_gate_act", "feature_map")
         check.rate("hidden_dropout", "activation_dropout")
         check.positive("rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
-        theta = (self.rope_parameters or {}).get("rope_theta", 10000.0)
-        check.require(
-            isinstance(theta, (int, float)) and theta >= 1 and "partial_rotary_factor" not in (self.rope_parameters or {}),
-            "rope_parameters",
-            "a rope_theta of at least 1, and no partial_rotary_factor",
-        )
-        rope_type = (self.rope_parameters or {}).get("rope_type", "default")
-        check.require(
-            rope_type == "default",
-            "rope_parameters",
-            'of rope_type "default" (positions never run out here, so no other scaling is needed)',
-        )
         check.decay_schedule(DECAY_SCHEDULES)
         check.decay_range()
 

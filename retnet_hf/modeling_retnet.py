@@ -26,6 +26,7 @@ from transformers.modeling_layers import (
     GradientCheckpointingLayer,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto import AutoModel
 from transformers.processing_utils import Unpack
@@ -92,14 +93,24 @@ class RetNetRotaryEmbedding(nn.Module):
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__()
         self.config = config
+        self.attention_scaling = 1.0  # yarn's, of queries and of keys
         self.frequency = nn.Buffer(self.compute_frequency(), persistent=False)
 
     def compute_frequency(self, device: torch.device | None = None) -> Tensor:
-        """(K/2,) int64: theta^(-2i/K), or theta^(-linspace(0, 1, K/2)) with the end point, in units of 2^-64 turns."""
-        pairs = self.config.head_dim // 2
-        last = max(pairs - 1, 1) if self.config.rotary_endpoint else pairs
-        theta = self.config.rope_parameters["rope_theta"]
-        turns = [theta ** (-pair / last) / (2 * math.pi) for pair in range(pairs)]
+        """(K/2,) int64: theta^(-2i/K), or theta^(-linspace(0, 1, K/2)) with the end point, in units of 2^-64 turns.
+
+        Those of other types are transformers', in its float32. Pairs that a partial rotation leaves out have 0.
+        """
+        config, parameters = self.config, self.config.rope_parameters
+        pairs = int(config.head_dim * parameters.get("partial_rotary_factor", 1.0)) // 2
+        if parameters["rope_type"] == "default":
+            last = max(pairs - 1, 1) if config.rotary_endpoint else pairs
+            radians = [parameters["rope_theta"] ** (-pair / last) for pair in range(pairs)]
+        else:
+            with torch.device("cpu"):  # whatever device models are made on, these are numbers
+                found, self.attention_scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
+            radians = found.tolist()
+        turns = [angle / (2 * math.pi) for angle in radians] + [0.0] * (config.head_dim // 2 - pairs)
         return torch.tensor([round(turn * 2**64) for turn in turns], dtype=torch.int64, device=device)
 
     def forward(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -107,10 +118,14 @@ class RetNetRotaryEmbedding(nn.Module):
         dtype = torch.promote_types(dtype, torch.float32)
         phase = position[:, None, :, None] * self.frequency.to(position.device)
         angle = phase.to(dtype) * (2 * math.pi / 2**64)
+        if self.attention_scaling != 1.0:
+            return angle.cos() * self.attention_scaling, angle.sin() * self.attention_scaling
         return angle.cos(), angle.sin()
 
 
-def projection(in_features: int, out_features: int, gain: float = 1.0, on_value_path: bool = True) -> nn.Linear:
+def projection(
+    in_features: int, out_features: int, gain: float = 1.0, on_value_path: bool = True, bias: bool = False
+) -> nn.Linear:
     """A projection of a block, which knows how the paper initialises it.
 
     It is an `nn.Linear` and of no class derived from it, which bitsandbytes would leave unquantised.
@@ -119,7 +134,7 @@ def projection(in_features: int, out_features: int, gain: float = 1.0, on_value_
         gain: of the Xavier initialisation.
         on_value_path: whether DeepNet's initialisation shrinks it with depth.
     """
-    linear = nn.Linear(in_features, out_features, bias=False)
+    linear = nn.Linear(in_features, out_features, bias=bias)
     linear.xavier_gain, linear.on_value_path = gain, on_value_path
     return linear
 
@@ -132,7 +147,7 @@ class RetNetRMSNorm(nn.RMSNorm):
 
 
 class RetNetHeadRMSNorm(nn.Module):
-    """RMS norm of each head's output, in the precision it comes in; it makes the scale of queries and keys immaterial."""
+    """RMS norm of each head, in the precision it comes in; after retention it undoes the scale of queries and keys."""
 
     def __init__(self, head_size: int, eps: float, affine: bool) -> None:
         super().__init__()
@@ -162,15 +177,18 @@ class RetNetRetention(FusesProjections):
         self.scaling = config.head_dim**-0.5
         self.bidirectional = config.bidirectional
         heads, groups = config.num_attention_heads, config.num_key_value_heads
-        hidden_size, gain = config.hidden_size, 2**-2.5
-        self.q_proj = projection(hidden_size, heads * self.head_dim, gain, on_value_path=False)
-        self.k_proj = projection(hidden_size, groups * self.head_dim, gain, on_value_path=False)
-        self.v_proj = projection(hidden_size, groups * self.value_head_dim, gain)
+        hidden_size, gain, bias = config.hidden_size, 2**-2.5, config.qkv_bias
+        self.q_proj = projection(hidden_size, heads * self.head_dim, gain, on_value_path=False, bias=bias)
+        self.k_proj = projection(hidden_size, groups * self.head_dim, gain, on_value_path=False, bias=bias)
+        self.v_proj = projection(hidden_size, groups * self.value_head_dim, gain, bias=bias)
         self.gated = config.use_output_gate
         if self.gated:
             self.g_proj = projection(hidden_size, heads * self.value_head_dim, gain, on_value_path=False)
             self.gate_fn = ACT2FN[config.output_gate_act]
         self.o_proj = projection(heads * self.value_head_dim, hidden_size, gain=2**-1)
+        self.q_norm = self.k_norm = None
+        if config.use_qk_norm:
+            self.q_norm, self.k_norm = (RetNetHeadRMSNorm(self.head_dim, config.rms_norm_eps, affine=True) for _ in range(2))
         self.feature_map = None if config.feature_map is None else ACT2FN[config.feature_map]
         self.head_norm = None
         if config.use_head_norm:
@@ -196,6 +214,8 @@ class RetNetRetention(FusesProjections):
 
         query, key, value, *gate = self.project(hidden_states)
         query, key, value = heads(query, self.head_dim), heads(key, self.head_dim), heads(value, self.value_head_dim)
+        if self.q_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
         if self.feature_map is not None:
             query, key = self.feature_map(query), self.feature_map(key)
         if query.shape[1] != plan.log_decay.shape[0]:  # tensor parallel: this rank's heads, and their decays

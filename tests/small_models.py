@@ -15,8 +15,25 @@ PAD = 0
 DIALECTS = {
     # the default configuration, that of the fla-hub checkpoints
     "fla": {"num_attention_heads": 4, "intermediate_size": 64},
-    # two key/value heads for four query heads; keys and values of other sizes; chunks and forms chosen by themselves
-    "grouped": {"num_attention_heads": 4, "num_key_value_heads": 2, "key_expansion": 0.5, "chunk_size": None},
+    # two key/value heads for four query heads; keys and values of other sizes; chunks and forms chosen by themselves; what
+    # pretrained transformers have, biases and norms of queries and keys and other rotations; decays from near to far
+    "grouped": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "key_expansion": 0.5,
+        "chunk_size": None,
+        "qkv_bias": True,
+        "use_qk_norm": True,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "partial_rotary_factor": 0.5,
+        },
+        "max_position_embeddings": 256,
+        "decay_schedule": "geometric",
+    },
     # torchscale's: post-norm with DeepNet's factor, embeddings scaled and normalised, the decays of the paper's runs
     "torchscale": {
         "num_attention_heads": 2,

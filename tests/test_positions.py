@@ -3,6 +3,8 @@
 import pytest
 import torch
 from small_models import close, rounding
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
 from retnet_hf.block_functions import rotate
@@ -67,6 +69,43 @@ def test_rotation_frequencies_are_those_of_the_dialects(endpoint):
     far_cos, far_sin = rotary(torch.tensor([[1000]]), torch.float64)
     assert torch.allclose(far_cos.flatten(), (1000 * expected).cos(), atol=1e-10)
     assert torch.allclose(far_sin.flatten(), (1000 * expected).sin(), atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128},
+    ],
+    ids=lambda parameters: parameters["rope_type"],
+)
+def test_rotation_of_other_types_is_that_of_transformers(parameters):
+    sizes = {"hidden_size": 64, "num_attention_heads": 2, "max_position_embeddings": 512}
+    rotary = RetNetRotaryEmbedding(small_config(rope_parameters=dict(parameters), **sizes))
+    theirs = LlamaRotaryEmbedding(LlamaConfig(rope_parameters=dict(parameters), **sizes))
+    position = torch.arange(200)[None]
+    expected = theirs(torch.zeros(1), position)
+    for mine, other in zip(rotary(position, torch.float32), expected):
+        # theirs multiplies in float32: an angle of up to 200 is rounded at 2^-24 of it
+        torch.testing.assert_close(mine[0, 0], other[0, :, :16], rtol=0, atol=200 * 2**-24 * 4)
+    with torch.device("meta"):
+        assert rotary.compute_frequency(CPU).equal(rotary.frequency)
+
+
+def test_a_partial_rotation_leaves_the_last_pairs_of_a_head_alone():
+    rotary = RetNetRotaryEmbedding(small_config(rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.5}))
+    cos, sin = rotary(torch.tensor([[7]]), torch.float64)
+    angles = 7 * 100.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
+    assert torch.allclose(cos.flatten(), torch.cat([angles.cos(), torch.ones(4, dtype=torch.float64)]), atol=1e-12)
+    assert torch.allclose(sin.flatten(), torch.cat([angles.sin(), torch.zeros(4, dtype=torch.float64)]), atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
