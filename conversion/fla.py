@@ -88,7 +88,8 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         ("hidden_act", *swish),
     ):
         require_field(ours, NAME, field, *allowed)
-    if ours.decays() != [1 - 2.0 ** (-5 - head) for head in range(ours.num_attention_heads)]:
+    published = [1 - 2.0 ** (-5 - head) for head in range(ours.num_attention_heads)]
+    if ours.has_decays_per_layer or ours.decays() != published:
         raise ValueError(f"decay_schedule must be 'power_of_two' for the format fla, got {ours.decay_schedule!r}.")
     require_plain_rotation(ours, NAME)
 

@@ -100,11 +100,14 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
 
 
 def decay_table(config: RetNetConfig) -> Table:
-    """γ of each head and how long it remembers."""
-    table = Table("head", "decay γ", "half-life in tokens", "1 % left after")
+    """γ of each head and how long it remembers; of each layer, where they differ."""
+    layers = range(config.num_hidden_layers) if config.has_decays_per_layer else range(1)
+    names = (["layer"] if config.has_decays_per_layer else []) + ["head", "decay γ", "half-life in tokens", "1 % left after"]
+    table = Table(*names)
     for column in table.columns:
         column.justify = "right"
-    for head, decay in enumerate(config.decays()):
-        spans = ["never"] * 2 if decay == 1 else [f"{math.log(left) / math.log(decay):,.1f}" for left in (0.5, 0.01)]
-        table.add_row(str(head), f"{decay:.8g}", *spans)
+    for layer in layers:
+        for head, decay in enumerate(config.decays(layer)):
+            spans = ["never"] * 2 if decay == 1 else [f"{math.log(left) / math.log(decay):,.1f}" for left in (0.5, 0.01)]
+            table.add_row(*([str(layer)] if config.has_decays_per_layer else []), str(head), f"{decay:.8g}", *spans)
     return table

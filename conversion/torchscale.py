@@ -171,7 +171,8 @@ def to_torchscale(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str
         ValueError: naming the field of the configuration that torchscale has no option for.
     """
     config = torchscale_arguments(model.config, NAME)
-    if model.config.decays() != [1 - 2.0 ** (-5 - head) for head in range(model.config.num_attention_heads)]:
+    published = [1 - 2.0 ** (-5 - head) for head in range(model.config.num_attention_heads)]
+    if model.config.has_decays_per_layer or model.config.decays() != published:
         raise ValueError(
             f"decay_schedule must be 'power_of_two' for the format torchscale, got {model.config.decay_schedule!r}."
         )

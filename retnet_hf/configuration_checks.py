@@ -36,8 +36,10 @@ class FieldChecks:
 
     def activation(self, *fields: str) -> None:
         for field in fields:
-            name = getattr(self.config, field)  # None only in a field whose type allows it
-            self.require(name is None or name in ACT2FN, field, "a name of transformers.activations.ACT2FN")
+            value = getattr(self.config, field)  # None only in a field whose type allows it
+            names = value if isinstance(value, list) else [value]
+            known = all(name is None or name in ACT2FN for name in names)
+            self.require(known, field, "a name of transformers.activations.ACT2FN")
 
     def decay_schedule(self, schedules: tuple[str, ...]) -> None:
         """The name of a schedule, or a list of decays."""

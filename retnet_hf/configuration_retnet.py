@@ -14,7 +14,7 @@ from .configuration_checks import RETENTION_FORMS, FieldChecks
 from .decay_schedules import scheduled_decays
 
 
-DECAY_SCHEDULES = ("power_of_two", "log_linear", "geometric", "none")
+DECAY_SCHEDULES = ("power_of_two", "log_linear", "geometric", "alibi", "none")
 INITIALIZATIONS = ("xavier", "deepnet", "normal")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -120,10 +120,11 @@ class RetNetConfig(PreTrainedConfig):
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
         key_expansion (`float`): size of all queries together over the hidden size. Alias `expand_k`.
         value_expansion (`float`): size of all values (of all query heads) over the hidden size. Alias `expand_v`.
-        decay_schedule (`str` or `list[float]`): γ of each head: "power_of_two", 1 - 2^(-5-i) (equation 8 of the paper);
-            "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (its training runs); "geometric", exp(-1/τ), whose time
-            constants τ grow by one factor from head to head (the named sizes for training from scratch; docs/results.md
-            says why); "none", 1 (a Linear Transformer); or one number in (0, 1] per head.
+        decay_schedule (`str`, `list[float]` or `list[list[float]]`): γ of each head: "power_of_two", 1 - 2^(-5-i) (equation
+            8 of the paper); "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (its training runs); "geometric", exp(-1/τ),
+            whose time constants τ grow by one factor from head to head (the named sizes for training from scratch;
+            docs/results.md says why); "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1 (a Linear Transformer); one
+            number in (0, 1] per head; or for each layer such a list.
         decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens. A single head has
             their geometric mean.
         use_rotary (`bool`): rotate queries and keys by position (xPos without magnitude, which is RoPE).
@@ -139,7 +140,8 @@ class RetNetConfig(PreTrainedConfig):
         use_head_norm (`bool`), head_norm_affine (`bool`): RMS norm of each head's output, and whether it has a weight,
             shared by all heads. Alias of the latter: `elementwise_affine`.
         use_gated_mlp (`bool`): down(act(gate x) * up x) in the place of down(act(up x)).
-        feature_map (`str`, *optional*): activation applied to queries and keys, a name of ACT2FN.
+        feature_map (`str` or `list[str]`, *optional*): activation applied to queries and keys, a name of ACT2FN; or for each
+            layer a name or None.
         embedding_multiplier (`float`): factor on the embeddings. use_embedding_norm (`bool`): RMS norm after it.
         norm_position (`str`): "pre", norm(x) enters each branch; "post", the sum of stream and branch is normalised and the
             final norm falls away.
@@ -209,7 +211,7 @@ class RetNetConfig(PreTrainedConfig):
     hidden_act: str = "silu"
     key_expansion: float | int = 1.0
     value_expansion: float | int = 2.0
-    decay_schedule: str | list[float] | list[int | float] = "power_of_two"
+    decay_schedule: str | list[float] | list[int | float] | list[list[int | float]] = "power_of_two"
     decay_range: list[float | int] | tuple[float | int, ...] = (2, 512)
     use_rotary: bool = True
     rotary_endpoint: bool = False
@@ -221,7 +223,7 @@ class RetNetConfig(PreTrainedConfig):
     use_head_norm: bool = True
     head_norm_affine: bool = True
     use_gated_mlp: bool = True
-    feature_map: str | None = None
+    feature_map: str | list[str | None] | None = None
     embedding_multiplier: float | int = 1.0
     use_embedding_norm: bool = False
     norm_position: str = "pre"
@@ -373,9 +375,19 @@ class RetNetConfig(PreTrainedConfig):
         """V, the size of one value head."""
         return round(self.hidden_size * self.value_expansion) // self.num_attention_heads
 
-    def decays(self) -> list[float]:
-        """γ of each head, in double precision."""
-        return scheduled_decays(self.decay_schedule, self.num_attention_heads, self.decay_range)
+    @property
+    def has_decays_per_layer(self) -> bool:
+        """Whether `decay_schedule` gives each layer decays of its own."""
+        return isinstance(self.decay_schedule, list) and isinstance(self.decay_schedule[0], list)
+
+    def decays(self, layer: int = 0) -> list[float]:
+        """γ of each head of a layer, in double precision."""
+        schedule = self.decay_schedule[layer] if self.has_decays_per_layer else self.decay_schedule
+        return scheduled_decays(schedule, self.num_attention_heads, self.decay_range)
+
+    def feature_map_of(self, layer: int) -> str | None:
+        """The name of the feature map of a layer."""
+        return self.feature_map[layer] if isinstance(self.feature_map, list) else self.feature_map
 
     @property
     def state_fingerprint(self) -> str:
@@ -384,7 +396,10 @@ class RetNetConfig(PreTrainedConfig):
         if rotation is not None and set(self.rope_parameters) - {"rope_theta", "rope_type"}:
             rotation += (sorted(self.rope_parameters.items()),)
         sizes = [self.num_hidden_layers, self.hidden_size, self.num_key_value_heads, self.head_dim, self.value_head_dim]
-        facts = [sizes, self.decays(), rotation, self.feature_map, self.norm_position, float(self.rms_norm_eps)]
+        decays = (
+            [self.decays(layer) for layer in range(self.num_hidden_layers)] if self.has_decays_per_layer else self.decays()
+        )
+        facts = [sizes, decays, rotation, self.feature_map, self.norm_position, float(self.rms_norm_eps)]
         if self.use_qk_norm:  # other options came later, too, and change nothing where they are not used
             facts.append("use_qk_norm")
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -419,8 +434,25 @@ class RetNetConfig(PreTrainedConfig):
         check.activation("hidden_act", "output_gate_act", "feature_map")
         check.rate("hidden_dropout", "activation_dropout")
         check.positive("rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
-        check.decay_schedule(DECAY_SCHEDULES)
+        layers = self.num_hidden_layers
+        if isinstance(self.decay_schedule, list) and any(isinstance(entry, list) for entry in self.decay_schedule):
+            check.require(
+                len(self.decay_schedule) == layers
+                and all(
+                    isinstance(decays, list) and len(decays) == heads and all(0 < decay <= 1 for decay in decays)
+                    for decays in self.decay_schedule
+                ),
+                "decay_schedule",
+                f"for each layer (num_hidden_layers is {layers}) a list of num_attention_heads ({heads}) numbers in (0, 1]",
+            )
+        else:
+            check.decay_schedule(DECAY_SCHEDULES)
         check.decay_range()
+        check.require(
+            not isinstance(self.feature_map, list) or len(self.feature_map) == layers,
+            "feature_map",
+            f"one name, or a list of one for each layer (num_hidden_layers is {layers})",
+        )
 
 
 __all__ = ["RetNetConfig"]

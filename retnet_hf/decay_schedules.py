@@ -12,7 +12,8 @@ def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: S
     Args:
         schedule: "power_of_two", 1 - 2^(-5-i), equation 8 of arXiv 2307.08621; "log_linear",
             1 - exp(linspace(ln 1/32, ln 1/512)), that of its training runs; "geometric", exp(-1/τ), with time constants τ in
-            tokens that each are the same multiple of the one before; "none", 1; or γ itself, of each head.
+            tokens that each are the same multiple of the one before; "alibi", exp(-2^(-8(i+1)/H)), the slopes of ALiBi
+            (arXiv 2108.12409); "none", 1; or γ itself, of each head.
         decay_range: the first and the last τ of "geometric". A single head has their geometric mean.
     """
     if not isinstance(schedule, str):
@@ -24,6 +25,8 @@ def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: S
     if schedule == "geometric":
         first, last = (math.log(constant) for constant in decay_range)
         return [math.exp(-math.exp(-exponent)) for exponent in _spaced(first, last, heads, alone=(first + last) / 2)]
+    if schedule == "alibi":
+        return [math.exp(-(2 ** (-8 * (head + 1) / heads))) for head in range(heads)]
     return [1.0] * heads
 
 

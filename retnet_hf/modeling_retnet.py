@@ -45,13 +45,10 @@ from .retention import (
     FORMS,
     bidirectional_retention,
     choose_form,
-    decay_tables,
     default_chunk_size,
-    document_ends,
     recurrent_step_,
     retention,
     retention_map,
-    step_decay,
 )
 from .retention_plan import RetentionPlan
 from .retention_state import RetNetState, RetNetStateLayer, TakenIn, install_retention_layers
@@ -62,7 +59,11 @@ logger = logging.get_logger(__name__)
 
 
 class RetNetDecay(nn.Module):
-    """ln γ of every head, (H,): never narrower than float32, whatever the model is cast to."""
+    """ln γ of every head, never narrower than float32, whatever the model is cast to.
+
+    Attributes:
+        log_decay: (H,), or (layers, H) where layers have decays of their own.
+    """
 
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__()
@@ -72,7 +73,12 @@ class RetNetDecay(nn.Module):
 
     def compute_log_decay(self, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
         """ln γ from the configuration, computed in double precision."""
-        return torch.tensor([math.log(decay) for decay in self.config.decays()], dtype=dtype, device=device)
+        config = self.config
+        layers = range(config.num_hidden_layers) if config.has_decays_per_layer else range(1)
+        log_decay = torch.tensor(
+            [[math.log(decay) for decay in config.decays(layer)] for layer in layers], dtype=dtype, device=device
+        )
+        return log_decay if config.has_decays_per_layer else log_decay[0]
 
     def _apply(self, fn, recurse: bool = True) -> "RetNetDecay":
         super()._apply(fn, recurse)
@@ -189,7 +195,8 @@ class RetNetRetention(FusesProjections):
         self.q_norm = self.k_norm = None
         if config.use_qk_norm:
             self.q_norm, self.k_norm = (RetNetHeadRMSNorm(self.head_dim, config.rms_norm_eps, affine=True) for _ in range(2))
-        self.feature_map = None if config.feature_map is None else ACT2FN[config.feature_map]
+        feature_map = config.feature_map_of(layer_idx)
+        self.feature_map = None if feature_map is None else ACT2FN[feature_map]
         self.head_norm = None
         if config.use_head_norm:
             self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
@@ -549,7 +556,9 @@ class RetNetModel(RetNetPreTrainedModel):
             hidden_states = self.embed_norm(hidden_states)
         hidden_states = self.embed_dropout(hidden_states)
 
-        for layer in self.layers[: self.config.num_hidden_layers]:
+        for index, layer in enumerate(self.layers[: self.config.num_hidden_layers]):
+            if index and self.config.has_decays_per_layer:
+                plan = plan.with_decay(self.decay.log_decay[index].to(plan.log_decay))
             hidden_states = layer(hidden_states, plan=plan, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
@@ -564,7 +573,7 @@ class RetNetModel(RetNetPreTrainedModel):
         retention_form: str | None,
         kwargs: dict,
     ) -> RetentionPlan:
-        """Masks, positions, decays and rotations of one call, computed once for all layers."""
+        """Masks, positions, rotations and decays of one call, computed once for all layers that share their decays."""
         config = self.config
         length, device, dtype = inputs_embeds.shape[1], inputs_embeds.device, inputs_embeds.dtype
         first = None if past_key_values is None else past_key_values.layers[0]
@@ -601,26 +610,17 @@ class RetNetModel(RetNetPreTrainedModel):
         if form == "auto":
             form = "parallel" if output_maps else choose_form(length, chunk_size)
 
-        log_decay = self.decay.log_decay.to(device=device, dtype=torch.promote_types(dtype, torch.float32))
-        tables = backward_tables = step = None
-        if form == "recurrent":
-            step = step_decay(log_decay, layout.mask, layout.reset) if length == 1 else None
-        else:
-            chunk_size = chunk_size if form == "chunkwise" else None
-            tables = decay_tables(log_decay, length, chunk_size, layout.mask, layout.reset)
-            if config.bidirectional:
-                mask = None if layout.mask is None else layout.mask.flip(1)
-                reset = None if layout.reset is None else document_ends(layout.reset).flip(1)
-                backward_tables = decay_tables(log_decay, length, chunk_size, mask, reset)
         query_rotation = key_rotation = None
         if self.rotary is not None:
             key_rotation = self.rotary(layout.position, dtype)
-            if step is not None and not torch.compiler.is_compiling():  # which counts operations otherwise
+            one_token = form == "recurrent" and length == 1
+            if one_token and not torch.compiler.is_compiling():  # which counts operations otherwise
                 key_rotation = step_rotation(*key_rotation)
             query_rotation = tuple(part * config.head_dim**-0.5 for part in key_rotation)
-        plan = RetentionPlan(
-            form, log_decay, tables, backward_tables, step, query_rotation, key_rotation, layout, output_maps
-        )
+        chunk_size = chunk_size if form == "chunkwise" else None
+        log_decay = self.decay.log_decay.to(device=device, dtype=torch.promote_types(dtype, torch.float32))
+        plan = RetentionPlan(form, query_rotation, key_rotation, layout, output_maps, chunk_size, config.bidirectional)
+        plan = plan.with_decay(log_decay[0] if config.has_decays_per_layer else log_decay)
         # a gradient keeps the whole, and so does a record of the past
         whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or (first is not None and first.record_past)
         if form != "chunkwise" or config.bidirectional or whole:

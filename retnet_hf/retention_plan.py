@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .retention import DecayTables, StepDecay
+from .retention import DecayTables, StepDecay, decay_tables, document_ends, step_decay
 from .sequence_layout import SequenceLayout
 
 
@@ -24,15 +24,31 @@ class RetentionPlan(NamedTuple):
     """Shapes as in `retention.py`."""
 
     form: str  # "parallel", "recurrent" or "chunkwise"
-    log_decay: Tensor  # (H,)
-    tables: DecayTables | None  # None in the recurrent form
-    backward_tables: DecayTables | None  # of the sequence turned around, for an encoder
-    step_decay: StepDecay | None  # None in the other forms, and for more than one token
     query_rotation: tuple[Tensor, Tensor] | None  # cosines and sines, (B|1, 1, T, K/2), times the scale of the query
     key_rotation: tuple[Tensor, Tensor] | None  # the same without the scale; both (.., K) of a step: `step_rotation`
     layout: SequenceLayout
     output_maps: bool
+    chunk_size: int | None  # None in forms without chunks
+    bidirectional: bool
     segment_length: int | None = None  # tokens of each segment but the last; None if the sequence is taken whole
+    # what `with_decay` fills in
+    log_decay: Tensor | None = None  # (H,)
+    tables: DecayTables | None = None  # None in the recurrent form
+    backward_tables: DecayTables | None = None  # of the sequence turned around, for an encoder
+    step_decay: StepDecay | None = None  # None in the other forms, and for more than one token
+
+    def with_decay(self, log_decay: Tensor) -> "RetentionPlan":
+        """The plan of layers whose heads have these decays, (H,)."""
+        layout, length = self.layout, self.layout.position.shape[1]
+        if self.form == "recurrent":
+            step = step_decay(log_decay, layout.mask, layout.reset) if length == 1 else None
+            return self._replace(log_decay=log_decay, step_decay=step)
+        tables, backward_tables = decay_tables(log_decay, length, self.chunk_size, layout.mask, layout.reset), None
+        if self.bidirectional:
+            mask = None if layout.mask is None else layout.mask.flip(1)
+            reset = None if layout.reset is None else document_ends(layout.reset).flip(1)
+            backward_tables = decay_tables(log_decay, length, self.chunk_size, mask, reset)
+        return self._replace(log_decay=log_decay, tables=tables, backward_tables=backward_tables)
 
     def of_heads(self, heads: slice) -> "RetentionPlan":
         """The plan of some of the heads."""
@@ -47,7 +63,7 @@ class RetentionPlan(NamedTuple):
 
     def of_tokens(self, tokens: slice) -> "RetentionPlan":
         """The plan of some of the tokens, in chunkwise form; the first of them must begin a chunk."""
-        chunk_size = self.tables.inner.shape[-1]
+        chunk_size = self.chunk_size
         chunks = slice(tokens.start // chunk_size, -(-tokens.stop // chunk_size))
         query_rotation, key_rotation = (
             None if rotation is None else tuple(part[:, :, tokens] for part in rotation)
@@ -63,7 +79,7 @@ class RetentionPlan(NamedTuple):
 
     def in_segments(self, batch: int) -> "RetentionPlan":
         """This plan of `batch` sequences, in chunkwise form; in segments, if they are long."""
-        chunk_size = self.tables.inner.shape[-1]
+        chunk_size = self.chunk_size
         size = SEGMENT_SIZE_ON_CPU if self.log_decay.device.type == "cpu" else SEGMENT_SIZE_ELSEWHERE
         chunks = -(-self.layout.position.shape[1] // chunk_size)
         segments = -(-chunks // max(1, size // (batch * chunk_size)))

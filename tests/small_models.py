@@ -16,7 +16,7 @@ DIALECTS = {
     # the default configuration, that of the fla-hub checkpoints
     "fla": {"num_attention_heads": 4, "intermediate_size": 64},
     # two key/value heads for four query heads; keys and values of other sizes; chunks and forms chosen by themselves; what
-    # pretrained transformers have, biases and norms of queries and keys and other rotations; decays from near to far
+    # pretrained transformers have, biases and norms of queries and keys and other rotations; layers that differ
     "grouped": {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -32,7 +32,9 @@ DIALECTS = {
             "partial_rotary_factor": 0.5,
         },
         "max_position_embeddings": 256,
-        "decay_schedule": "geometric",
+        # of the first layer, and of the second; of which the latter alone has a feature map
+        "decay_schedule": [[0.6, 0.8, 0.9, 0.99], [0.97, 0.3, 1.0, 0.85]],
+        "feature_map": [None, "silu"],
     },
     # torchscale's: post-norm with DeepNet's factor, embeddings scaled and normalised, the decays of the paper's runs
     "torchscale": {

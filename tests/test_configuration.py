@@ -146,6 +146,10 @@ def test_decay_schedules():
     assert runs[-1] == pytest.approx(1 - 1 / 512)
     assert runs[1] == pytest.approx(1 - 1 / 32 * (1 / 16) ** (1 / 3))
     assert RetNetConfig(num_attention_heads=2, decay_schedule="none").decays() == [1.0, 1.0]
+    slopes = RetNetConfig(num_attention_heads=2, decay_schedule="alibi").decays()
+    assert slopes == pytest.approx([math.exp(-1 / 16), math.exp(-1 / 256)])
+    layers = RetNetConfig(num_attention_heads=2, num_hidden_layers=2, decay_schedule=[[0.5, 0.9], [1, 0.2]])
+    assert (layers.decays(0), layers.decays(1)) == ([0.5, 0.9], [1.0, 0.2])
     assert RetNetConfig(num_attention_heads=2, decay_schedule=[0.5, 1]).decays() == [0.5, 1.0]
 
 
@@ -180,9 +184,19 @@ def test_sizes_for_training_from_scratch_have_geometric_decays_and_published_one
         ({"hidden_size": 0}, "hidden_size must be a positive integer, got 0"),
         ({"hidden_size": 100}, "key_expansion must be such that hidden_size .100. times it divides by num_attention_heads"),
         ({"num_key_value_heads": 3}, r"num_key_value_heads must be a divisor of num_attention_heads \(8\), got 3"),
-        ({"decay_schedule": "fast"}, "decay_schedule must be one of power_of_two, log_linear, geometric, none, got 'fast'"),
+        (
+            {"decay_schedule": "fast"},
+            "decay_schedule must be one of power_of_two, log_linear, .*, got 'fast'",
+        ),
         ({"decay_schedule": [0.5]}, r"decay_schedule must be a list of num_attention_heads \(8\) numbers in \(0, 1\]"),
         ({"decay_schedule": [1.5] * 8}, "decay_schedule must be a list"),
+        ({"decay_schedule": [[0.5] * 8]}, r"decay_schedule must be for each layer \(num_hidden_layers is 24\) a list of"),
+        (
+            {"decay_schedule": [[0.5] * 7] * 24},
+            r"for each layer .* num_attention_heads \(8\) numbers",
+        ),
+        ({"feature_map": ["relu"]}, r"feature_map must be one name, or a list of one for each layer .*, got \['relu'\]"),
+        ({"feature_map": ["swush"] * 24}, "feature_map must be a name of"),
         ({"decay_range": [2]}, r"decay_range must be a pair of time constants in tokens.*, got \[2\]"),
         ({"decay_range": [0, 8]}, r"decay_range must be .* the first at least 0.1 .*, got \[0, 8\]"),
         ({"decay_range": [8, 2]}, r"decay_range must be .* the second not below it, got \[8, 2\]"),

@@ -127,6 +127,12 @@ def test_save_load_dtypes_on_request(tmp_path, dtype):
     assert AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").dtype == torch.float32
 
 
+def decays_of(config):
+    """(H,), or (layers, H) where layers have decays of their own; float64."""
+    layers = range(config.num_hidden_layers) if config.has_decays_per_layer else range(1)
+    return torch.tensor([config.decays(layer) for layer in layers], dtype=torch.float64).squeeze(0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_buffers_survive_loading(model, folder, dtype):
     """The decays and frequencies of a fresh model, whatever the type of the weights and the way of loading."""
@@ -135,7 +141,7 @@ def test_buffers_survive_loading(model, folder, dtype):
         same_buffers(loaded, model)
         same_buffers(copy.deepcopy(model).to(dtype), model)
     decay = loaded.model.decay.log_decay
-    expected = torch.tensor(model.config.decays(), dtype=torch.float64)
+    expected = decays_of(model.config)
     torch.testing.assert_close(decay.double().exp(), expected, rtol=1e-6, atol=0)
 
 
@@ -154,7 +160,7 @@ def test_buffers_survive_casts(model):
     same_buffers(travelled, model)
     double = copy.deepcopy(model).half().double()
     assert double.model.decay.log_decay.dtype == torch.float64
-    expected = torch.tensor(model.config.decays(), dtype=torch.float64).log()
+    expected = decays_of(model.config).log()
     torch.testing.assert_close(double.model.decay.log_decay, expected, rtol=1e-14, atol=0)
 
 
@@ -442,10 +448,10 @@ def test_auto_classes_of_heads_save_and_load(tmp_path, model_class):
 
 def test_ignored_and_unexpected_weights_are_reported(model, folder):
     weights = load_file(folder / "model.safetensors")
-    weights["model.layers.0.retention.q_proj.bias"] = torch.zeros(32)
+    weights["model.layers.0.retention.o_proj.bias"] = torch.zeros(32)
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     loaded, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert set(report["missing_keys"]) == {"model.layers.1.mlp.up_proj.weight"}
-    assert set(report["unexpected_keys"]) == {"model.layers.0.retention.q_proj.bias"}
+    assert set(report["unexpected_keys"]) == {"model.layers.0.retention.o_proj.bias"}
     assert loaded.model.layers[1].mlp.up_proj.weight.std() > 0
