@@ -128,6 +128,10 @@ class RetNetConfig(PreTrainedConfig):
         decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens. A single head has
             their geometric mean.
         use_rotary (`bool`): rotate queries and keys by position (xPos without magnitude, which is RoPE).
+        layer_types (`list[str]`, *optional*): what mixes the tokens in each layer, by the names of transformers:
+            "linear_attention", retention (all, if absent); "full_attention", softmax attention; "sliding_attention", the
+            same over the last `sliding_window` tokens. Softmax attention has no decays, no gate and no norm of its output.
+        sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
         rotary_endpoint (`bool`): rotation frequencies theta^(-linspace(0, 1, K/2)), as torchscale has them, in the place of
             the usual theta^(-2i/K).
         rope_parameters (`dict`, *optional*): `rope_theta` (10000); `rope_type`, "default", "linear", "llama3" or "yarn",
@@ -192,6 +196,12 @@ class RetNetConfig(PreTrainedConfig):
         "layers.*.retention.k_norm": "replicated_with_grad_allreduce",
         "layers.*.retention.head_norm": "replicated_with_grad_allreduce",
         "layers.*.retention.o_proj": "rowwise",
+        "layers.*.attention.q_proj": "colwise",
+        "layers.*.attention.k_proj": "colwise",
+        "layers.*.attention.v_proj": "colwise",
+        "layers.*.attention.q_norm": "replicated_with_grad_allreduce",
+        "layers.*.attention.k_norm": "replicated_with_grad_allreduce",
+        "layers.*.attention.o_proj": "rowwise",
         "layers.*.mlp.gate_proj": "colwise",
         "layers.*.mlp.up_proj": "colwise",
         "layers.*.mlp.down_proj": "rowwise",
@@ -213,6 +223,8 @@ class RetNetConfig(PreTrainedConfig):
     value_expansion: float | int = 2.0
     decay_schedule: str | list[float] | list[int | float] | list[list[int | float]] = "power_of_two"
     decay_range: list[float | int] | tuple[float | int, ...] = (2, 512)
+    layer_types: list[str] | None = None
+    sliding_window: int | None = None
     use_rotary: bool = True
     rotary_endpoint: bool = False
     rope_parameters: dict | None = None
@@ -291,6 +303,8 @@ class RetNetConfig(PreTrainedConfig):
         for key in _FLA_IGNORED:
             kwargs.pop(key, None)
 
+        if self.layer_types is None:
+            self.layer_types = ["linear_attention"] * self.num_hidden_layers
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         hidden_ratio = kwargs.pop("hidden_ratio", None) or 2
@@ -361,9 +375,21 @@ class RetNetConfig(PreTrainedConfig):
         return {key: value for key, value in kwargs.items() if _TRANSFORMERS_4_DEFAULTS.get(key, nothing) != value}
 
     @property
-    def layer_types(self) -> list[str]:
-        """What transformers calls a layer with a state of constant size."""
-        return ["linear_attention"] * self.num_hidden_layers
+    def is_hybrid(self) -> bool:
+        """Whether some layers have softmax attention."""
+        return any(kind != "linear_attention" for kind in self.layer_types)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "num_hidden_layers" and getattr(self, "layer_types", None) and not self.is_hybrid:
+            self.layer_types = ["linear_attention"] * value  # as many as there are, where all are alike
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ever, without `layer_types` where all are retention, as files have it that know of no other."""
+        content = super().to_dict()
+        if not self.is_hybrid:
+            content.pop("layer_types", None)
+        return content
 
     @property
     def head_dim(self) -> int:
@@ -400,8 +426,9 @@ class RetNetConfig(PreTrainedConfig):
             [self.decays(layer) for layer in range(self.num_hidden_layers)] if self.has_decays_per_layer else self.decays()
         )
         facts = [sizes, decays, rotation, self.feature_map, self.norm_position, float(self.rms_norm_eps)]
-        if self.use_qk_norm:  # other options came later, too, and change nothing where they are not used
-            facts.append("use_qk_norm")
+        later = (self.use_qk_norm, self.layer_types if self.is_hybrid else None, self.sliding_window)
+        if any(later):  # options that came later, and change nothing where they are not used
+            facts.append(later)
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     def validate_architecture(self) -> None:
@@ -448,6 +475,19 @@ class RetNetConfig(PreTrainedConfig):
         else:
             check.decay_schedule(DECAY_SCHEDULES)
         check.decay_range()
+        kinds = ("linear_attention", "full_attention", "sliding_attention")
+        check.require(
+            len(self.layer_types) == layers and all(kind in kinds for kind in self.layer_types),
+            "layer_types",
+            f"for each layer (num_hidden_layers is {layers}) one of {', '.join(kinds)}",
+        )
+        slides = "sliding_attention" in self.layer_types
+        check.require(
+            self.sliding_window > 0 if slides and self.sliding_window is not None else not slides,
+            "sliding_window",
+            "a positive number of tokens, since layer_types has sliding_attention",
+        )
+        check.require(not (self.bidirectional and self.is_hybrid), "layer_types", "all linear_attention in an encoder")
         check.require(
             not isinstance(self.feature_map, list) or len(self.feature_map) == layers,
             "feature_map",

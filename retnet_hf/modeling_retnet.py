@@ -53,6 +53,7 @@ from .retention import (
 from .retention_plan import RetentionPlan
 from .retention_state import RetNetState, RetNetStateLayer, TakenIn, install_retention_layers
 from .sequence_layout import sequence_layout
+from .softmax_attention import attention_plan, softmax_attention
 
 
 logger = logging.get_logger(__name__)
@@ -307,6 +308,54 @@ class RetNetRetention(FusesProjections):
         return output, state
 
 
+class RetNetAttention(FusesProjections):
+    """Softmax attention, in the layers of a hybrid that are not retention."""
+
+    is_causal = True
+
+    def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.kind = config.layer_types[layer_idx]
+        self.head_dim, self.value_head_dim = config.head_dim, config.value_head_dim
+        self.scaling = config.head_dim**-0.5
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        self.num_key_value_groups = heads // groups
+        hidden_size, bias = config.hidden_size, config.qkv_bias
+        self.q_proj = projection(hidden_size, heads * self.head_dim, on_value_path=False, bias=bias)
+        self.k_proj = projection(hidden_size, groups * self.head_dim, on_value_path=False, bias=bias)
+        self.v_proj = projection(hidden_size, groups * self.value_head_dim, bias=bias)
+        self.o_proj = projection(heads * self.value_head_dim, hidden_size)
+        self.q_norm = self.k_norm = None
+        if config.use_qk_norm:
+            self.q_norm, self.k_norm = (RetNetHeadRMSNorm(self.head_dim, config.rms_norm_eps, affine=True) for _ in range(2))
+        self.projections = ("q_proj", "k_proj", "v_proj")
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        plan: RetentionPlan,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """Returns the mixed tokens (B, T, D), the weights (B, H, T, S) where there are any, and None."""
+        batch, length, _ = hidden_states.shape
+        query, key, value = (
+            projected.view(batch, length, -1, size).transpose(1, 2)
+            for projected, size in zip(self.project(hidden_states), (self.head_dim, self.head_dim, self.value_head_dim))
+        )
+        if self.q_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if plan.key_rotation is not None:
+            turn = rotate_step if plan.key_rotation[0].shape[-1] == self.head_dim else rotate
+            query, key = (turn(vectors, *plan.key_rotation).to(value.dtype) for vectors in (query, key))
+        past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        output, weights = softmax_attention(self, query, key, value, plan.attention, past, use_cache, **kwargs)
+        return self.o_proj(output.reshape(batch, length, -1)), weights, None
+
+
 class RetNetMLP(FusesProjections):
     """Feed-forward network, gated or plain."""
 
@@ -328,11 +377,15 @@ class RetNetMLP(FusesProjections):
 
 
 class RetNetDecoderLayer(GradientCheckpointingLayer):
-    """Retention and feed-forward, each a branch of the residual stream."""
+    """Retention, or in a hybrid softmax attention, and feed-forward, each a branch of the residual stream."""
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__()
-        self.retention = RetNetRetention(config, layer_idx)
+        self.is_retention = config.layer_types[layer_idx] == "linear_attention"
+        if self.is_retention:
+            self.retention = RetNetRetention(config, layer_idx)
+        else:
+            self.attention = RetNetAttention(config, layer_idx)
         self.mlp = RetNetMLP(config)
         self.retention_norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp_norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -349,7 +402,8 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         # a layer that is compiled by itself may be given segments, which would be unrolled into its program
-        if plan.segment_length is None or torch.compiler.is_compiling() or self._is_watched():
+        whole = plan.segment_length is None or not self.is_retention
+        if whole or torch.compiler.is_compiling() or self._is_watched():
             mixed, _ = self._mix(hidden_states, plan, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
             return mixed
         past = None if past_key_values is None else past_key_values.layers[self.retention.layer_idx]
@@ -371,7 +425,8 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
     def _mix(self, hidden_states: Tensor, plan: RetentionPlan, **kwargs) -> tuple[Tensor, Tensor | None]:
         """What the layer makes of these tokens, and the state after them."""
         branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
-        branch, _, state = self.retention(branch, plan=plan, **kwargs)
+        mixer = self.retention if self.is_retention else self.attention
+        branch, _, state = mixer(branch, plan=plan, **kwargs)
         hidden_states = self._join(hidden_states, branch, self.retention_norm)
 
         branch = self.mlp_norm(hidden_states) if self.pre_norm else hidden_states
@@ -392,7 +447,10 @@ class RetNetPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["RetNetDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _can_compile_fullgraph = True
-    _can_record_outputs = {"hidden_states": RetNetDecoderLayer, "attentions": RetNetRetention}
+    _can_record_outputs = {"hidden_states": RetNetDecoderLayer, "attentions": [RetNetRetention, RetNetAttention]}
+    _supports_sdpa = True  # in the layers of a hybrid that are not retention
+    _supports_flash_attn = True
+    _supports_attention_backend = True
     _keys_to_ignore_on_load_unexpected = [TORCHSCALE.unused]
 
     @torch.no_grad()
@@ -619,7 +677,10 @@ class RetNetModel(RetNetPreTrainedModel):
             query_rotation = tuple(part * config.head_dim**-0.5 for part in key_rotation)
         chunk_size = chunk_size if form == "chunkwise" else None
         log_decay = self.decay.log_decay.to(device=device, dtype=torch.promote_types(dtype, torch.float32))
-        plan = RetentionPlan(form, query_rotation, key_rotation, layout, output_maps, chunk_size, config.bidirectional)
+        attention = attention_plan(config, layout, inputs_embeds.shape[0], past_key_values, dtype, output_maps)
+        plan = RetentionPlan(
+            form, query_rotation, key_rotation, layout, attention, output_maps, chunk_size, config.bidirectional
+        )
         plan = plan.with_decay(log_decay[0] if config.has_decays_per_layer else log_decay)
         # a gradient keeps the whole, and so does a record of the past
         whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or (first is not None and first.record_past)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .retention import DecayTables, StepDecay, decay_tables, document_ends, step_decay
 from .sequence_layout import SequenceLayout
+from .softmax_attention import AttentionPlan
 
 
 # Tokens times sequences of a segment.
@@ -27,6 +28,7 @@ class RetentionPlan(NamedTuple):
     query_rotation: tuple[Tensor, Tensor] | None  # cosines and sines, (B|1, 1, T, K/2), times the scale of the query
     key_rotation: tuple[Tensor, Tensor] | None  # the same without the scale; both (.., K) of a step: `step_rotation`
     layout: SequenceLayout
+    attention: AttentionPlan | None  # of the layers of softmax attention, if there are any
     output_maps: bool
     chunk_size: int | None  # None in forms without chunks
     bidirectional: bool

@@ -2,9 +2,9 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What a RetNet remembers between calls, in the shape of a `transformers.Cache`.
 
-Every layer keeps one matrix per head, (B, H, K, V), whatever the number of tokens read. `RetNetState` is the cache made of
-such layers; the layers also work inside an ordinary `DynamicCache` or `StaticCache`, whose own layers
-`install_retention_layers` replaces.
+Every layer of retention keeps one matrix per head, (B, H, K, V), whatever the number of tokens read. `RetNetState` is the
+cache made of such layers, and of those of softmax attention where a model has any; the layers also work inside an ordinary
+`DynamicCache` or `StaticCache`, whose own layers `install_retention_layers` replaces.
 
 Rewinding: a state cannot be un-decayed without loss, but it can be recomputed. While past recording is active, a layer keeps
 the state that it had when recording began and the keys and values taken in since; `crop(-n)` applies all but the last n of
@@ -22,15 +22,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 from transformers.configuration_utils import PreTrainedConfig
 
+from .attention_state import AttentionStateLayer
 from .retention import retention
+from .state_layer import StateLayer
 
 
 STATE_DTYPES = (torch.float32, torch.float64)
+KEY_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _FILE_FORMAT = "retnet_hf.RetNetState/1"
-_SAVED = ("recurrent_state", "next_position", "cumulative_length")  # attributes of a layer that make up its state
 
 
 class TakenIn(NamedTuple):
@@ -44,28 +46,19 @@ class TakenIn(NamedTuple):
     next_position: Tensor  # (B|1, T) position that follows each token
 
 
-class RetNetStateLayer(CacheLayerMixin):
-    """The state of one layer.
+class RetNetStateLayer(StateLayer):
+    """The state of one layer of retention.
 
     Attributes:
         recurrent_state: (B, H, K, V), float32 or float64; None before the first token.
-        next_position: (B,) int64, the position of the token to come; rows differ where tokens were padding.
-        cumulative_length: 0-dim int64, columns taken in so far, padding included, as every cache of transformers counts. A
-            tensor, since a Python number would make a compiled decode step compile again for every token.
     """
 
+    SAVED = ("recurrent_state", "next_position", "cumulative_length")
     is_compileable = True
-    is_croppable = True  # once `activate_past_recording` was called, as transformers does before it relies on it
-    is_sliding = False
-    supports_early_init = False
 
     def __init__(self, **kwargs) -> None:
         super().__init__()
         self.recurrent_state: Tensor | None = None
-        self.next_position: Tensor | None = None
-        self.cumulative_length = torch.zeros((), dtype=torch.int64)
-        self.dtype = self.device = None
-        self.record_past = False
         self._recorded: list[TakenIn] = []
         self._recorded_from: tuple[Tensor | None, Tensor | None] = (None, None)  # state and position when recording began
 
@@ -115,26 +108,6 @@ class RetNetStateLayer(CacheLayerMixin):
                 for tensor in (self.recurrent_state, self.next_position, self.cumulative_length):
                     torch._dynamo.mark_static_address(tensor)
 
-    def get_seq_length(self) -> Tensor | int:
-        """Columns taken in so far, padding included; a 0-dim tensor, not touched by later calls, once there are any."""
-        return self.cumulative_length.clone() if self.is_initialized else 0
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        """-1: there is no maximum."""
-        return -1
-
-    def get_max_cache_shape(self) -> int:
-        """-1: there is no maximum. The name that transformers before 5.20 asks by."""
-        return -1
-
-    @property
-    def batch_size(self) -> int:
-        """Sequences in the state; -1 before the first token, as `Cache.batch_size` has it."""
-        return self.recurrent_state.shape[0] if self.is_initialized else -1
-
     @property
     def past(self) -> tuple[Tensor | None, Tensor | None]:
         """The state (B, H, K, V) and the position (B,) that the next tokens continue from; (None, None) before the first.
@@ -164,14 +137,6 @@ class RetNetStateLayer(CacheLayerMixin):
         tensors += [tensor for call in self._recorded for tensor in call]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
-    def offload(self) -> None:
-        if self.is_initialized:
-            self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
-
-    def prefetch(self) -> None:
-        if self.is_initialized and self.recurrent_state.device != self.device:
-            self._map(lambda tensor: tensor.to(self.device, non_blocking=True))
-
     def reset(self) -> None:
         """As good as new, for a batch of any size. One of the same size is written to where the old one was, for whoever
         compiled against these addresses.
@@ -185,12 +150,6 @@ class RetNetStateLayer(CacheLayerMixin):
         else:
             self.cumulative_length.zero_()
 
-    def activate_past_recording(self) -> None:
-        """From here on, or from the last `crop`, every token can be taken back."""
-        if not self.record_past:
-            self.record_past = True
-            self._start_record()
-
     def crop(self, tokens_to_remove: int) -> None:
         """Takes back the last `-tokens_to_remove` tokens (a number ≤ 0) and begins the record anew.
 
@@ -198,20 +157,11 @@ class RetNetStateLayer(CacheLayerMixin):
             RuntimeError: if nothing, or fewer tokens, were recorded.
             ValueError: for a positive number.
         """
-        tokens_to_remove = int(tokens_to_remove)
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop takes the number of tokens to remove as a number ≤ 0, got {tokens_to_remove}.")
-        if not self.record_past:
-            raise RuntimeError("crop needs a record of the past: call activate_past_recording() before the tokens are read.")
         recorded = sum(call.key.shape[2] for call in self._recorded)
-        if -tokens_to_remove > recorded:
-            raise RuntimeError(
-                f"crop can take back the {recorded} tokens recorded since the last crop, not {-tokens_to_remove}."
-            )
-
-        if tokens_to_remove < 0:
-            state, position = self._replay(recorded + tokens_to_remove)
-            self.advance(state, position, tokens_to_remove)
+        removed = self.checked_removal(tokens_to_remove, recorded)
+        if removed:
+            state, position = self._replay(recorded - removed)
+            self.advance(state, position, -removed)
         self._start_record()
 
     def _start_record(self) -> None:
@@ -254,30 +204,9 @@ class RetNetStateLayer(CacheLayerMixin):
         )
 
     def to_(self, target: torch.device | str | torch.dtype) -> None:
-        """Moves to another device or precision."""
-        if isinstance(target, torch.dtype):
-            self._map(lambda tensor: tensor.to(target) if tensor.is_floating_point() else tensor)
-            self.dtype = target
-        else:
-            self._map(lambda tensor: tensor.to(target))
+        super().to_(target)
+        if not isinstance(target, torch.dtype):
             self._recorded = [call._replace(log_decay=call.log_decay.to(target)) for call in self._recorded]
-            self.device = torch.device(target)
-        self.cumulative_length = self.cumulative_length.to(self.device)
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row i becomes what row beam_idx[i] was."""
-        if self.is_initialized:
-            self._map(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row `repeats` times, side by side."""
-        if self.is_initialized:
-            self._map(lambda rows: rows.repeat_interleave(repeats, dim=0))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Only the rows `indices`."""
-        if self.is_initialized:
-            self._map(lambda rows: rows[indices.to(rows.device)])
 
     def _map(self, change) -> None:
         """Applies `change` to every tensor that has a row per sequence, the record included."""
@@ -296,32 +225,24 @@ class RetNetStateLayer(CacheLayerMixin):
         self._recorded_from = tuple(rows(tensor) for tensor in self._recorded_from)
         self.recurrent_state, self.next_position = rows(self.recurrent_state), rows(self.next_position)
 
-    def __deepcopy__(self, memo: dict) -> "RetNetStateLayer":
-        """An independent copy, detached where a gradient flows."""
 
-        def copy(value):
-            if isinstance(value, Tensor):
-                return value.detach().clone()
-            if isinstance(value, TakenIn):
-                return TakenIn(*map(copy, value))
-            if isinstance(value, (list, tuple)):
-                return type(value)(map(copy, value))
-            return value
-
-        twin = type(self)()
-        twin.__dict__.update({name: copy(value) for name, value in self.__dict__.items()})
-        memo[id(self)] = twin
-        return twin
+def state_layers(config: PreTrainedConfig) -> list[StateLayer]:
+    """An empty state for each layer of a model of this configuration."""
+    windows = {"full_attention": None, "sliding_attention": config.sliding_window}
+    return [
+        RetNetStateLayer() if kind == "linear_attention" else AttentionStateLayer(windows[kind])
+        for kind in config.layer_types
+    ]
 
 
 def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
-    """Gives an empty `DynamicCache` or `StaticCache`, made from a config or without one, layers that hold a retention state.
+    """Gives an empty `DynamicCache` or `StaticCache`, made from a config or without one, layers that hold a RetNet's state.
 
     Raises:
         ValueError: if the cache already holds keys and values of another kind of model, or the state of another RetNet.
     """
     layers = config.num_hidden_layers
-    if len(cache.layers) == layers and all(isinstance(layer, RetNetStateLayer) for layer in cache.layers):
+    if len(cache.layers) == layers and all(isinstance(layer, StateLayer) for layer in cache.layers):
         origin = getattr(cache, "config", config)
         if origin is not config and not torch.compiler.is_compiling():
             if origin.state_fingerprint != config.state_fingerprint:
@@ -334,7 +255,7 @@ def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
             f"{type(cache).__name__} of {len(cache.layers)} layers that is already in use."
         )
     record_past = any(getattr(layer, "record_past", False) for layer in cache.layers)
-    cache.layers = [RetNetStateLayer() for _ in range(layers)]
+    cache.layers = state_layers(config)
     cache.layer_class_to_replicate = None
     cache.config = config
     if record_past:
@@ -356,8 +277,8 @@ class RetNetState(Cache):
 
     def __init__(self, config: PreTrainedConfig, compileable: bool = False) -> None:
         self.config = config.get_text_config(decoder=True)
-        super().__init__(layers=[RetNetStateLayer() for _ in range(self.config.num_hidden_layers)])
-        self._compileable = compileable
+        super().__init__(layers=state_layers(self.config))
+        self._compileable = compileable and all(layer.is_compileable for layer in self.layers)
 
     def __deepcopy__(self, memo: dict) -> "RetNetState":
         twin = copy.copy(self)
@@ -368,7 +289,7 @@ class RetNetState(Cache):
     @staticmethod
     def length_of(cache: Cache | None) -> int:
         """Columns that `cache` has read; 0 for no cache, or one of transformers' that no RetNet has used yet."""
-        if cache is None or not cache.layers or not isinstance(cache.layers[0], RetNetStateLayer):
+        if cache is None or not cache.layers or not isinstance(cache.layers[0], StateLayer):
             return 0
         return int(cache.get_seq_length())
 
@@ -379,7 +300,7 @@ class RetNetState(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, which do not depend on how much was read (unless the past is being recorded)."""
+        """Bytes held. Of retention they do not depend on how much was read (unless the past is being recorded)."""
         return sum(layer.nbytes for layer in self.layers)
 
     def clone(self) -> "RetNetState":
@@ -397,7 +318,10 @@ class RetNetState(Cache):
         if isinstance(target, torch.dtype) and target not in STATE_DTYPES:
             raise ValueError(f"a state is kept in torch.float32 or torch.float64, not in {target}.")
         for layer in self.layers:
-            if layer.recurrent_state is not None and layer.recurrent_state.to(target) is not layer.recurrent_state:
+            held, _ = layer.past
+            if isinstance(target, torch.dtype) and not isinstance(layer, RetNetStateLayer):
+                continue  # keys and values have the type that the model gives them
+            if held is not None and held.to(target) is not held:
                 layer.to_(target)
         return self
 
@@ -446,15 +370,17 @@ class RetNetState(Cache):
         """
         if any(not layer.is_initialized for layer in self.layers):
             raise ValueError("a state that has read nothing cannot be saved.")
-        heads = self.layers[0].recurrent_state.shape[1]
-        if heads != self.config.num_attention_heads:
-            raise ValueError(
-                f"a state of all {self.config.num_attention_heads} heads can be saved, not a rank's share of {heads}."
-            )
-        tensors = {}
-        for index, layer in enumerate(self.layers):
-            for name in _SAVED:
-                tensors[f"layers.{index}.{name}"] = getattr(layer, name).detach().cpu().contiguous()
+        for layer in self.layers:
+            held, _ = layer.past
+            all_heads = self.config.num_attention_heads
+            all_heads = all_heads if isinstance(layer, RetNetStateLayer) else self.config.num_key_value_heads
+            if held.shape[1] != all_heads:
+                raise ValueError(f"a state of all {all_heads} heads can be saved, not a rank's share of {held.shape[1]}.")
+        tensors = {
+            f"layers.{index}.{name}": tensor.detach().cpu().contiguous()
+            for index, layer in enumerate(self.layers)
+            for name, tensor in zip(layer.SAVED, layer.saved())
+        }
         metadata = {"format": _FILE_FORMAT, "fingerprint": self.config.state_fingerprint, "sha256": _checksum(tensors)}
         path = Path(path)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -485,13 +411,13 @@ class RetNetState(Cache):
         if metadata.get("fingerprint") != state.config.state_fingerprint:
             raise ValueError(f"{path} holds the state of a model of another configuration than this one.")
         try:
-            _check_saved(tensors, state.config)
+            _check_saved(tensors, state)
         except ValueError as error:
             raise ValueError(f"{path} {error}") from error
         if "sha256" in metadata and metadata["sha256"] != _checksum(tensors):
             raise ValueError(f"{path} is damaged: its values are not those that were saved.")
         for index, layer in enumerate(state.layers):
-            layer.fill_(*(tensors[f"layers.{index}.{name}"].to(device) for name in _SAVED))
+            layer.fill_(*(tensors[f"layers.{index}.{name}"].to(device) for name in layer.SAVED))
         return state
 
 
@@ -504,44 +430,56 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _check_saved(tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
-    """Raises ValueError, with the end of a sentence, if these are not the tensors of a state of `config`."""
-    expected = {f"layers.{index}.{name}" for index in range(config.num_hidden_layers) for name in _SAVED}
+def _check_saved(tensors: dict[str, Tensor], state: RetNetState) -> None:
+    """Raises ValueError, with the end of a sentence, if these are not the tensors of such a state."""
+    config = state.config
+    expected = {f"layers.{index}.{name}" for index, layer in enumerate(state.layers) for name in layer.SAVED}
     if missing := sorted(expected - tensors.keys()):
         raise ValueError(f"lacks {missing[0]}.")
     if foreign := sorted(tensors.keys() - expected):
         raise ValueError(f"holds {foreign[0]}, which is no part of a state.")
-    batch, dtype = tensors["layers.0.next_position"].shape[:1], tensors["layers.0.recurrent_state"].dtype
-    heads = (config.num_attention_heads, config.head_dim, config.value_head_dim)
-    allowed = {
-        "recurrent_state": ((*batch, *heads), (dtype,) if dtype in STATE_DTYPES else STATE_DTYPES),
-        "next_position": ((*batch,), (torch.int64,)),
-        "cumulative_length": ((), (torch.int64,)),
-    }
+    batch = tensors["layers.0.next_position"].shape[:1]
+    heads, groups = config.num_attention_heads, config.num_key_value_heads
+    one_type = {name.rpartition(".")[2]: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
+
+    def dtypes(name: str, allowed: tuple[torch.dtype, ...]) -> tuple[torch.dtype, ...]:  # one for all layers
+        return (one_type[name],) if one_type.get(name) in allowed else allowed
+
     for name, tensor in tensors.items():
-        shape, dtypes = allowed[name.rpartition(".")[2]]
-        if tensor.shape != shape or tensor.dtype not in dtypes:
-            wanted = " or ".join(map(str, dtypes))
+        layer, _, part = name.rpartition(".")
+        read = tensors.get(f"{layer}.document", tensor).shape[-1:]  # columns of a layer of softmax attention
+        shape, allowed = {
+            "recurrent_state": ((*batch, heads, config.head_dim, config.value_head_dim), dtypes(part, STATE_DTYPES)),
+            "key": ((*batch, groups, *read, config.head_dim), dtypes(part, KEY_DTYPES)),
+            "value": ((*batch, groups, *read, config.value_head_dim), dtypes(part, KEY_DTYPES)),
+            "document": ((*batch, *read), (torch.int64,)),
+            "count": ((*batch, *read), (torch.int64,)),
+            "position": ((*batch, *read), (torch.int64,)),
+            "next_position": ((*batch,), (torch.int64,)),
+            "cumulative_length": ((), (torch.int64,)),
+        }[part]
+        if tensor.shape != shape or tensor.dtype not in allowed:
+            wanted = " or ".join(map(str, allowed))
             raise ValueError(f"holds {name} as {tuple(tensor.shape)} {tensor.dtype}, which should be {shape} {wanted}.")
-        if tensor.dtype == torch.int64 and (tensor < 0).any():
+        if tensor.dtype == torch.int64 and (tensor < (-1 if part == "document" else 0)).any():
             raise ValueError(f"holds {name} below 0.")
 
 
 def _flatten(state: RetNetState) -> tuple[list[Tensor | None], tuple[PreTrainedConfig, bool]]:
-    return [getattr(layer, name) for layer in state.layers for name in _SAVED], (state.config, state.is_compileable)
+    return [tensor for layer in state.layers for tensor in layer.saved()], (state.config, state.is_compileable)
 
 
 def _flatten_with_keys(state: RetNetState) -> tuple[list[tuple[pytree.KeyEntry, Tensor | None]], tuple]:
     tensors, context = _flatten(state)
-    keys = [pytree.MappingKey(f"layers.{index}.{name}") for index in range(len(state.layers)) for name in _SAVED]
-    return list(zip(keys, tensors)), context
+    names = [f"layers.{index}.{name}" for index, layer in enumerate(state.layers) for name in layer.SAVED]
+    return list(zip(map(pytree.MappingKey, names), tensors)), context
 
 
 def _unflatten(tensors: list[Tensor | None], context: tuple[PreTrainedConfig, bool]) -> RetNetState:
     state = RetNetState(*context)
     tensors = list(tensors)
-    for index, layer in enumerate(state.layers):
-        saved = tensors[len(_SAVED) * index : len(_SAVED) * (index + 1)]
+    for layer in state.layers:
+        saved, tensors = tensors[: len(layer.SAVED)], tensors[len(layer.SAVED) :]
         if isinstance(saved[0], Tensor):  # not so where a tree is rebuilt with placeholders for its leaves
             layer.fill_(*saved)
     return state

@@ -36,6 +36,17 @@ DIALECTS = {
         "decay_schedule": [[0.6, 0.8, 0.9, 0.99], [0.97, 0.3, 1.0, 0.85]],
         "feature_map": [None, "silu"],
     },
+    # softmax attention, over all tokens and over the last ones, between layers of retention
+    "hybrid": {
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 48,
+        "value_expansion": 1.0,
+        "layer_types": ["linear_attention", "full_attention", "sliding_attention", "linear_attention"],
+        "sliding_window": 6,
+        "decay_schedule": "geometric",
+    },
     # torchscale's: post-norm with DeepNet's factor, embeddings scaled and normalised, the decays of the paper's runs
     "torchscale": {
         "num_attention_heads": 2,
@@ -162,9 +173,22 @@ def memory(thing) -> int:
     return sum(storages.values())
 
 
+def remembered(layer, row: int) -> list[Tensor]:
+    """What a layer's state holds of a sequence: its matrices, or keys and values of the tokens that the next one sees."""
+    if hasattr(layer, "recurrent_state"):
+        return [layer.recurrent_state[row]]
+    count = layer.count[row]
+    seen = (layer.document[row] >= 0) & (count >= count[-1] + 2 - (layer.window or 10**9))
+    return [layer.key[row, :, seen], layer.value[row, :, seen]]
+
+
 def state_values(state) -> list[Tensor]:
-    """What a state knows, as tensors to compare: per layer the matrices, and the position that follows."""
-    return [value for layer in state.layers for value in (layer.recurrent_state, layer.next_position)]
+    """What a state knows, as tensors to compare: of each layer what it remembers, and the position that follows."""
+    values = []
+    for layer in state.layers:
+        values += [tensor for row in range(layer.batch_size) for tensor in remembered(layer, row)]
+        values.append(layer.next_position)
+    return values
 
 
 def same_state(actual, expected, tolerance: float = 1e-5) -> None:

@@ -1,0 +1,132 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Which tokens see which in layers of softmax attention, in whatever form an implementation of attention takes it."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .attention_state import AttentionStateLayer, Columns, columns_of, visible
+from .sequence_layout import SequenceLayout
+
+
+class AttentionPlan(NamedTuple):
+    """What all layers of softmax attention of one forward call share."""
+
+    implementation: str | None  # of attention, by the names of transformers
+    columns: Columns  # of the new tokens
+    masks: dict[str, Tensor | None]  # by kind of layer; None where each token sees itself and all before it
+
+
+def attention_plan(
+    config: PreTrainedConfig,
+    layout: SequenceLayout,
+    batch: int,
+    cache: Cache | None,
+    dtype: torch.dtype,
+    output_maps: bool = False,
+) -> AttentionPlan | None:
+    """The plan of new tokens that follow what the cache has read; None for a model without softmax attention.
+
+    Args:
+        output_maps: whether the weights are asked for, which only the eager implementation has.
+
+    Raises:
+        ValueError: for packed documents where the implementation is a flash attention, which takes no such mask.
+    """
+    kinds = [kind for kind in ("full_attention", "sliding_attention") if kind in config.layer_types]
+    implementation = "eager" if output_maps else config._attn_implementation
+    columns, masks = None, {}
+    for kind in kinds:
+        layer = None if cache is None else cache.layers[config.layer_types.index(kind)]
+        past = layer.columns if isinstance(layer, AttentionStateLayer) else None
+        if columns is None:
+            columns = columns_of(layout, batch, past)
+        window = config.sliding_window if kind == "sliding_attention" else None
+        masks[kind] = _mask(implementation, layout, columns, past, window, dtype)
+    return AttentionPlan(implementation, columns, masks) if kinds else None
+
+
+def _mask(
+    implementation: str | None,
+    layout: SequenceLayout,
+    columns: Columns,
+    past: Columns | None,
+    window: int | None,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    length = columns.count.shape[1]
+    all_there = layout.mask is None and layout.reset is None and past is None
+    if "flash" in (implementation or ""):
+        keys = columns if past is None else past.followed_by(columns)
+        if layout.reset is not None or bool((keys.document > 0).any()):
+            raise ValueError(
+                f"attn_implementation must be sdpa or eager for several documents in one row, got {implementation!r}."
+            )
+        there = keys.document >= 0
+        return None if bool(there.all()) else there
+    if all_there and (window is None or length <= window):
+        return None if implementation == "sdpa" else _as_bias(visible(columns, columns), dtype)
+    seen = visible(columns, columns if past is None else past.followed_by(columns), window)
+    return seen if implementation == "sdpa" else _as_bias(seen, dtype)
+
+
+def _as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key is seen, and the lowest number elsewhere."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,  # (B, H, T, K)
+    key: Tensor,  # (B, G, S, K)
+    value: Tensor,  # (B, G, S, V)
+    attention_mask: Tensor | None,  # (B, 1, T, S), added to the scores
+    scaling: float,
+    **kwargs,
+) -> tuple[Tensor, Tensor]:
+    """Attention as its definition has it: outputs (B, T, H, V) and weights (B, H, T, S)."""
+    key, value = (part.repeat_interleave(module.num_key_value_groups, dim=1) for part in (key, value))
+    scores = query @ key.transpose(-1, -2) * scaling
+    scores = scores if attention_mask is None else scores + attention_mask
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+    return (weights @ value).transpose(1, 2), weights
+
+
+def softmax_attention(
+    module: nn.Module,
+    query: Tensor,  # (B, H, T, K)
+    key: Tensor,  # (B, G, T, K)
+    value: Tensor,  # (B, G, T, V)
+    plan: AttentionPlan,
+    past: AttentionStateLayer | None,
+    use_cache: bool | None,
+    **kwargs,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of new tokens to what the state holds and to each other; the state takes them in if told to.
+
+    Args:
+        module: a layer with the attributes that the attention functions of transformers ask for, and its `kind`.
+
+    Returns:
+        Outputs (B, T, H, V), and weights (B, H, T, S) where the implementation has them.
+    """
+    if past is not None:
+        key, value, _ = (past.update if use_cache else past.with_past)(key, value, plan.columns)
+    function = ALL_ATTENTION_FUNCTIONS.get_interface(plan.implementation, eager_attention)
+    window = module.config.sliding_window if module.kind == "sliding_attention" else None
+    mask = plan.masks[module.kind]
+    return function(
+        module,
+        query,
+        key.to(query.dtype),
+        value.to(query.dtype),
+        mask,
+        scaling=module.scaling,
+        sliding_window=window,
+        **kwargs,
+    )

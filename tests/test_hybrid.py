@@ -1,0 +1,253 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Layers of softmax attention beside retention: those of transformers' own models, and one state for all of them."""
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from small_models import close, greedy, random_ids, remembered, rounding, same_state, shake, small_config, small_model
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
+from retnet_hf.attention_state import AttentionStateLayer, columns_of, visible
+from retnet_hf.sequence_layout import sequence_layout
+from retnet_hf.softmax_attention import attention_plan
+
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 512,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+# of transformers' configuration, and of ours
+SOURCES = {
+    "Llama 3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3}, {}),
+    "Qwen2": (Qwen2Config, Qwen2ForCausalLM, {}, {"qkv_bias": True}),
+    "Qwen3": (
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        {"head_dim": 16},
+        {"use_qk_norm": True, "key_expansion": 2.0, "value_expansion": 2.0},
+    ),
+    "Mistral": (
+        MistralConfig,
+        MistralForCausalLM,
+        {"sliding_window": 7},
+        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 7},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_transformer_keeps_its_logits_and_its_greedy_tokens(name):
+    config_class, model_class, theirs, ours = SOURCES[name]
+    source = shake(model_class(config_class(**SIZES, **theirs, eos_token_id=None))).eval()
+    fields = {
+        "value_expansion": 1.0,
+        "layer_types": ["full_attention"] * 2,
+        "rope_parameters": dict(source.config.rope_parameters),
+        "rms_norm_eps": source.config.rms_norm_eps,
+        "eos_token_id": None,
+    }
+    model = RetNetForCausalLM(RetNetConfig(**(SIZES | fields | ours))).eval()
+    renamed = {"self_attn": "attention", "input_layernorm": "retention_norm", "post_attention_layernorm": "mlp_norm"}
+    weights = {}
+    for key, value in source.state_dict().items():
+        for before, after in renamed.items():
+            key = key.replace(before, after)
+        weights[key] = value
+    model.load_state_dict(weights)
+    ids = random_ids(2, 40)
+    # angles of up to 40, which theirs rounds at 2^-24 of them, go through two layers
+    close(model(ids).logits, source(ids).logits, 40 * rounding(32))
+    arguments = {"max_new_tokens": 60, "do_sample": False, "pad_token_id": 0}
+    assert model.generate(ids, **arguments).equal(source.generate(ids, **arguments))
+
+
+def hybrid(**fields):
+    return small_model("hybrid", **fields)
+
+
+def test_implementations_of_attention_agree():
+    model, ids = hybrid(), random_ids(2, 30)
+    assert model.config._attn_implementation == "sdpa"
+    expected = model(ids).logits
+    mask = torch.ones(2, 30, dtype=torch.int64)
+    mask[0, :7] = 0
+    padded = model(ids, attention_mask=mask).logits
+    model.set_attn_implementation("eager")
+    close(model(ids).logits, expected)
+    close(model(ids, attention_mask=mask).logits[mask == 1], padded[mask == 1])
+
+
+def test_weights_of_attention_are_returned_with_the_maps():
+    model, ids = hybrid(), random_ids(2, 11)
+    out = model(ids, output_attentions=True)
+    close(out.logits, model(ids).logits)
+    full, sliding = out.attentions[1], out.attentions[2]
+    close(full.sum(-1), torch.ones(2, 2, 11))
+    assert (full.triu(1) == 0).all()
+    assert (sliding.tril(-6) == 0).all()
+    assert (sliding.diagonal(-5, -2, -1) > 0).all()
+
+
+def test_a_sliding_layer_holds_no_more_than_its_window():
+    model = hybrid()
+    state = model(random_ids(1, 50), use_cache=True).past_key_values
+    for token in random_ids(1, 20, seed=1).split(1, dim=1):
+        model(token, past_key_values=state)
+    columns = [layer.key.shape[2] for layer in state.layers if isinstance(layer, AttentionStateLayer)]
+    assert columns == [70, 5]
+
+
+def test_a_sliding_layer_counts_tokens_that_are_there():
+    model, ids = hybrid(), random_ids(1, 30)
+    mask = torch.ones(1, 30, dtype=torch.int64)
+    mask[0, 10:25] = 0
+    alone = model(ids[mask == 1][None]).logits
+    close(model(ids, attention_mask=mask).logits[:, 25:], alone[:, 10:])
+
+
+@pytest.mark.parametrize("removed", [1, 5, 21])
+def test_tokens_are_taken_back_as_if_never_read(removed):
+    model, ids, other = hybrid(), random_ids(2, 33), random_ids(2, 9, seed=1)
+    state = model(ids[:, :12], use_cache=True).past_key_values
+    state.activate_past_recording()
+    for piece in ids[:, 12:].split([7, 1, 13], dim=1):
+        model(piece, past_key_values=state)
+    state.crop(-removed)
+    expected = model(ids[:, : 33 - removed], use_cache=True).past_key_values
+    same_state(state, expected)
+    assert state.get_seq_length() == 33 - removed
+    close(model(other, past_key_values=state).logits, model(other, past_key_values=expected).logits)
+    with pytest.raises(RuntimeError, match="can take back the 9 tokens recorded since the last crop, not 10"):
+        state.crop(-10)
+
+
+def test_a_state_is_saved_and_loaded_whole(tmp_path):
+    model, ids, more = hybrid(), random_ids(2, 20), random_ids(2, 9, seed=1)
+    mask = torch.ones(2, 20, dtype=torch.int64)
+    mask[1, :4] = 0
+    state = model(ids, attention_mask=mask, use_cache=True).past_key_values
+    state.save(tmp_path / "state")
+    loaded = RetNetState.load(tmp_path / "state", model.config)
+    assert model(more, past_key_values=loaded).logits.equal(model(more, past_key_values=state).logits)
+    other = small_config("hybrid", sliding_window=5)
+    with pytest.raises(ValueError, match="another configuration"):
+        RetNetState.load(tmp_path / "state", other)
+
+
+def test_rows_are_cloned_selected_repeated_and_joined():
+    model, more = hybrid(), random_ids(1, 6, seed=9)
+    states = [model(random_ids(1, length, seed=length), use_cache=True).past_key_values for length in (4, 17)]
+    alone = [model(more, past_key_values=state.clone()).logits for state in states]
+    joint = RetNetState.concatenate(states)
+    together = model(more.expand(2, -1), past_key_values=joint.clone()).logits
+    close(together, torch.cat(alone))
+    turned = joint.select([1, 0, 1])
+    close(model(more.expand(3, -1), past_key_values=turned).logits, torch.cat([alone[1], alone[0], alone[1]]))
+    twice = joint.repeat(2)
+    assert twice.layers[1].batch_size == 4
+    for mine, theirs in zip(remembered(twice.layers[1], 1), remembered(joint.layers[1], 0)):
+        assert mine.equal(theirs)
+
+
+def test_generation_in_every_way():
+    model, ids = hybrid(), random_ids(2, 9)
+    expected = greedy(model, ids, 20, use_cache=False)
+    assert greedy(model, ids, 20).equal(expected)
+    assert greedy(model, ids[:1], 20, prompt_lookup_num_tokens=3).equal(expected[:1])
+    assert greedy(model, ids, 20, cache_implementation="static").equal(expected)
+    beams = model.generate(ids, num_beams=3, max_new_tokens=12, do_sample=False)
+    assert beams.equal(model.generate(ids, num_beams=3, max_new_tokens=12, do_sample=False, use_cache=False))
+
+
+def test_every_parameter_learns():
+    model, ids = hybrid().train(), random_ids(2, 21)
+    with torch.enable_grad():
+        model(ids, labels=ids).loss.backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+def test_visible_by_definition():
+    layout = sequence_layout(
+        (2, 7),
+        torch.device("cpu"),
+        attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]]),
+        seq_idx=torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2]]),
+    )
+    columns = columns_of(layout, 2, None)
+    there, documents = layout.mask, [[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2]]
+    for window in (None, 2):
+        seen = visible(columns, columns, window)[:, 0]
+        for row in range(2):
+            for query in range(7):
+                for key in range(query + 1):
+                    between = int(there[row, key : query + 1].sum())
+                    expected = there[row, key] and documents[row][key] == documents[row][query]
+                    expected = expected and (window is None or between <= window)
+                    assert not there[row, query] or bool(seen[row, query, key]) == bool(expected)
+                assert not there[row, query] or not seen[row, query, query + 1 :].any()
+                assert seen[row, query].any()
+
+
+def test_flash_attention_is_refused_where_documents_share_a_row():
+    config = small_config("hybrid")
+    config._attn_implementation = "flash_attention_2"
+    layout = sequence_layout((1, 6), torch.device("cpu"), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    with pytest.raises(ValueError, match="sdpa or eager for several documents in one row, got 'flash_attention_2'"):
+        attention_plan(config, layout, 1, None, torch.float32)
+    padded = sequence_layout((1, 6), torch.device("cpu"), attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1]]))
+    plan = attention_plan(config, padded, 1, None, torch.float32)
+    assert plan.masks["full_attention"].tolist() == [[False, False, True, True, True, True]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"layer_types": ["full_attention"]}, r"layer_types must be for each layer \(num_hidden_layers is 4\) one of"),
+        ({"layer_types": ["chunked_attention"] * 4}, "layer_types must be for each layer"),
+        ({"sliding_window": None}, "sliding_window must be a positive number of tokens.*, got None"),
+        ({"bidirectional": True}, "layer_types must be all linear_attention in an encoder"),
+    ],
+)
+def test_errors_of_the_configuration(fields, sentence):
+    with pytest.raises(StrictDataclassError, match=sentence):
+        small_config("hybrid", **fields)
+
+
+def test_a_model_of_retention_alone_says_nothing_of_layer_types():
+    config = small_config()
+    assert config.layer_types == ["linear_attention"] * 2
+    assert "layer_types" not in config.to_dict()
+    config.num_hidden_layers = 3
+    assert config.layer_types == ["linear_attention"] * 3
+    again = RetNetConfig.from_dict(small_config("hybrid").to_dict())
+    assert again.layer_types == ["linear_attention", "full_attention", "sliding_attention", "linear_attention"]
