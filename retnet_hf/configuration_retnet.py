@@ -187,25 +187,6 @@ class RetNetConfig(PreTrainedConfig):
         "norm_eps": "rms_norm_eps",
         "elementwise_affine": "head_norm_affine",
     }
-    base_model_tp_plan = {
-        "layers.*.retention.q_proj": "colwise",
-        "layers.*.retention.k_proj": "colwise",
-        "layers.*.retention.v_proj": "colwise",
-        "layers.*.retention.g_proj": "colwise",
-        "layers.*.retention.q_norm": "replicated_with_grad_allreduce",
-        "layers.*.retention.k_norm": "replicated_with_grad_allreduce",
-        "layers.*.retention.head_norm": "replicated_with_grad_allreduce",
-        "layers.*.retention.o_proj": "rowwise",
-        "layers.*.attention.q_proj": "colwise",
-        "layers.*.attention.k_proj": "colwise",
-        "layers.*.attention.v_proj": "colwise",
-        "layers.*.attention.q_norm": "replicated_with_grad_allreduce",
-        "layers.*.attention.k_norm": "replicated_with_grad_allreduce",
-        "layers.*.attention.o_proj": "rowwise",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
-    }
     base_model_pp_plan = {
         "embed_tokens": (["input_ids"], ["inputs_embeds"]),
         "layers": (["hidden_states"], ["hidden_states"]),
@@ -254,6 +235,23 @@ class RetNetConfig(PreTrainedConfig):
     pad_token_id: int | None = None
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """How tensor parallelism shares out the weights that a model of this configuration has."""
+        mixers = {"linear_attention": "retention", "full_attention": "attention", "sliding_attention": "attention"}
+        plan = {}
+        for mixer in sorted({mixers[kind] for kind in self.layer_types}):
+            norms = ["q_norm", "k_norm"] if self.use_qk_norm else []
+            columns = ["q_proj", "k_proj", "v_proj"]
+            if mixer == "retention":
+                columns += ["g_proj"] if self.use_output_gate else []
+                norms += ["head_norm"] if self.use_head_norm and self.head_norm_affine else []
+            plan |= {f"layers.*.{mixer}.{name}": "colwise" for name in columns}
+            plan |= {f"layers.*.{mixer}.{name}": "replicated_with_grad_allreduce" for name in norms}
+            plan[f"layers.*.{mixer}.o_proj"] = "rowwise"
+        plan |= {f"layers.*.mlp.{name}": "colwise" for name in (["gate_proj"] if self.use_gated_mlp else []) + ["up_proj"]}
+        return plan | {"layers.*.mlp.down_proj": "rowwise"}
 
     @classmethod
     def presets(cls) -> tuple[str, ...]:
