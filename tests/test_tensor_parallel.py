@@ -32,6 +32,13 @@ loss = model(input_ids=inputs["input_ids"], labels=inputs["input_ids"], use_cach
 if torch.distributed.get_rank() == 0:
     torch.save({"logits": logits, "tokens": tokens, "loss": loss.detach()}, folder + "/outputs.pt")
 
+model = AutoModelForCausalLM.from_pretrained(folder + "/hybrid", tp_plan="auto").eval()
+with torch.no_grad():
+    logits = model(**inputs).logits
+tokens = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+if torch.distributed.get_rank() == 0:
+    torch.save({"logits": logits, "tokens": tokens}, folder + "/of_the_hybrid.pt")
+
 from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
 from transformers import TorchAoConfig
 
@@ -63,6 +70,9 @@ torch.distributed.destroy_process_group()
 """
 
 
+HYBRID = {"num_key_value_heads": 2, "qkv_bias": True, "use_qk_norm": True}
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -85,6 +95,7 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     model = small_model("fla")
     model.save_pretrained(folder / "model")
+    small_model("hybrid", **HYBRID).save_pretrained(folder / "hybrid")
     ids = random_ids(2, 19)
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
@@ -107,6 +118,15 @@ def test_two_ranks_compute_what_one_process_does(run):
     assert (outputs["logits"] - expected).abs().max().item() < 1e-4
     assert outputs["tokens"].tolist() == model.generate(**inputs, max_new_tokens=6, do_sample=False).tolist()
     assert torch.allclose(outputs["loss"], loss, atol=1e-5)
+
+
+def test_two_ranks_share_the_heads_of_softmax_attention(run):
+    _, inputs, folder, _ = run
+    model, outputs = small_model("hybrid", **HYBRID), torch.load(folder / "of_the_hybrid.pt")
+    with torch.no_grad():
+        expected = model(**inputs).logits
+    assert (outputs["logits"] - expected).abs().max().item() < 1e-4
+    assert outputs["tokens"].tolist() == model.generate(**inputs, max_new_tokens=6, do_sample=False).tolist()
 
 
 @pytest.mark.parametrize("quantisation", ["int8", "float8"])
