@@ -138,7 +138,9 @@ class Plan:
     def recall(self, model: str, options: dict[str, Any], **fields: Any) -> RecallCell:
         return RecallCell(model, options, steps=self.size.recall_steps, **({"seed": self.size.seeds[0]} | fields))
 
-    def rate_cells(self, make: Callable[..., Cell], model: str, options: dict[str, Any]) -> tuple[list[Cell], float | None]:
+    def rate_cells(
+        self, make: Callable[..., Cell], model: str, options: dict[str, Any], **fields: Any
+    ) -> tuple[list[Cell], float | None]:
         """Cells that a learning rate is chosen by, and that rate, once all of them were measured.
 
         The rates tried reach further by a factor of two until the best has a worse one on both sides. Of those that one seed
@@ -146,7 +148,7 @@ class Plan:
         """
         rates = list(self.size.image_rates if make == self.image else self.size.rates)
         while True:
-            cells = [make(model, options, learning_rate=rate) for rate in rates]
+            cells = [make(model, options, learning_rate=rate, **fields) for rate in rates]
             results = [cell.result(self.folder) for cell in cells]
             if None in results:
                 return cells, None
@@ -159,9 +161,16 @@ class Plan:
             else:
                 rates.append(best * 2)
 
+    def rates_of(
+        self, row: Row, make: Callable[..., Cell], tokens: int | None = None, **_: Any
+    ) -> tuple[list[Cell], float | None]:
+        """`rate_cells` of a row. Trainings longer than the short one have a choice of their own, made at the middle one."""
+        longer = {} if tokens is None or tokens == self.size.short else {"tokens": self.size.middle}
+        return self.rate_cells(make, *(row.rate_of or (row.model, row.options)), **longer)
+
     def cells_of(self, row: Row, make: Callable[..., Cell], **fields: Any) -> list[Cell]:
         """The cells of a row, one for each seed; none before its learning rate is known."""
-        rate = self.rate_cells(make, *(row.rate_of or (row.model, row.options)))[1]
+        rate = self.rates_of(row, make, **fields)[1]
         if rate is None:
             return []
         return [make(row.model, row.options, learning_rate=rate, seed=seed, **fields) for seed in self.size.seeds]
@@ -169,7 +178,7 @@ class Plan:
     def rows(self, rows: tuple[Row, ...], make: Callable[..., Cell], **fields: Any) -> Iterator[Cell]:
         """The cells of rows, after those that decide their learning rates."""
         for row in rows:
-            yield from self.rate_cells(make, *(row.rate_of or (row.model, row.options)))[0]
+            yield from self.rates_of(row, make, **fields)[0]
             yield from self.cells_of(row, make, **fields)
 
     def study(self, name: str) -> Iterator[Cell]:

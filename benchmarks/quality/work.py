@@ -3,6 +3,8 @@
 """Measures the cells of studies, each once, however many processes do so side by side."""
 
 import multiprocessing
+import signal
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -65,6 +67,7 @@ def work_side_by_side(
     context = multiprocessing.get_context("spawn")
     inputs = (setting, folder, names, threads, seconds)
     processes = [context.Process(target=_worker, args=inputs, daemon=True) for _ in range(workers)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # which ends the workers, too
     for process in processes:
         process.start()
     for process in processes:

@@ -1,0 +1,65 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What the heads of a transformer do on a text: how far each looks back, and how large its output is."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+
+class HeadMeasures(NamedTuple):
+    """Of each layer and head, (layers, H) float64."""
+
+    distance: Tensor  # mean number of tokens between a token and those that it attends to, by their weights
+    rms: Tensor  # root of the mean square of the head's output
+
+
+@torch.no_grad()
+def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeasures:
+    """Measures a transformer on blocks of token ids, (B, T) each, one layer's weights in memory at a time.
+
+    Raises:
+        ValueError: without any block.
+    """
+    config, layers = source.config, source.model.layers
+    shape = (len(layers), config.num_attention_heads)
+    distance, squares = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
+    counts = {"tokens": 0}
+
+    def attended(index: int) -> Any:
+        def hook(_: nn.Module, __: tuple, output: tuple[Tensor, Tensor]) -> None:
+            weights = output[1].double()  # (B, H, T, T)
+            place = torch.arange(weights.shape[-1], dtype=torch.float64, device=weights.device)
+            distance[index] += (place - weights @ place).sum(dim=(0, 2)).cpu()
+
+        return hook
+
+    def entered(index: int) -> Any:
+        def hook(_: nn.Module, inputs: tuple[Tensor]) -> None:
+            heads = inputs[0].unflatten(-1, (shape[1], -1)).double()  # (B, T, H, V)
+            squares[index] += heads.square().mean(-1).sum(dim=(0, 1)).cpu()
+
+        return hook
+
+    handles = []
+    for index, layer in enumerate(layers):
+        handles.append(layer.self_attn.register_forward_hook(attended(index)))
+        handles.append(layer.self_attn.o_proj.register_forward_pre_hook(entered(index)))
+    implementation, training = config._attn_implementation, source.training
+    source.set_attn_implementation("eager")  # the only one that computes the weights
+    source.eval()
+    try:
+        for ids in blocks:
+            counts["tokens"] += ids.numel()
+            source.model(ids.to(source.device), use_cache=False)
+    finally:
+        source.set_attn_implementation(implementation)
+        source.train(training)
+        for handle in handles:
+            handle.remove()
+    if not counts["tokens"]:
+        raise ValueError("there must be at least one block of tokens to measure heads on.")
+    return HeadMeasures(distance / counts["tokens"], (squares / counts["tokens"]).sqrt())

@@ -1,0 +1,137 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The weights of a transformer, in a RetNet: as they are where softmax attention stays, and as a start where it does not."""
+
+import copy
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf.decay_schedules import scheduled_decays
+
+from .heads import HeadMeasures
+from .sources import SourceError, softmax_config
+
+
+NAMES = {"input_layernorm": "retention_norm", "post_attention_layernorm": "mlp_norm"}
+
+
+def decays_by_distance(schedule: str, distance: Tensor, decay_range: tuple[float, float] = (2, 512)) -> list[float]:
+    """γ of each head of a layer: the decays of a schedule, the fastest for the head that looks back least.
+
+    Args:
+        schedule: a name that `decay_schedule` of RetNetConfig knows. distance: (H,), of each head.
+    """
+    decays = sorted(scheduled_decays(schedule, len(distance), decay_range))
+    ranks = distance.argsort(stable=True).argsort(stable=True)
+    return [decays[rank] for rank in ranks.tolist()]
+
+
+def linearized_config(
+    softmax: RetNetConfig,
+    kept: Collection[int] = (),
+    schedule: str = "alibi",
+    decay_range: tuple[float, float] = (2, 512),
+    gate_act: str = "sigmoid",
+    measures: HeadMeasures | None = None,
+) -> RetNetConfig:
+    """The configuration with retention in all layers but those kept.
+
+    Raises:
+        SourceError: for a layer that is not there.
+    """
+    layers = range(softmax.num_hidden_layers)
+    if unknown := sorted(set(kept) - set(layers)):
+        raise SourceError(f"layer {unknown[0]} cannot be kept: the model has layers 0 to {len(layers) - 1}.")
+    kinds = [kind if layer in kept else "linear_attention" for layer, kind in enumerate(softmax.layer_types)]
+    fields = softmax.to_dict() | {
+        "layer_types": kinds,
+        "sliding_window": softmax.sliding_window if "sliding_attention" in kinds else None,
+        "use_output_gate": True,
+        "output_gate_act": gate_act,
+    }
+    if measures is None:
+        fields |= {"decay_schedule": schedule, "decay_range": list(decay_range)}
+    else:
+        fields["decay_schedule"] = [decays_by_distance(schedule, row, decay_range) for row in measures.distance]
+    return RetNetConfig.from_dict(fields)
+
+
+@torch.no_grad()
+def transfer(
+    source: PreTrainedModel,
+    kept: Collection[int] | None = None,
+    measures: HeadMeasures | None = None,
+    schedule: str = "alibi",
+    decay_range: tuple[float, float] = (2, 512),
+    gate_act: str = "sigmoid",
+) -> RetNetForCausalLM:
+    """A RetNet with the weights of a transformer of the kinds in `SOURCES`.
+
+    With every layer kept it computes what the transformer computes. Where retention takes the place of softmax attention,
+    the decays of heads go by how far they look back, and the output projection is multiplied by the size of each head's
+    output, which the norm of the head takes away; a sigmoid gate with weights of 0 halves, which the projection undoes. What
+    is left for training is the difference between the two kinds of attention.
+
+    Args:
+        kept: layers that stay softmax attention; all by default.
+        measures: of the heads, by `measure_heads`; without them heads are taken in their order, and as large as 1.
+        schedule, decay_range: whose decays the heads of a layer share out among them, as in RetNetConfig.
+        gate_act: activation of the gate. With another than "sigmoid" the gate begins as RetNet's does.
+
+    Returns:
+        The model in the dtype and on the device of the source, with its generation config, in evaluation mode.
+
+    Raises:
+        SourceError: for a model that cannot be linearized, in a sentence.
+    """
+    softmax = softmax_config(source.config)
+    layers = range(softmax.num_hidden_layers)
+    config = softmax
+    if kept is not None:
+        config = linearized_config(softmax, kept, schedule, decay_range, gate_act, measures)
+    with torch.device("meta"):
+        model = RetNetForCausalLM(config)
+    model = model.to_empty(device=source.device)
+    model.init_weights()
+    model.to(source.dtype)
+
+    for mine, theirs in zip(model.model.layers, source.model.layers, strict=True):
+        mixer = mine.retention if mine.is_retention else mine.attention
+        names = ["q_proj", "k_proj", "v_proj", "o_proj", *(["q_norm", "k_norm"] if config.use_qk_norm else [])]
+        for name in names:
+            _copy(getattr(mixer, name), getattr(theirs.self_attn, name))
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            _copy(getattr(mine.mlp, name), getattr(theirs.mlp, name))
+        for before, after in NAMES.items():
+            _copy(getattr(mine, after), getattr(theirs, before))
+    _copy(model.model.embed_tokens, source.model.embed_tokens)
+    _copy(model.model.norm, source.model.norm)
+    if not config.tie_word_embeddings:
+        _copy(model.lm_head, source.lm_head)
+
+    for layer in layers:
+        if config.layer_types[layer] == "linear_attention":
+            _calibrate(model, layer, measures)
+    model.generation_config = copy.deepcopy(source.generation_config)
+    return model.eval()
+
+
+def _copy(mine: nn.Module, theirs: nn.Module) -> None:
+    """The parameters of one module into those of another, which must be alike in names and shapes."""
+    mine.load_state_dict(theirs.state_dict())
+
+
+def _calibrate(model: RetNetForCausalLM, layer: int, measures: HeadMeasures | None) -> None:
+    """Makes up for what norm and gate do to the size of a head's output."""
+    retention, config = model.model.layers[layer].retention, model.config
+    factor = torch.ones(config.num_attention_heads, dtype=torch.float64) if measures is None else measures.rms[layer]
+    if config.output_gate_act == "sigmoid":
+        retention.g_proj.weight.zero_()
+        factor = 2 * factor
+    weight = retention.o_proj.weight  # (D, H V)
+    by_head = weight.unflatten(1, (config.num_attention_heads, -1)) * factor.to(weight)[:, None]
+    weight.copy_(by_head.flatten(1))
