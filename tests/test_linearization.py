@@ -6,9 +6,17 @@ import pytest
 import torch
 from small_models import close, random_ids, rounding, shake
 from test_hybrid import SIZES, SOURCES
-from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, TrainingArguments
 
-from linearization import SourceError, measure_heads, softmax_config, transfer
+from linearization import (
+    AlignmentTrainer,
+    SourceError,
+    align,
+    measure_heads,
+    prepare_for_alignment,
+    softmax_config,
+    transfer,
+)
 from linearization.transfer import decays_by_distance
 
 
@@ -129,3 +137,64 @@ def test_what_cannot_be_linearized_is_refused_in_a_sentence(config, sentence):
 def test_a_layer_that_is_not_there_cannot_be_kept():
     with pytest.raises(SourceError, match="layer 7 cannot be kept: the model has layers 0 to 1"):
         transfer(LlamaForCausalLM(LlamaConfig(**SIZES)), kept=[0, 7])
+
+
+def test_losses_of_alignment_by_definition():
+    teacher = source_of("Llama 3")
+    student = transfer(teacher, kept=[])
+    ids, mask = random_ids(2, 20), torch.ones(2, 20, dtype=torch.int64)
+    mask[0, 14:] = 0
+    seen = []
+    handles = [
+        layer.self_attn.register_forward_hook(lambda _, __, inputs, output: seen.append((inputs, output)), with_kwargs=True)
+        for layer in teacher.model.layers
+    ]
+    teacher(ids, attention_mask=mask)
+    for handle in handles:
+        handle.remove()
+    losses = align(student, teacher, ids, mask)
+    for loss, layer, (inputs, output) in zip(losses, student.model.layers, seen):
+        plan = student.model._plan(student.model.embed_tokens(ids), mask, None, None, None, {})
+        found, _, _ = layer.retention(inputs["hidden_states"], plan=plan)
+        error, wanted = (found - output[0])[mask == 1], output[0][mask == 1]
+        assert loss.item() == pytest.approx((error.square().sum() / wanted.square().sum()).item(), rel=1e-4)
+
+
+def test_gradients_of_alignment_reach_the_retentions_alone():
+    teacher = source_of("Qwen2", num_hidden_layers=3)
+    student = transfer(teacher, kept=[1], measures=measure_heads(teacher, [random_ids(2, 30)]))
+    parameters = prepare_for_alignment(student)
+    graphs = []
+    with torch.enable_grad():
+        losses = align(student, teacher, random_ids(2, 20), with_loss=graphs.append)
+        assert len(losses) == len(graphs) == 2
+        sum(graphs).backward()
+    at_once = [parameter.grad.clone() for parameter in parameters]
+    student.zero_grad()
+    with torch.enable_grad():
+        align(student, teacher, random_ids(2, 20), with_loss=lambda loss: loss.backward())
+    for parameter, expected in zip(parameters, at_once, strict=True):
+        close(parameter.grad, expected, 1e-5)
+    assert not any(parameter.grad is not None for parameter in student.model.layers[1].parameters())
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_alignment_with_trainer_brings_the_layers_closer(tmp_path):
+    teacher = source_of("Llama 3")
+    blocks = [{"input_ids": block} for block in random_ids(64, 32)]
+    student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(8, 32)]))
+    before, frozen = align(student, teacher, random_ids(8, 32, seed=5)), student.lm_head.weight.clone()
+    prepare_for_alignment(student)
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=40, learning_rate=3e-3, per_device_train_batch_size=8, gradient_accumulation_steps=2,
+        report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = AlignmentTrainer(student, arguments, train_dataset=blocks, eval_dataset=blocks[:8], teacher=teacher)
+    with torch.enable_grad():
+        trainer.train()
+    after = align(student.eval(), teacher, random_ids(8, 32, seed=5))
+    assert (after < 0.8 * before).all(), (before, after)
+    assert student.lm_head.weight.equal(frozen)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(
+        align(student, teacher, random_ids(64, 32)[:8]).mean().item(), rel=1e-3
+    )

@@ -1,0 +1,113 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Stage 1: each retention learns what the attention that it replaces computes, from the transformer's own inputs.
+
+Layers do not see each other's errors, no logits are needed, and no layer's activations outlive its own backward pass: beyond
+the two models the memory is that of one layer, however many there are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Trainer
+
+from retnet_hf import RetNetForCausalLM
+
+
+def retention_layers(student: RetNetForCausalLM) -> list[int]:
+    """The layers whose attention was replaced."""
+    return [index for index, layer in enumerate(student.model.layers) if layer.is_retention]
+
+
+def align(
+    student: RetNetForCausalLM,
+    teacher: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    with_loss: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """The squared error of each retention, relative to the square of what the attention in its place computes.
+
+    Args:
+        input_ids, attention_mask: (B, T).
+        with_loss: called with the loss of each layer while its graph is there, as for a backward pass.
+
+    Returns:
+        (layers of retention,), detached.
+    """
+    layers = retention_layers(student)
+    embeddings = student.model.embed_tokens(input_ids).detach()  # its shape and type are all that a plan asks for
+    plan = student.model._plan(embeddings, attention_mask, None, None, None, {})
+    there = None if attention_mask is None else attention_mask.bool()
+    losses: dict[int, Tensor] = {}
+
+    def compare(index: int) -> Callable[..., None]:
+        def hook(_: nn.Module, __: tuple, inputs: dict[str, Any], output: tuple[Tensor, ...]) -> None:
+            own = plan
+            if student.config.has_decays_per_layer:
+                own = plan.with_decay(student.model.decay.log_decay[index].to(plan.log_decay))
+            with torch.set_grad_enabled(with_loss is not None):
+                mixed, *_ = student.model.layers[index].retention(inputs["hidden_states"].detach(), plan=own)
+                wanted, found = (tokens.float() if there is None else tokens[there].float() for tokens in (output[0], mixed))
+                loss = (found - wanted).square().sum() / wanted.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
+                if with_loss is not None:
+                    with_loss(loss)
+            losses[index] = loss.detach()
+
+        return hook
+
+    handles = [
+        teacher.model.layers[index].self_attn.register_forward_hook(compare(index), with_kwargs=True) for index in layers
+    ]
+    try:
+        with torch.no_grad():
+            teacher.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.stack([losses[index] for index in layers])
+
+
+def prepare_for_alignment(student: RetNetForCausalLM) -> list[nn.Parameter]:
+    """Makes the parameters of the retentions, and no others, ask for gradients, and returns them."""
+    student.requires_grad_(False)
+    parameters = []
+    for index in retention_layers(student):
+        parameters += list(student.model.layers[index].retention.requires_grad_(True).parameters())
+    return parameters
+
+
+class AlignmentTrainer(Trainer):
+    """Trainer of stage 1: `model` is the student, after `prepare_for_alignment`; batches have input_ids, and attention_mask.
+
+    Args:
+        teacher: the transformer, which is not trained.
+    """
+
+    def __init__(self, *args: Any, teacher: PreTrainedModel, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.teacher = teacher.requires_grad_(False).eval().to(self.args.device)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """Losses and gradients of all layers, one layer after the other; the mean of the losses."""
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        student = self.accelerator.unwrap_model(model)
+        parts = len(retention_layers(student)) * self.current_gradient_accumulation_steps
+
+        def backward(loss: Tensor) -> None:
+            self.accelerator.backward(loss / parts)
+
+        with self.compute_loss_context_manager():
+            losses = align(student, self.teacher, inputs["input_ids"], inputs.get("attention_mask"), backward)
+        return losses.sum() / parts
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[Tensor, None, None]:
+        """The mean of the layers' losses."""
+        inputs = self._prepare_inputs(inputs)
+        losses = align(self.accelerator.unwrap_model(model), self.teacher, inputs["input_ids"], inputs.get("attention_mask"))
+        return losses.mean(), None, None
