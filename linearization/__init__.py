@@ -6,6 +6,7 @@ from linearization import AlignmentTrainer, measure_heads, prepare_for_alignment
 """
 
 from .alignment import AlignmentTrainer, align, prepare_for_alignment
+from .distillation import DistillationTrainer, StoredTeacher, store_teacher
 from .heads import HeadMeasures, measure_heads
 from .sources import SOURCES, SourceError, softmax_config
 from .transfer import transfer
@@ -14,11 +15,14 @@ from .transfer import transfer
 __all__ = [
     "SOURCES",
     "AlignmentTrainer",
+    "DistillationTrainer",
     "HeadMeasures",
     "SourceError",
+    "StoredTeacher",
     "align",
     "measure_heads",
     "prepare_for_alignment",
     "softmax_config",
+    "store_teacher",
     "transfer",
 ]

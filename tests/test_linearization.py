@@ -4,19 +4,24 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_models import close, random_ids, rounding, shake
 from test_hybrid import SIZES, SOURCES
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, TrainingArguments
 
 from linearization import (
     AlignmentTrainer,
+    DistillationTrainer,
     SourceError,
+    StoredTeacher,
     align,
     measure_heads,
     prepare_for_alignment,
     softmax_config,
+    store_teacher,
     transfer,
 )
+from linearization.distillation import divergence, divergence_of_top
 from linearization.transfer import decays_by_distance
 
 
@@ -198,3 +203,51 @@ def test_alignment_with_trainer_brings_the_layers_closer(tmp_path):
     assert trainer.evaluate()["eval_loss"] == pytest.approx(
         align(student, teacher, random_ids(64, 32)[:8]).mean().item(), rel=1e-3
     )
+
+
+def test_divergence_by_definition():
+    logits, teacher = torch.randn(2, 3, 5, 11)
+    p, q = teacher.double().softmax(-1), logits.double().softmax(-1)
+    whole = (p * (p / q).log()).sum(-1)
+    torch.testing.assert_close(divergence(logits, teacher).double(), whole, rtol=1e-4, atol=1e-6)
+    top = teacher.log_softmax(-1).topk(4)
+    told, own = p.gather(-1, top.indices), q.gather(-1, top.indices)
+    rest, own_rest = 1 - told.sum(-1), 1 - own.sum(-1)
+    expected = (told * (told / own).log()).sum(-1) + rest * (rest / own_rest).log()
+    found = divergence_of_top(logits, top.values, top.indices).double()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert (found <= whole + 1e-6).all()
+    equal = divergence_of_top(teacher, top.values, top.indices)
+    torch.testing.assert_close(equal, torch.zeros(3, 5), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_distillation_with_trainer_brings_the_distributions_closer(tmp_path, stored):
+    teacher = source_of("Llama 3")
+    student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(8, 24)]))
+    ids, held_out = random_ids(64, 24), random_ids(8, 24, seed=5)
+    before = divergence(student(held_out).logits, teacher(held_out).logits).mean()
+    data = [{"input_ids": block} for block in ids]
+    if stored:
+        store_teacher(teacher, ids.split(16), tmp_path / "teacher", k=96)
+        data = StoredTeacher(tmp_path / "teacher")
+        assert len(data) == 64
+        assert data[3]["input_ids"].equal(ids[3])
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=30, learning_rate=3e-3, per_device_train_batch_size=8, report_to=[], save_strategy="no",
+        use_cpu=True, disable_tqdm=True, remove_unused_columns=False,
+    )  # fmt: skip
+    trainer = DistillationTrainer(student, arguments, train_dataset=data, teacher=None if stored else teacher)
+    with torch.enable_grad():
+        trainer.train()
+    after = divergence(student.eval()(held_out).logits, teacher(held_out).logits).mean()
+    assert after < 0.8 * before
+
+
+def test_what_a_teacher_did_not_say_is_refused(tmp_path):
+    save_file({"input_ids": torch.zeros(1)}, tmp_path / "other")
+    with pytest.raises(ValueError, match="does not hold what a teacher said"):
+        StoredTeacher(tmp_path / "other")
+    with pytest.raises(ValueError, match="at least one block"):
+        store_teacher(source_of("Llama 3"), [], tmp_path / "none")
+    assert not (tmp_path / "none").exists()

@@ -1,0 +1,135 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Stage 2: the whole model learns the transformer's distribution of the next token.
+
+The transformer can be asked while the student trains, or beforehand: what it says of a text, the most likely tokens and
+their probabilities, is then a file, and the two models need not share memory.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel, Trainer
+
+
+_FILE_FORMAT = "retnet_hf.linearization.TeacherLogits/1"
+
+
+def divergence(logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of the student's distribution from the teacher's, in nats: (..., V), (..., V) -> (...)."""
+    log_probs, teacher = (each.float().log_softmax(-1) for each in (logits, teacher_logits))
+    return F.kl_div(log_probs, teacher, log_target=True, reduction="none").sum(-1)
+
+
+def divergence_of_top(logits: Tensor, top_log_probs: Tensor, top_indices: Tensor) -> Tensor:
+    """The same where the teacher's most likely tokens are told apart and all others are taken together.
+
+    It is a lower bound of the whole divergence, and 0 for equal distributions.
+
+    Args:
+        logits: (..., V). top_log_probs, top_indices: (..., k), of the teacher.
+    """
+    log_probs = logits.float().log_softmax(-1).gather(-1, top_indices)
+    teacher = top_log_probs.float()
+    told = (teacher.exp() * (teacher - log_probs)).sum(-1)
+    rest, own_rest = (_log_of_rest(each) for each in (teacher, log_probs))
+    return told + rest.exp() * (rest - own_rest)
+
+
+def _log_of_rest(log_probs: Tensor) -> Tensor:
+    """The logarithm of what probabilities (..., k) leave of 1, and of the least that float32 can tell from it."""
+    rest = 1 - log_probs.exp().sum(-1)
+    return rest.clamp(min=torch.finfo(torch.float32).eps).log()
+
+
+class DistillationTrainer(Trainer):
+    """Trainer of stage 2. Batches have input_ids and, optionally, attention_mask; and, without a teacher, what was stored.
+
+    Args:
+        teacher: the transformer, which is not trained; None where the data set is a `StoredTeacher`.
+    """
+
+    def __init__(self, *args: Any, teacher: PreTrainedModel | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.teacher = None if teacher is None else teacher.requires_grad_(False).eval().to(self.args.device)
+        self.model_accepts_loss_kwargs = False  # the loss is a mean over the tokens of a batch
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The mean divergence of the tokens that are there."""
+        read = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
+        outputs = model(**read, use_cache=False)
+        if self.teacher is None:
+            each = divergence_of_top(outputs.logits, inputs["top_log_probs"], inputs["top_indices"])
+        else:
+            with torch.no_grad():
+                teacher_logits = self.teacher(**read, use_cache=False).logits
+            each = divergence(outputs.logits, teacher_logits.to(outputs.logits.device))
+        mask = inputs.get("attention_mask")
+        loss = each.mean() if mask is None else each[mask.bool()].mean()
+        return (loss, outputs) if return_outputs else loss
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[Tensor, None, None]:
+        """The mean divergence."""
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+        return loss.detach(), None, None
+
+
+class StoredTeacher(Dataset):
+    """Blocks of token ids with a teacher's most likely next tokens, as `store_teacher` wrote them.
+
+    Raises:
+        ValueError: if the file is no such file.
+    """
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        with safe_open(path, framework="pt") as file:
+            if (file.metadata() or {}).get("format") != _FILE_FORMAT:
+                raise ValueError(f"{path} does not hold what a teacher said.")
+            self.tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+
+    def __len__(self) -> int:
+        return len(self.tensors["input_ids"])
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        one = {name: tensor[index] for name, tensor in self.tensors.items()}
+        return {name: value.long() if name in ("input_ids", "top_indices") else value for name, value in one.items()}
+
+
+@torch.no_grad()
+def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], path: str | os.PathLike, k: int = 32) -> None:
+    """Writes the k most likely next tokens of a teacher at every place of blocks (B, T), whole or not at all.
+
+    Probabilities are kept in half precision, as their logarithms.
+
+    Raises:
+        ValueError: without any block.
+    """
+    parts: dict[str, list[Tensor]] = {"input_ids": [], "top_log_probs": [], "top_indices": []}
+    for ids in batches:
+        log_probs = teacher(ids.to(teacher.device), use_cache=False).logits.float().log_softmax(-1)
+        top = log_probs.topk(min(k, log_probs.shape[-1]), dim=-1)
+        for name, tensor in zip(parts, (ids.int(), top.values.half(), top.indices.int())):
+            parts[name].append(tensor.cpu())
+    if not parts["input_ids"]:
+        raise ValueError("there must be at least one block of tokens to ask a teacher about.")
+    path = Path(path)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        save_file({name: torch.cat(each) for name, each in parts.items()}, partial, metadata={"format": _FILE_FORMAT})
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
