@@ -93,9 +93,12 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     facts.add_row("shape", f"{config.num_hidden_layers} layers of {config.hidden_size}, vocabulary {config.vocab_size:,}")
     facts.add_row("heads", f"{config.num_attention_heads}, keys of {config.head_dim}, values of {config.value_head_dim}")
     if not config.bidirectional:
-        matrices = config.num_attention_heads * config.head_dim * config.value_head_dim
-        state = config.num_hidden_layers * (4 * matrices + 8)  # and the position, a whole number
+        layers = config.layer_types.count("linear_attention")
+        state = 4 * config.state_size + 8 * layers  # and the position, a whole number
         facts.add_row("state", f"{state:,} bytes per sequence (float32), however long it is")
+        if config.is_hybrid:
+            others = config.num_hidden_layers - layers
+            facts.add_row("attention", f"{others} layers, {config.cache_size_per_token:,} numbers per token that they see")
     return facts, decay_table(config)
 
 

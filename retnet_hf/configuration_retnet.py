@@ -414,6 +414,19 @@ class RetNetConfig(PreTrainedConfig):
         return self.feature_map[layer] if isinstance(self.feature_map, list) else self.feature_map
 
     @property
+    def state_size(self) -> int:
+        """Numbers that the layers of retention keep of a sequence, whatever its length."""
+        layers = self.layer_types.count("linear_attention")
+        return layers * self.num_attention_heads * self.head_dim * self.value_head_dim
+
+    @property
+    def cache_size_per_token(self) -> int:
+        """Numbers that each token adds in the layers of softmax attention: "sliding_attention" keeps those of a window."""
+        return (self.num_hidden_layers - self.layer_types.count("linear_attention")) * (
+            self.num_key_value_heads * (self.head_dim + self.value_head_dim)
+        )
+
+    @property
     def state_fingerprint(self) -> str:
         """Hash of whatever decides what a state means, by which a state of another model is told."""
         rotation = (self.rotary_endpoint, float(self.rope_parameters["rope_theta"])) if self.use_rotary else None

@@ -43,6 +43,10 @@ model = {auto_class}.from_pretrained("{name}")
 _DECODER = """\
 : trained like a transformer, decoded like a recurrent
 network. Its state takes {state_bytes} bytes per sequence, however long the text is."""
+_HYBRID = """\
+ with layers of softmax attention: those of
+retention keep {state_bytes} bytes per sequence, however long the text is; the others keep {token_numbers} numbers of each
+token that they may look back to."""
 _ENCODER = """\
  that reads in both directions:
 a token sees those before and after it, in time linear in the length of the text."""
@@ -77,12 +81,13 @@ def model_card(
         pipeline_tag=PIPELINE_TAGS[suffix],
         tags=sorted({"retnet", "retention", *(model.model_tags or [])}),
     )
-    state_numbers = config.num_hidden_layers * config.num_attention_heads * config.head_dim * config.value_head_dim
+    nature = _ENCODER if config.bidirectional else _HYBRID if config.is_hybrid else _DECODER
+    sizes = {"state_bytes": f"{4 * config.state_size:,}", "token_numbers": f"{config.cache_size_per_token:,}"}
     auto_class = f"AutoModel{'' if suffix == 'Model' else suffix}"
     text = _TEXT.format(
         name=name,
         parameters=f"{model.num_parameters():,}",
-        nature=_ENCODER if config.bidirectional else _DECODER.format(state_bytes=f"{4 * state_numbers:,}"),
+        nature=nature.format(**sizes),
         config=config,
         facts="".join(f"| {row} | {value} |\n" for row, value in (facts or {}).items()),
         auto_class=auto_class,

@@ -19,6 +19,7 @@ from transformers import (
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
 from retnet_hf.attention_state import AttentionStateLayer, columns_of, visible
+from retnet_hf.model_card import model_card
 from retnet_hf.sequence_layout import sequence_layout
 from retnet_hf.softmax_attention import attention_plan
 
@@ -251,3 +252,16 @@ def test_a_model_of_retention_alone_says_nothing_of_layer_types():
     assert config.layer_types == ["linear_attention"] * 3
     again = RetNetConfig.from_dict(small_config("hybrid").to_dict())
     assert again.layer_types == ["linear_attention", "full_attention", "sliding_attention", "linear_attention"]
+
+
+def test_what_is_said_of_memory_is_what_is_held():
+    model = hybrid()
+    state = model(random_ids(1, 40), use_cache=True).past_key_values
+    config = model.config
+    matrices = [layer.recurrent_state for layer in state.layers if not isinstance(layer, AttentionStateLayer)]
+    assert sum(matrix.numel() for matrix in matrices) == config.state_size
+    held = [layer.key.numel() + layer.value.numel() for layer in state.layers if isinstance(layer, AttentionStateLayer)]
+    assert held == [40 * config.cache_size_per_token // 2, 5 * config.cache_size_per_token // 2]
+    card = model_card(model, "my-hybrid").text
+    assert f"keep {4 * config.state_size:,} bytes per sequence" in card
+    assert f"{config.cache_size_per_token:,} numbers of each token" in card
