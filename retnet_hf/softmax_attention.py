@@ -14,12 +14,24 @@ from .attention_state import AttentionStateLayer, Columns, columns_of, visible
 from .sequence_layout import SequenceLayout
 
 
+# Queries that a layer with a window takes at a time, so that time and memory are linear in the length of a text.
+BLOCK_SIZE = 1024
+
+
+class Block(NamedTuple):
+    """Some of the new tokens, and what they may see."""
+
+    queries: slice  # of the new tokens
+    keys: slice  # of the columns, those read before and the new ones
+    mask: Tensor | None  # (B, 1, queries, keys); None where each token sees itself and all before it
+
+
 class AttentionPlan(NamedTuple):
     """What all layers of softmax attention of one forward call share."""
 
     implementation: str | None  # of attention, by the names of transformers
     columns: Columns  # of the new tokens
-    masks: dict[str, Tensor | None]  # by kind of layer; None where each token sees itself and all before it
+    blocks: dict[str, list[Block]]  # by kind of layer
 
 
 def attention_plan(
@@ -30,9 +42,10 @@ def attention_plan(
     dtype: torch.dtype,
     output_maps: bool = False,
 ) -> AttentionPlan | None:
-    """The plan of new tokens that follow what the cache has read; None for a model without softmax attention.
+    """The plan of new tokens, (B, T), that follow what the cache has read; None for a model without softmax attention.
 
     Args:
+        batch: B. dtype: of the hidden states.
         output_maps: whether the weights are asked for, which only the eager implementation has.
 
     Raises:
@@ -40,27 +53,29 @@ def attention_plan(
     """
     kinds = [kind for kind in ("full_attention", "sliding_attention") if kind in config.layer_types]
     implementation = "eager" if output_maps else config._attn_implementation
-    columns, masks = None, {}
+    columns, blocks = None, {}
     for kind in kinds:
         layer = None if cache is None else cache.layers[config.layer_types.index(kind)]
         past = layer.columns if isinstance(layer, AttentionStateLayer) else None
         if columns is None:
             columns = columns_of(layout, batch, past)
         window = config.sliding_window if kind == "sliding_attention" else None
-        masks[kind] = _mask(implementation, layout, columns, past, window, dtype)
-    return AttentionPlan(implementation, columns, masks) if kinds else None
+        whole = window is None or output_maps or "flash" in (implementation or "") or torch.compiler.is_compiling()
+        size = columns.count.shape[1] if whole else max(BLOCK_SIZE, window)
+        blocks[kind] = _blocks(implementation, layout, columns, past, window, size, dtype)
+    return AttentionPlan(implementation, columns, blocks) if kinds else None
 
 
-def _mask(
+def _blocks(
     implementation: str | None,
     layout: SequenceLayout,
     columns: Columns,
     past: Columns | None,
     window: int | None,
+    size: int,
     dtype: torch.dtype,
-) -> Tensor | None:
+) -> list[Block]:
     length = columns.count.shape[1]
-    all_there = layout.mask is None and layout.reset is None and past is None
     if "flash" in (implementation or ""):
         keys = columns if past is None else past.followed_by(columns)
         if layout.reset is not None or bool((keys.document > 0).any()):
@@ -68,11 +83,25 @@ def _mask(
                 f"attn_implementation must be sdpa or eager for several documents in one row, got {implementation!r}."
             )
         there = keys.document >= 0
-        return None if bool(there.all()) else there
-    if all_there and (window is None or length <= window):
-        return None if implementation == "sdpa" else _as_bias(visible(columns, columns), dtype)
-    seen = visible(columns, columns if past is None else past.followed_by(columns), window)
-    return seen if implementation == "sdpa" else _as_bias(seen, dtype)
+        return [Block(slice(0, length), slice(0, there.shape[1]), None if bool(there.all()) else there)]
+    if layout.mask is None and layout.reset is None and past is None and (window is None or length <= window):
+        mask = None if implementation == "sdpa" else _as_bias(visible(columns, columns), dtype)
+        return [Block(slice(0, length), slice(0, length), mask)]
+    keys = columns if past is None else past.followed_by(columns)
+    before, blocks = keys.count.shape[1] - length, []
+    for start in range(0, length, size):
+        queries = slice(start, min(start + size, length))
+        first = _first_seen(columns, keys, start, window) if length > size else 0
+        own = slice(first, before + queries.stop)
+        seen = visible(columns.of_columns(queries), keys.of_columns(own), window)
+        blocks.append(Block(queries, own, seen if implementation == "sdpa" else _as_bias(seen, dtype)))
+    return blocks
+
+
+def _first_seen(columns: Columns, keys: Columns, query: int, window: int) -> int:
+    """The first column that a query, or one after it, may see in any row."""
+    within = (keys.count > columns.count[:, query, None] - window).any(dim=0)
+    return int(within.to(torch.int8).argmax())
 
 
 def _as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
@@ -119,14 +148,10 @@ def softmax_attention(
         key, value, _ = (past.update if use_cache else past.with_past)(key, value, plan.columns)
     function = ALL_ATTENTION_FUNCTIONS.get_interface(plan.implementation, eager_attention)
     window = module.config.sliding_window if module.kind == "sliding_attention" else None
-    mask = plan.masks[module.kind]
-    return function(
-        module,
-        query,
-        key.to(query.dtype),
-        value.to(query.dtype),
-        mask,
-        scaling=module.scaling,
-        sliding_window=window,
-        **kwargs,
-    )
+    key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
+    for queries, keys, mask in plan.blocks[module.kind]:
+        parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
+        outputs.append(function(module, *parts, mask, scaling=module.scaling, sliding_window=window, **kwargs))
+    if len(outputs) == 1:
+        return outputs[0]
+    return torch.cat([output for output, _ in outputs], dim=1), None

@@ -136,6 +136,28 @@ def test_a_sliding_layer_counts_tokens_that_are_there():
     close(model(ids, attention_mask=mask).logits[:, 25:], alone[:, 10:])
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_blocks_of_a_window_change_nothing(monkeypatch, padded):
+    """Nor do they see more columns than they need, and so are linear in the length of the text."""
+    model, ids = hybrid(), random_ids(2, 61)
+    mask = torch.ones(2, 61, dtype=torch.int64)
+    if padded:
+        mask[0, 3:9] = mask[1, 20:31] = 0
+    whole = model(ids, attention_mask=mask)
+    continued = model(ids[:, :23], attention_mask=mask[:, :23], use_cache=True).past_key_values
+    monkeypatch.setattr("retnet_hf.softmax_attention.BLOCK_SIZE", 7)
+    in_blocks = model(ids, attention_mask=mask)
+    close(in_blocks.logits[mask == 1], whole.logits[mask == 1])
+    same_state(in_blocks.past_key_values, whole.past_key_values)
+    later = model(ids[:, 23:], attention_mask=mask, past_key_values=continued).logits
+    close(later[mask[:, 23:] == 1], whole.logits[:, 23:][mask[:, 23:] == 1])
+    layout = sequence_layout((2, 61), torch.device("cpu"), attention_mask=mask)
+    blocks = attention_plan(model.config, layout, 2, None, torch.float32).blocks["sliding_attention"]
+    assert [(block.queries.start, block.queries.stop) for block in blocks] == [(n, min(n + 7, 61)) for n in range(0, 61, 7)]
+    absent = 11 if padded else 0
+    assert all(block.keys.stop - block.keys.start <= 7 + 5 + absent for block in blocks)
+
+
 @pytest.mark.parametrize("removed", [1, 5, 21])
 def test_tokens_are_taken_back_as_if_never_read(removed):
     model, ids, other = hybrid(), random_ids(2, 33), random_ids(2, 9, seed=1)
@@ -227,7 +249,7 @@ def test_flash_attention_is_refused_where_documents_share_a_row():
         attention_plan(config, layout, 1, None, torch.float32)
     padded = sequence_layout((1, 6), torch.device("cpu"), attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1]]))
     plan = attention_plan(config, padded, 1, None, torch.float32)
-    assert plan.masks["full_attention"].tolist() == [[False, False, True, True, True, True]]
+    assert plan.blocks["full_attention"][0].mask.tolist() == [[False, False, True, True, True, True]]
 
 
 @pytest.mark.parametrize(
@@ -264,4 +286,4 @@ def test_what_is_said_of_memory_is_what_is_held():
     assert held == [40 * config.cache_size_per_token // 2, 5 * config.cache_size_per_token // 2]
     card = model_card(model, "my-hybrid").text
     assert f"keep {4 * config.state_size:,} bytes per sequence" in card
-    assert f"{config.cache_size_per_token:,} numbers of each token" in card
+    assert f"{config.cache_size_per_token:,} numbers of each\ntoken" in card
