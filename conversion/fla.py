@@ -84,6 +84,8 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         ("bidirectional", False),
         ("qkv_bias", False),
         ("use_qk_norm", False),
+        ("layer_types", ["linear_attention"] * ours.num_hidden_layers),
+        ("retention_window", None),
         ("output_gate_act", *swish),
         ("hidden_act", *swish),
     ):

@@ -196,6 +196,8 @@ def torchscale_arguments(ours: RetNetConfig, target_format: str) -> dict[str, An
         ("bidirectional", False),
         ("qkv_bias", False),
         ("use_qk_norm", False),
+        ("layer_types", ["linear_attention"] * ours.num_hidden_layers),
+        ("retention_window", None),
         ("num_key_value_heads", ours.num_attention_heads),
     ):
         require_field(ours, target_format, field, *allowed)

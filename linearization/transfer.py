@@ -36,6 +36,7 @@ def linearized_config(
     schedule: str = "alibi",
     decay_range: tuple[float, float] = (2, 512),
     gate_act: str = "sigmoid",
+    window: int | None = None,
     measures: HeadMeasures | None = None,
 ) -> RetNetConfig:
     """The configuration with retention in all layers but those kept.
@@ -52,6 +53,7 @@ def linearized_config(
         "sliding_window": softmax.sliding_window if "sliding_attention" in kinds else None,
         "use_output_gate": True,
         "output_gate_act": gate_act,
+        "retention_window": window,
     }
     if measures is None:
         fields |= {"decay_schedule": schedule, "decay_range": list(decay_range)}
@@ -68,6 +70,7 @@ def transfer(
     schedule: str = "alibi",
     decay_range: tuple[float, float] = (2, 512),
     gate_act: str = "sigmoid",
+    window: int | None = None,
 ) -> RetNetForCausalLM:
     """A RetNet with the weights of a transformer of the kinds in `SOURCES`.
 
@@ -81,6 +84,7 @@ def transfer(
         measures: of the heads, by `measure_heads`; without them heads are taken in their order, and as large as 1.
         schedule, decay_range: whose decays the heads of a layer share out among them, as in RetNetConfig.
         gate_act: activation of the gate. With another than "sigmoid" the gate begins as RetNet's does.
+        window: tokens of softmax attention beside each retention. Each of the two then begins as a half of the whole.
 
     Returns:
         The model in the dtype and on the device of the source, with its generation config, in evaluation mode.
@@ -92,7 +96,7 @@ def transfer(
     layers = range(softmax.num_hidden_layers)
     config = softmax
     if kept is not None:
-        config = linearized_config(softmax, kept, schedule, decay_range, gate_act, measures)
+        config = linearized_config(softmax, kept, schedule, decay_range, gate_act, window, measures)
     with torch.device("meta"):
         model = RetNetForCausalLM(config)
     model = model.to_empty(device=source.device)
@@ -132,6 +136,9 @@ def _calibrate(model: RetNetForCausalLM, layer: int, measures: HeadMeasures | No
     if config.output_gate_act == "sigmoid":
         retention.g_proj.weight.zero_()
         factor = 2 * factor
+    if retention.window_scale is not None:
+        retention.head_norm.weight.mul_(0.5)
+        retention.window_scale.weight.copy_(0.5 / factor)
     weight = retention.o_proj.weight  # (D, H V)
     by_head = weight.unflatten(1, (config.num_attention_heads, -1)) * factor.to(weight)[:, None]
     weight.copy_(by_head.flatten(1))

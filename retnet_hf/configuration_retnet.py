@@ -132,6 +132,8 @@ class RetNetConfig(PreTrainedConfig):
             "linear_attention", retention (all, if absent); "full_attention", softmax attention; "sliding_attention", the
             same over the last `sliding_window` tokens. Softmax attention has no decays, no gate and no norm of its output.
         sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
+        retention_window (`int`, *optional*): softmax attention over the last so many tokens, itself included, beside the
+            retention of each layer of it: with its queries, keys and values, times a factor that each head learns.
         rotary_endpoint (`bool`): rotation frequencies theta^(-linspace(0, 1, K/2)), as torchscale has them, in the place of
             the usual theta^(-2i/K).
         rope_parameters (`dict`, *optional*): `rope_theta` (10000); `rope_type`, "default", "linear", "llama3" or "yarn",
@@ -206,6 +208,7 @@ class RetNetConfig(PreTrainedConfig):
     decay_range: list[float | int] | tuple[float | int, ...] = (2, 512)
     layer_types: list[str] | None = None
     sliding_window: int | None = None
+    retention_window: int | None = None
     use_rotary: bool = True
     rotary_endpoint: bool = False
     rope_parameters: dict | None = None
@@ -247,6 +250,7 @@ class RetNetConfig(PreTrainedConfig):
             if mixer == "retention":
                 columns += ["g_proj"] if self.use_output_gate else []
                 norms += ["head_norm"] if self.use_head_norm and self.head_norm_affine else []
+                norms += [] if self.retention_window is None else ["window_scale"]
             plan |= {f"layers.*.{mixer}.{name}": "colwise" for name in columns}
             plan |= {f"layers.*.{mixer}.{name}": "replicated_with_grad_allreduce" for name in norms}
             plan[f"layers.*.{mixer}.o_proj"] = "rowwise"
@@ -417,7 +421,9 @@ class RetNetConfig(PreTrainedConfig):
     def state_size(self) -> int:
         """Numbers that the layers of retention keep of a sequence, whatever its length."""
         layers = self.layer_types.count("linear_attention")
-        return layers * self.num_attention_heads * self.head_dim * self.value_head_dim
+        matrices = self.num_attention_heads * self.head_dim * self.value_head_dim
+        windowed = 0 if self.retention_window is None else self.retention_window - 1
+        return layers * (matrices + windowed * self.num_key_value_heads * (self.head_dim + self.value_head_dim))
 
     @property
     def cache_size_per_token(self) -> int:
@@ -437,7 +443,7 @@ class RetNetConfig(PreTrainedConfig):
             [self.decays(layer) for layer in range(self.num_hidden_layers)] if self.has_decays_per_layer else self.decays()
         )
         facts = [sizes, decays, rotation, self.feature_map, self.norm_position, float(self.rms_norm_eps)]
-        later = (self.use_qk_norm, self.layer_types if self.is_hybrid else None, self.sliding_window)
+        later = (self.use_qk_norm, self.layer_types if self.is_hybrid else None, self.sliding_window, self.retention_window)
         if any(later):  # options that came later, and change nothing where they are not used
             facts.append(later)
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -497,6 +503,11 @@ class RetNetConfig(PreTrainedConfig):
             self.sliding_window > 0 if slides and self.sliding_window is not None else not slides,
             "sliding_window",
             "a positive number of tokens, since layer_types has sliding_attention",
+        )
+        check.require(
+            self.retention_window is None or (self.retention_window > 0 and not self.bidirectional),
+            "retention_window",
+            "a positive number of tokens, or None, which it must be in an encoder",
         )
         check.require(not (self.bidirectional and self.is_hybrid), "layer_types", "all linear_attention in an encoder")
         check.require(

@@ -165,8 +165,20 @@ class RetNetHeadRMSNorm(nn.Module):
         return rms_norm(hidden_states, self.weight, self.eps)
 
 
+class RetNetHeadScale(nn.Module):
+    """A learned factor on each head's output."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(heads))
+
+    def forward(self, hidden_states: Tensor, heads: slice) -> Tensor:
+        """(B, T, H, V), of some of the heads, -> the same."""
+        return hidden_states * self.weight[heads, None].to(hidden_states.dtype)
+
+
 class RetNetRetention(FusesProjections):
-    """Gated multi-scale retention, equation 8 of the paper.
+    """Gated multi-scale retention, equation 8 of the paper; with a window, softmax attention over the last tokens beside it.
 
     Attributes:
         rank: in a tensor parallel model that `from_pretrained` has loaded, whose share of the heads this is. Quantised
@@ -201,6 +213,8 @@ class RetNetRetention(FusesProjections):
         self.head_norm = None
         if config.use_head_norm:
             self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
+        self.window_scale = None if config.retention_window is None else RetNetHeadScale(heads)
+        self.num_key_value_groups = heads // groups
         self.projections = ("q_proj", "k_proj", "v_proj", *(["g_proj"] if self.gated else []))
 
     def forward(
@@ -224,16 +238,22 @@ class RetNetRetention(FusesProjections):
         query, key, value = heads(query, self.head_dim), heads(key, self.head_dim), heads(value, self.value_head_dim)
         if self.q_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        if self.feature_map is not None:
-            query, key = self.feature_map(query), self.feature_map(key)
+        own_heads = slice(None)
         if query.shape[1] != plan.log_decay.shape[0]:  # tensor parallel: this rank's heads, and their decays
             first = query.shape[1] * self.tensor_parallel_rank()
-            plan = plan.of_heads(slice(first, first + query.shape[1]))
-        if plan.key_rotation is None:
-            query = query * self.scaling
-        else:
+            own_heads = slice(first, first + query.shape[1])
+            plan = plan.of_heads(own_heads)
+
+        def rotated(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+            if plan.key_rotation is None:
+                return query * self.scaling, key
             turn = rotate_step if plan.key_rotation[0].shape[-1] == self.head_dim else rotate
-            query, key = turn(query, *plan.query_rotation), turn(key, *plan.key_rotation)
+            return turn(query, *plan.query_rotation), turn(key, *plan.key_rotation)
+
+        unmapped = None if self.window_scale is None else rotated(query, key)
+        if self.feature_map is not None:
+            query, key = self.feature_map(query), self.feature_map(key)
+        query, key = rotated(query, key) if unmapped is None or self.feature_map is not None else unmapped
 
         maps = None
         if plan.output_maps:  # the output is made of them, so that a gradient reaches them
@@ -245,6 +265,12 @@ class RetNetRetention(FusesProjections):
         output = output.transpose(1, 2).reshape(batch, length, -1).to(hidden_states.dtype)
         if self.gated:
             output = gated(output, *gate, self.gate_fn)
+        if unmapped is not None:
+            window = None if past is None else past.window
+            windowed, _ = softmax_attention(
+                self, *unmapped, value.to(unmapped[0].dtype), plan.attention, "linear_attention", window, use_cache, 1.0
+            )
+            output = output + self.window_scale(windowed, own_heads).reshape(batch, length, -1).to(output.dtype)
         return self.o_proj(output), maps, state
 
     def tensor_parallel_rank(self) -> int:
@@ -352,7 +378,9 @@ class RetNetAttention(FusesProjections):
             turn = rotate_step if plan.key_rotation[0].shape[-1] == self.head_dim else rotate
             query, key = (turn(vectors, *plan.key_rotation).to(value.dtype) for vectors in (query, key))
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        output, weights = softmax_attention(self, query, key, value, plan.attention, past, use_cache, **kwargs)
+        output, weights = softmax_attention(
+            self, query, key, value, plan.attention, self.kind, past, use_cache, self.scaling, **kwargs
+        )
         return self.o_proj(output.reshape(batch, length, -1)), weights, None
 
 
@@ -402,7 +430,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         # a layer that is compiled by itself may be given segments, which would be unrolled into its program
-        whole = plan.segment_length is None or not self.is_retention
+        whole = plan.segment_length is None or not self.is_retention or self.retention.window_scale is not None
         if whole or torch.compiler.is_compiling() or self._is_watched():
             mixed, _ = self._mix(hidden_states, plan, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
             return mixed

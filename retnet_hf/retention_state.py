@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache
 from transformers.configuration_utils import PreTrainedConfig
 
-from .attention_state import AttentionStateLayer
+from .attention_state import AttentionStateLayer, Columns
 from .retention import retention
 from .state_layer import StateLayer
 
@@ -226,13 +226,79 @@ class RetNetStateLayer(StateLayer):
         self.recurrent_state, self.next_position = rows(self.recurrent_state), rows(self.next_position)
 
 
+class WindowedStateLayer(RetNetStateLayer):
+    """The state of a layer of retention with softmax attention over the last tokens beside it.
+
+    Attributes:
+        window: the state of the latter.
+    """
+
+    is_compileable = False
+    _WINDOWED = ("key", "value", "document", "count", "position")
+    SAVED = (*RetNetStateLayer.SAVED, *(f"window_{name}" for name in _WINDOWED))
+
+    def __init__(self, window: int, **kwargs) -> None:
+        super().__init__()
+        self.window = AttentionStateLayer(window)
+
+    def saved(self) -> list[Tensor | None]:
+        return [self.recurrent_state, self.next_position, self.cumulative_length] + self.window.saved()[
+            : len(self._WINDOWED)
+        ]
+
+    def fill_(self, recurrent_state: Tensor, next_position: Tensor, cumulative_length: Tensor, *windowed: Tensor) -> None:
+        super().fill_(recurrent_state, next_position, cumulative_length)
+        self.window.fill_(*windowed, next_position, cumulative_length)
+
+    def join_(self, layers: "list[WindowedStateLayer]") -> None:
+        windows = copy.deepcopy(self.window)
+        windows.join_([layer.window for layer in layers])
+        matrices = RetNetStateLayer()
+        matrices.dtype, matrices.device = self.dtype, self.device
+        matrices.join_(layers)
+        self.fill_(*matrices.saved(), *windows.saved()[: len(self._WINDOWED)])
+
+    @property
+    def columns(self) -> Columns | None:
+        """As in `AttentionStateLayer`."""
+        return self.window.columns
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.window.nbytes
+
+    def activate_past_recording(self) -> None:
+        super().activate_past_recording()
+        self.window.activate_past_recording()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        self.window.crop(tokens_to_remove)
+
+    def reset(self) -> None:
+        super().reset()
+        self.window.reset()
+
+    def to_(self, target: torch.device | str | torch.dtype) -> None:
+        super().to_(target)
+        if self.window.is_initialized:
+            self.window.dtype, self.window.device = self.window.key.dtype, self.window.key.device
+            self.window.cumulative_length = self.window.cumulative_length.to(self.window.device)
+
+    def _map(self, change) -> None:
+        super()._map(change)
+        self.window._map(change)
+
+
 def state_layers(config: PreTrainedConfig) -> list[StateLayer]:
     """An empty state for each layer of a model of this configuration."""
-    windows = {"full_attention": None, "sliding_attention": config.sliding_window}
-    return [
-        RetNetStateLayer() if kind == "linear_attention" else AttentionStateLayer(windows[kind])
-        for kind in config.layer_types
-    ]
+
+    def layer(kind: str) -> StateLayer:
+        if kind != "linear_attention":
+            return AttentionStateLayer(config.sliding_window if kind == "sliding_attention" else None)
+        return RetNetStateLayer() if config.retention_window is None else WindowedStateLayer(config.retention_window)
+
+    return [layer(kind) for kind in config.layer_types]
 
 
 def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
@@ -447,7 +513,8 @@ def _check_saved(tensors: dict[str, Tensor], state: RetNetState) -> None:
 
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")
-        read = tensors.get(f"{layer}.document", tensor).shape[-1:]  # columns of a layer of softmax attention
+        prefix = "window_" if part.startswith("window_") else ""
+        read = tensors.get(f"{layer}.{prefix}document", tensor).shape[-1:]  # columns of softmax attention
         shape, allowed = {
             "recurrent_state": ((*batch, heads, config.head_dim, config.value_head_dim), dtypes(part, STATE_DTYPES)),
             "key": ((*batch, groups, *read, config.head_dim), dtypes(part, KEY_DTYPES)),
@@ -457,11 +524,11 @@ def _check_saved(tensors: dict[str, Tensor], state: RetNetState) -> None:
             "position": ((*batch, *read), (torch.int64,)),
             "next_position": ((*batch,), (torch.int64,)),
             "cumulative_length": ((), (torch.int64,)),
-        }[part]
+        }[part.removeprefix(prefix)]
         if tensor.shape != shape or tensor.dtype not in allowed:
             wanted = " or ".join(map(str, allowed))
             raise ValueError(f"holds {name} as {tuple(tensor.shape)} {tensor.dtype}, which should be {shape} {wanted}.")
-        if tensor.dtype == torch.int64 and (tensor < (-1 if part == "document" else 0)).any():
+        if tensor.dtype == torch.int64 and (tensor < (-1 if part.endswith("document") else 0)).any():
             raise ValueError(f"holds {name} below 0.")
 
 

@@ -31,7 +31,7 @@ class AttentionPlan(NamedTuple):
 
     implementation: str | None  # of attention, by the names of transformers
     columns: Columns  # of the new tokens
-    blocks: dict[str, list[Block]]  # by kind of layer
+    blocks: dict[str, list[Block]]  # by kind of layer; of "linear_attention", the window beside its retention
 
 
 def attention_plan(
@@ -51,15 +51,22 @@ def attention_plan(
     Raises:
         ValueError: for packed documents where the implementation is a flash attention, which takes no such mask.
     """
-    kinds = [kind for kind in ("full_attention", "sliding_attention") if kind in config.layer_types]
+    windows = {
+        "full_attention": None,
+        "sliding_attention": config.sliding_window,
+        "linear_attention": config.retention_window,
+    }
+    kinds = [kind for kind in windows if kind in config.layer_types]
+    if config.retention_window is None and "linear_attention" in kinds:
+        kinds.remove("linear_attention")
     implementation = "eager" if output_maps else config._attn_implementation
     columns, blocks = None, {}
     for kind in kinds:
         layer = None if cache is None else cache.layers[config.layer_types.index(kind)]
-        past = layer.columns if isinstance(layer, AttentionStateLayer) else None
+        past = None if layer is None else layer.columns
         if columns is None:
             columns = columns_of(layout, batch, past)
-        window = config.sliding_window if kind == "sliding_attention" else None
+        window = windows[kind]
         whole = window is None or output_maps or "flash" in (implementation or "") or torch.compiler.is_compiling()
         size = columns.count.shape[1] if whole else max(BLOCK_SIZE, window)
         blocks[kind] = _blocks(implementation, layout, columns, past, window, size, dtype)
@@ -132,14 +139,17 @@ def softmax_attention(
     key: Tensor,  # (B, G, T, K)
     value: Tensor,  # (B, G, T, V)
     plan: AttentionPlan,
+    kind: str,
     past: AttentionStateLayer | None,
     use_cache: bool | None,
+    scaling: float,
     **kwargs,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of new tokens to what the state holds and to each other; the state takes them in if told to.
 
     Args:
-        module: a layer with the attributes that the attention functions of transformers ask for, and its `kind`.
+        module: a layer with the attributes that the attention functions of transformers ask for.
+        kind: of the layer, one of `layer_types`. scaling: of the scores.
 
     Returns:
         Outputs (B, T, H, V), and weights (B, H, T, S) where the implementation has them.
@@ -147,11 +157,12 @@ def softmax_attention(
     if past is not None:
         key, value, _ = (past.update if use_cache else past.with_past)(key, value, plan.columns)
     function = ALL_ATTENTION_FUNCTIONS.get_interface(plan.implementation, eager_attention)
-    window = module.config.sliding_window if module.kind == "sliding_attention" else None
+    config = module.config
+    window = {"sliding_attention": config.sliding_window, "linear_attention": config.retention_window}.get(kind)
     key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
-    for queries, keys, mask in plan.blocks[module.kind]:
+    for queries, keys, mask in plan.blocks[kind]:
         parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
-        outputs.append(function(module, *parts, mask, scaling=module.scaling, sliding_window=window, **kwargs))
+        outputs.append(function(module, *parts, mask, scaling=scaling, sliding_window=window, **kwargs))
     if len(outputs) == 1:
         return outputs[0]
     return torch.cat([output for output, _ in outputs], dim=1), None

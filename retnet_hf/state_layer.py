@@ -137,6 +137,8 @@ class StateLayer(CacheLayerMixin):
         def copy(value):
             if isinstance(value, Tensor):
                 return value.detach().clone()
+            if isinstance(value, StateLayer):
+                return value.__deepcopy__(memo)
             if isinstance(value, tuple) and hasattr(value, "_fields"):
                 return type(value)(*map(copy, value))
             if isinstance(value, (list, tuple)):

@@ -45,6 +45,7 @@ DIALECTS = {
         "value_expansion": 1.0,
         "layer_types": ["linear_attention", "full_attention", "sliding_attention", "linear_attention"],
         "sliding_window": 6,
+        "retention_window": 4,
         "decay_schedule": "geometric",
     },
     # torchscale's: post-norm with DeepNet's factor, embeddings scaled and normalised, the decays of the paper's runs
@@ -176,7 +177,8 @@ def memory(thing) -> int:
 def remembered(layer, row: int) -> list[Tensor]:
     """What a layer's state holds of a sequence: its matrices, or keys and values of the tokens that the next one sees."""
     if hasattr(layer, "recurrent_state"):
-        return [layer.recurrent_state[row]]
+        windowed = remembered(layer.window, row) if hasattr(layer, "window") else []
+        return [layer.recurrent_state[row], *windowed]
     count = layer.count[row]
     seen = (layer.document[row] >= 0) & (count >= count[-1] + 2 - (layer.window or 10**9))
     return [layer.key[row, :, seen], layer.value[row, :, seen]]

@@ -19,6 +19,7 @@ from transformers import (
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
 from retnet_hf.attention_state import AttentionStateLayer, columns_of, visible
+from retnet_hf.block_functions import rotate
 from retnet_hf.model_card import model_card
 from retnet_hf.sequence_layout import sequence_layout
 from retnet_hf.softmax_attention import attention_plan
@@ -126,6 +127,33 @@ def test_a_sliding_layer_holds_no_more_than_its_window():
         model(token, past_key_values=state)
     columns = [layer.key.shape[2] for layer in state.layers if isinstance(layer, AttentionStateLayer)]
     assert columns == [70, 5]
+
+
+def test_a_window_beside_retention_by_definition():
+    """It adds softmax attention over the last tokens, with the queries and keys of retention before their map."""
+    fields = {"num_hidden_layers": 1, "layer_types": ["linear_attention"], "sliding_window": None, "feature_map": "relu"}
+    model, ids = hybrid(**fields).model, random_ids(1, 11)
+    inner, seen = model.layers[0].retention, {}
+    handles = [
+        inner.o_proj.register_forward_pre_hook(lambda _, arguments: seen.update(with_window=arguments[0])),
+        inner.register_forward_pre_hook(lambda _, arguments: seen.update(hidden_states=arguments[0])),
+    ]
+    model(ids)
+    whole = seen["with_window"]
+    scale = inner.window_scale.weight.clone()
+    inner.window_scale.weight.zero_()
+    model(ids)
+    for handle in handles:
+        handle.remove()
+    added = (whole - seen["with_window"]).unflatten(-1, (2, -1))  # (1, T, H, V)
+    hidden_states = seen["hidden_states"]
+    query = inner.q_proj(hidden_states).unflatten(-1, (2, -1)).transpose(1, 2)
+    key, value = (inner.k_proj(hidden_states)[:, None], inner.v_proj(hidden_states)[:, None])  # one group
+    cos, sin = model.rotary(torch.arange(11)[None], torch.float32)
+    scores = rotate(query, cos, sin) @ rotate(key, cos, sin).transpose(-1, -2) / 16**0.5
+    distance = torch.arange(11)[:, None] - torch.arange(11)
+    weights = scores.masked_fill((distance < 0) | (distance >= 4), float("-inf")).softmax(-1)
+    close(added, ((weights @ value) * scale[:, None, None]).transpose(1, 2))
 
 
 def test_a_sliding_layer_counts_tokens_that_are_there():
@@ -258,7 +286,9 @@ def test_flash_attention_is_refused_where_documents_share_a_row():
         ({"layer_types": ["full_attention"]}, r"layer_types must be for each layer \(num_hidden_layers is 4\) one of"),
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types must be for each layer"),
         ({"sliding_window": None}, "sliding_window must be a positive number of tokens.*, got None"),
-        ({"bidirectional": True}, "layer_types must be all linear_attention in an encoder"),
+        ({"retention_window": 0}, "retention_window must be a positive number of tokens, or None"),
+        ({"bidirectional": True}, "retention_window must be .* None, which it must be in an encoder, got 4"),
+        ({"bidirectional": True, "retention_window": None}, "layer_types must be all linear_attention in an encoder"),
     ],
 )
 def test_errors_of_the_configuration(fields, sentence):
@@ -280,8 +310,9 @@ def test_what_is_said_of_memory_is_what_is_held():
     model = hybrid()
     state = model(random_ids(1, 40), use_cache=True).past_key_values
     config = model.config
-    matrices = [layer.recurrent_state for layer in state.layers if not isinstance(layer, AttentionStateLayer)]
-    assert sum(matrix.numel() for matrix in matrices) == config.state_size
+    retained = [layer for layer in state.layers if not isinstance(layer, AttentionStateLayer)]
+    tensors = [tensor for one in retained for tensor in (one.recurrent_state, one.window.key, one.window.value)]
+    assert sum(tensor.numel() for tensor in tensors) == config.state_size
     held = [layer.key.numel() + layer.value.numel() for layer in state.layers if isinstance(layer, AttentionStateLayer)]
     assert held == [40 * config.cache_size_per_token // 2, 5 * config.cache_size_per_token // 2]
     card = model_card(model, "my-hybrid").text

@@ -120,6 +120,19 @@ def test_head_outputs_keep_their_size():
     close(heads * scaled[0, :, 0], measures.rms[0].float(), 1e-3)
 
 
+def test_a_window_over_all_tokens_is_half_of_what_attention_was():
+    source = source_of("Qwen3")
+    measures = measure_heads(source, [random_ids(4, 40)])
+    model, ids, wanted = transfer(source, kept=[], measures=measures, window=64), random_ids(4, 40), []
+    source.model.layers[0].self_attn.register_forward_hook(lambda _, __, output: wanted.append(output[0]))
+    source(ids)
+    retention, found = model.model.layers[0].retention, []
+    retention.head_norm.weight.zero_()
+    retention.register_forward_hook(lambda _, __, output: found.append(output[0]))
+    model(ids)
+    close(2 * found[0], wanted[0], 40 * rounding(32))
+
+
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
