@@ -121,7 +121,9 @@ class AttentionStateLayer(StateLayer):
             last = columns.count[:, -(1 + min(self._recorded, columns.count.shape[1] - 1))]  # before what may be taken back
             needed = (columns.count > (last - self.window + 1)[:, None]).any(dim=0)
             first = int(needed.to(torch.int8).argmax()) if bool(needed.any()) else columns.count.shape[1] - 1
-            key, value, columns = key[:, :, first:], value[:, :, first:], columns.of_columns(slice(first, None))
+            if first:  # copies, since a view would keep all of it
+                key, value = key[:, :, first:].clone(), value[:, :, first:].clone()
+                columns = Columns(*(marks.clone() for marks in columns.of_columns(slice(first, None))))
         self.key, self.value = key, value
         self.document, self.count, self.position = columns
 
@@ -133,7 +135,7 @@ class AttentionStateLayer(StateLayer):
             ValueError: for a positive number.
         """
         removed = self.checked_removal(tokens_to_remove, self._recorded)
-        if removed:
+        if removed:  # views: what is taken back is soon written anew, and to copy a long past for that would be dear
             left = slice(None, -removed)
             self.key, self.value = self.key[:, :, left], self.value[:, :, left]
             self.document, self.count, self.position = self.columns.of_columns(left)

@@ -488,7 +488,7 @@ class RetNetPreTrainedModel(PreTrainedModel):
             init.copy_(module.log_decay, module.compute_log_decay(module.log_decay.dtype, module.log_decay.device))
         elif isinstance(module, RetNetRotaryEmbedding):
             init.copy_(module.frequency, module.compute_frequency(module.frequency.device))
-        elif isinstance(module, RetNetHeadRMSNorm):
+        elif isinstance(module, (RetNetHeadRMSNorm, RetNetHeadScale)):
             if module.weight is not None:
                 init.ones_(module.weight)
         elif hasattr(module, "xavier_gain") and self.config.initialization != "normal":

@@ -5,7 +5,18 @@
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from small_models import close, greedy, random_ids, remembered, rounding, same_state, shake, small_config, small_model
+from small_models import (
+    close,
+    greedy,
+    memory,
+    random_ids,
+    remembered,
+    rounding,
+    same_state,
+    shake,
+    small_config,
+    small_model,
+)
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -127,6 +138,8 @@ def test_a_sliding_layer_holds_no_more_than_its_window():
         model(token, past_key_values=state)
     columns = [layer.key.shape[2] for layer in state.layers if isinstance(layer, AttentionStateLayer)]
     assert columns == [70, 5]
+    long, short = (model(random_ids(1, length), use_cache=True).past_key_values for length in (200, 20))
+    assert [memory(long.layers[index]) for index in (0, 2, 3)] == [memory(short.layers[index]) for index in (0, 2, 3)]
 
 
 def test_a_window_beside_retention_by_definition():
