@@ -239,24 +239,6 @@ class RetNetConfig(PreTrainedConfig):
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
 
-    @property
-    def base_model_tp_plan(self) -> dict[str, str]:
-        """How tensor parallelism shares out the weights that a model of this configuration has."""
-        mixers = {"linear_attention": "retention", "full_attention": "attention", "sliding_attention": "attention"}
-        plan = {}
-        for mixer in sorted({mixers[kind] for kind in self.layer_types}):
-            norms = ["q_norm", "k_norm"] if self.use_qk_norm else []
-            columns = ["q_proj", "k_proj", "v_proj"]
-            if mixer == "retention":
-                columns += ["g_proj"] if self.use_output_gate else []
-                norms += ["head_norm"] if self.use_head_norm and self.head_norm_affine else []
-                norms += [] if self.retention_window is None else ["window_scale"]
-            plan |= {f"layers.*.{mixer}.{name}": "colwise" for name in columns}
-            plan |= {f"layers.*.{mixer}.{name}": "replicated_with_grad_allreduce" for name in norms}
-            plan[f"layers.*.{mixer}.o_proj"] = "rowwise"
-        plan |= {f"layers.*.mlp.{name}": "colwise" for name in (["gate_proj"] if self.use_gated_mlp else []) + ["up_proj"]}
-        return plan | {"layers.*.mlp.down_proj": "rowwise"}
-
     @classmethod
     def presets(cls) -> tuple[str, ...]:
         """Names that `from_preset` knows."""
@@ -312,7 +294,24 @@ class RetNetConfig(PreTrainedConfig):
         hidden_ratio = kwargs.pop("hidden_ratio", None) or 2
         if self.intermediate_size is None:
             self.intermediate_size = 256 * math.ceil(int(self.hidden_size * hidden_ratio * 2 / 3) / 256)
+        self.base_model_tp_plan = self._tensor_parallel_plan()
         super().__post_init__(**kwargs)
+
+    def _tensor_parallel_plan(self) -> dict[str, str]:
+        """How tensor parallelism shares out the weights that a model of this configuration has."""
+        plan = {}
+        for mixer in sorted({"retention" if kind == "linear_attention" else "attention" for kind in self.layer_types}):
+            norms = ["q_norm", "k_norm"] if self.use_qk_norm else []
+            columns = ["q_proj", "k_proj", "v_proj"]
+            if mixer == "retention":
+                columns += ["g_proj"] if self.use_output_gate else []
+                norms += ["head_norm"] if self.use_head_norm and self.head_norm_affine else []
+                norms += [] if self.retention_window is None else ["window_scale"]
+            plan |= {f"layers.*.{mixer}.{name}": "colwise" for name in columns}
+            plan |= {f"layers.*.{mixer}.{name}": "replicated_with_grad_allreduce" for name in norms}
+            plan[f"layers.*.{mixer}.o_proj"] = "rowwise"
+        plan |= {f"layers.*.mlp.{name}": "colwise" for name in (["gate_proj"] if self.use_gated_mlp else []) + ["up_proj"]}
+        return plan | {"layers.*.mlp.down_proj": "rowwise"}
 
     def validate_rope(self) -> None:
         """Transformers' validation, after ours, which speaks of what a state needs and in sentences."""
