@@ -17,7 +17,18 @@ from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .errors import CheckpointError
-from .plan import Halves, Move, Plan, Shape, Tied, model_from, require_field, require_plain_rotation, saved_tensors
+from .plan import (
+    Halves,
+    Move,
+    Plan,
+    Shape,
+    Tied,
+    model_from,
+    require_field,
+    require_plain_rotation,
+    require_published_decays,
+    saved_tensors,
+)
 
 
 NAME = "fla"
@@ -90,9 +101,7 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         ("hidden_act", *swish),
     ):
         require_field(ours, NAME, field, *allowed)
-    published = [1 - 2.0 ** (-5 - head) for head in range(ours.num_attention_heads)]
-    if ours.has_decays_per_layer or ours.decays() != published:
-        raise ValueError(f"decay_schedule must be 'power_of_two' for the format fla, got {ours.decay_schedule!r}.")
+    require_published_decays(ours, NAME)
     require_plain_rotation(ours, NAME)
 
     config = {

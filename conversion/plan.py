@@ -297,3 +297,16 @@ def require_plain_rotation(config: PreTrainedConfig, target_format: str) -> None
             f"rope_parameters must have a rope_theta of 10000 and the rope_type default for the format {target_format}, "
             f"got {given!r}."
         )
+
+
+def require_published_decays(config: PreTrainedConfig, target_format: str) -> None:
+    """The decays of the paper's equation 8, 1 - 2^(-5-i), in every layer.
+
+    Raises:
+        ValueError: where the configuration has others.
+    """
+    published = [1 - 2.0 ** (-5 - head) for head in range(config.num_attention_heads)]
+    if config.has_decays_per_layer or config.decays() != published:
+        raise ValueError(
+            f"decay_schedule must be 'power_of_two' for the format {target_format}, got {config.decay_schedule!r}."
+        )

@@ -18,7 +18,18 @@ from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .errors import CheckpointError
-from .plan import Change, Known, Move, Plan, Shape, Tied, model_from, require_field, require_plain_rotation
+from .plan import (
+    Change,
+    Known,
+    Move,
+    Plan,
+    Shape,
+    Tied,
+    model_from,
+    require_field,
+    require_plain_rotation,
+    require_published_decays,
+)
 
 
 NAME = "torchscale"
@@ -171,11 +182,7 @@ def to_torchscale(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str
         ValueError: naming the field of the configuration that torchscale has no option for.
     """
     config = torchscale_arguments(model.config, NAME)
-    published = [1 - 2.0 ** (-5 - head) for head in range(model.config.num_attention_heads)]
-    if model.config.has_decays_per_layer or model.config.decays() != published:
-        raise ValueError(
-            f"decay_schedule must be 'power_of_two' for the format torchscale, got {model.config.decay_schedule!r}."
-        )
+    require_published_decays(model.config, NAME)
     moves = planned_moves(model.config, body="", head="output_projection.weight", tied_twice=True)
     with torch.no_grad():
         return Plan(NAME, RetNetForCausalLM, model.config, moves).reverse(model), config

@@ -45,9 +45,7 @@ def align(
 
     def compare(index: int) -> Callable[..., None]:
         def hook(_: nn.Module, __: tuple, inputs: dict[str, Any], output: tuple[Tensor, ...]) -> None:
-            own = plan
-            if student.config.has_decays_per_layer:
-                own = plan.with_decay(student.model.decay.log_decay[index].to(plan.log_decay))
+            own = student.model._plan_of_layer(plan, index)
             with torch.set_grad_enabled(with_loss is not None):
                 mixed, *_ = student.model.layers[index].retention(inputs["hidden_states"].detach(), plan=own)
                 wanted, found = (tokens.float() if there is None else tokens[there].float() for tokens in (output[0], mixed))

@@ -27,7 +27,7 @@ def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeas
     config, layers = source.config, source.model.layers
     shape = (len(layers), config.num_attention_heads)
     distance, squares = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
-    counts = {"tokens": 0}
+    tokens = 0
 
     def attended(index: int) -> Any:
         def hook(_: nn.Module, __: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -53,13 +53,13 @@ def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeas
     source.eval()
     try:
         for ids in blocks:
-            counts["tokens"] += ids.numel()
+            tokens += ids.numel()
             source.model(ids.to(source.device), use_cache=False)
     finally:
         source.set_attn_implementation(implementation)
         source.train(training)
         for handle in handles:
             handle.remove()
-    if not counts["tokens"]:
+    if not tokens:
         raise ValueError("there must be at least one block of tokens to measure heads on.")
-    return HeadMeasures(distance / counts["tokens"], (squares / counts["tokens"]).sqrt())
+    return HeadMeasures(distance / tokens, (squares / tokens).sqrt())

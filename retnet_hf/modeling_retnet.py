@@ -643,12 +643,17 @@ class RetNetModel(RetNetPreTrainedModel):
         hidden_states = self.embed_dropout(hidden_states)
 
         for index, layer in enumerate(self.layers[: self.config.num_hidden_layers]):
-            if index and self.config.has_decays_per_layer:
-                plan = plan.with_decay(self.decay.log_decay[index].to(plan.log_decay))
-            hidden_states = layer(hidden_states, plan=plan, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
+            own = self._plan_of_layer(plan, index)
+            hidden_states = layer(hidden_states, plan=own, past_key_values=past_key_values, use_cache=use_cache, **kwargs)
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
         )
+
+    def _plan_of_layer(self, plan: RetentionPlan, index: int) -> RetentionPlan:
+        """The plan of a call, which is that of the first layer, for another."""
+        if index == 0 or not self.config.has_decays_per_layer:
+            return plan
+        return plan.with_decay(self.decay.log_decay[index].to(plan.log_decay))
 
     def _plan(
         self,

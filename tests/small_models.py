@@ -11,6 +11,14 @@ from retnet_hf import RetNetConfig, RetNetForCausalLM
 
 VOCAB_SIZE = 96
 PAD = 0
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 
 DIALECTS = {
     # the default configuration, that of the fla-hub checkpoints

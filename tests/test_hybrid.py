@@ -6,6 +6,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from small_models import (
+    LLAMA3,
     close,
     greedy,
     memory,
@@ -44,14 +45,6 @@ SIZES = {
     "num_key_value_heads": 2,
     "intermediate_size": 48,
     "max_position_embeddings": 512,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
 }
 # of transformers' configuration, and of ours
 SOURCES = {

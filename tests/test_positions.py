@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_models import close, rounding
+from small_models import LLAMA3, close, rounding
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -75,14 +75,7 @@ def test_rotation_frequencies_are_those_of_the_dialects(endpoint):
     "parameters",
     [
         {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
-        {
-            "rope_type": "llama3",
-            "rope_theta": 5e5,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64,
-        },
+        LLAMA3,
         {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128},
     ],
     ids=lambda parameters: parameters["rope_type"],

@@ -32,7 +32,7 @@ from retnet_hf_cli.images.corpus import read_idx
 from .cells import Cell
 from .rivals import decays, equalised
 from .texts import MissingText
-from .training import parameter_groups, rate_of
+from .training import fit, parameter_groups, rate_of
 
 
 FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -170,17 +170,15 @@ class ImageCell(Cell):
         count = len(training.labels)
         epochs = math.ceil(steps * BATCH / count)
         order = torch.cat([torch.randperm(count, generator=generator) for _ in range(epochs)])
-        start = time.perf_counter()
-        model.train()
-        for places in order.split(BATCH)[:steps]:
+
+        def loss_of(places: Tensor) -> Tensor:
             pixels = augmented(training.pixels[places], generator)
-            F.cross_entropy(model(pixel_values=pixels).logits, training.labels[places]).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
+            return F.cross_entropy(model(pixel_values=pixels).logits, training.labels[places])
+
+        start = time.perf_counter()
+        for _ in fit(model, optimizer, schedule, map(loss_of, order.split(BATCH)[:steps])):
+            pass
         seconds = time.perf_counter() - start
-        model.eval()
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "training": {"seconds": seconds, "pictures_per_second": steps * BATCH / seconds},

@@ -17,7 +17,7 @@ from .cells import Cell
 from .rivals import RIVALS
 from .settings import Setting
 from .state import state_numbers
-from .training import parameter_groups
+from .training import fit, parameter_groups
 
 
 VOCABULARY = 64  # a half of it keys, the other half values
@@ -69,17 +69,16 @@ class RecallCell(Cell):
         optimizer = torch.optim.AdamW(parameter_groups(model), lr=self.learning_rate, fused=True)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.learning_rate, self.steps, pct_start=WARMUP)
         generator = torch.Generator().manual_seed(self.seed)
-        for step in range(self.steps):
+
+        def loss_of(step: int) -> Tensor:
             reached = min(len(PAIRS), 1 + int(len(PAIRS) * step / (GROWING * self.steps)))
             pairs = PAIRS[step % reached]
             ids, labels = examples(pairs, TOKENS // (4 * pairs), generator)
             asked = labels >= 0
-            F.cross_entropy(model(ids, use_cache=False).logits[asked], labels[asked]).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
-        model.eval()
+            return F.cross_entropy(model(ids, use_cache=False).logits[asked], labels[asked])
+
+        for _ in fit(model, optimizer, schedule, map(loss_of, range(self.steps))):
+            pass
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "state": state_numbers(model, LENGTH),

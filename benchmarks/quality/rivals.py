@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf.decay_schedules import scheduled_decays
 
 from .decoder import Decoder
 from .h3 import H3
@@ -36,15 +37,11 @@ def decays(schedule: str, heads: int) -> str | list[float]:
             LAST, each a fixed multiple of the one before; "alibi", those of ALiBi's slopes (arXiv 2108.12409); "constant τ".
     """
     name, *span = schedule.split()
-    if name == "alibi":
-        return [math.exp(-(2 ** (-8 * (head + 1) / heads))) for head in range(heads)]
     if name == "geometric":
-        first, last = map(float, span)
-        constants = [first * (last / first) ** (head / max(heads - 1, 1)) for head in range(heads)]
-        return [math.exp(-1 / constant) for constant in constants]
+        return scheduled_decays(name, heads, [float(constant) for constant in span])
     if name == "constant":
         return [math.exp(-1 / float(span[0]))] * heads
-    return schedule
+    return scheduled_decays(name, heads) if name == "alibi" else schedule
 
 
 def retnet(

@@ -2,9 +2,10 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """One recipe for all: AdamW, a short warm-up, a cosine, blocks of one length in an order that the seed alone decides."""
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -52,6 +53,24 @@ def rate_of(steps: int) -> Callable[[int], float]:
     return rate
 
 
+def fit(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LRScheduler,
+    losses: Iterable[Tensor],
+) -> Iterator[float]:
+    """A step for each loss, which is computed when its turn comes; yields their values."""
+    model.train()
+    for loss in losses:
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        yield loss.item()
+    model.eval()
+
+
 def train(
     model: nn.Module,
     stream: Tensor,
@@ -67,22 +86,18 @@ def train(
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(parameter_groups(model), lr=learning_rate, betas=BETAS, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of(steps))
-    model.train()
+
+    def loss_of(ids: Tensor) -> Tensor:
+        logits = model(ids, use_cache=False).logits[:, :-1]
+        return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+
+    blocks = itertools.islice(batches(stream, seed, block, batch), steps)
     curve, losses, every = [], [], max(1, steps // points)
     start = time.perf_counter()
-    for step, ids in zip(range(1, steps + 1), batches(stream, seed, block, batch)):
-        ids = ids.to(device)
-        logits = model(ids, use_cache=False).logits[:, :-1]
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        losses.append(loss.item())
+    for step, loss in enumerate(fit(model, optimizer, schedule, (loss_of(ids.to(device)) for ids in blocks)), 1):
+        losses.append(loss)
         if step % every == 0 or step == steps:
             curve.append((step * block * batch, sum(losses) / len(losses)))
             losses = []
     seconds = time.perf_counter() - start
-    model.eval()
     return Run(seconds, steps * block * batch / seconds, curve)
