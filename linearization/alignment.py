@@ -98,8 +98,13 @@ class AlignmentTrainer(Trainer):
         def backward(loss: Tensor) -> None:
             self.accelerator.backward(loss / parts)
 
-        with self.compute_loss_context_manager():
+        with self.accelerator.autocast():
             losses = align(student, self.teacher, inputs["input_ids"], inputs.get("attention_mask"), backward)
+        if self.accelerator.num_processes > 1 and self.accelerator.sync_gradients:
+            # no layer runs inside the wrapper that would do it
+            for parameter in student.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
         return losses.sum() / parts
 
     def prediction_step(
@@ -107,5 +112,7 @@ class AlignmentTrainer(Trainer):
     ) -> tuple[Tensor, None, None]:
         """The mean of the layers' losses."""
         inputs = self._prepare_inputs(inputs)
-        losses = align(self.accelerator.unwrap_model(model), self.teacher, inputs["input_ids"], inputs.get("attention_mask"))
+        student = self.accelerator.unwrap_model(model)
+        with self.accelerator.autocast():
+            losses = align(student, self.teacher, inputs["input_ids"], inputs.get("attention_mask"))
         return losses.mean(), None, None

@@ -13,6 +13,7 @@ from .commands.convert import convert
 from .commands.demo import demo
 from .commands.generate import generate
 from .commands.inspect import inspect
+from .commands.linearize import linearize
 from .commands.train import train
 from .commands.train_image import train_image
 
@@ -39,5 +40,5 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
         raise typer.Exit
 
 
-for command in (train, generate, demo, train_image, convert, inspect):
+for command in (train, generate, demo, linearize, train_image, convert, inspect):
     app.command()(command)

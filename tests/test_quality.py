@@ -13,7 +13,6 @@ from benchmarks.quality.h3 import H3, DiagonalStateSpace, ShiftStateSpace
 from benchmarks.quality.hyena import Hyena
 from benchmarks.quality.language import LanguageCell
 from benchmarks.quality.long_convolution import long_convolution
-from benchmarks.quality.measures import repeats, score
 from benchmarks.quality.rivals import RIVALS, decays, of_equal_size
 from benchmarks.quality.settings import SETTINGS, Setting
 from benchmarks.quality.state import decode_step, state_numbers
@@ -140,33 +139,6 @@ def test_time_constants_of_schedules():
     constants = [-1 / math.log(decay) for decay in decays("geometric 2 512", 5)]
     assert constants == pytest.approx([2, 8, 32, 128, 512])
     assert [-1 / math.log(decay) for decay in decays("alibi", 4)] == pytest.approx([4, 16, 64, 256])
-
-
-def test_repeated_pairs_are_found():
-    ids = torch.tensor([[1, 2, 3, 1, 2, 2, 2, 2, 3, 1], [0, 0, 0, 1, 0, 1, 1, 1, 0, 0]])
-    expected = []
-    for row in ids.tolist():
-        seen, marks = set(), []
-        for pair in zip(row, row[1:]):
-            marks.append(pair in seen)
-            seen.add(pair)
-        expected.append(marks)
-    assert repeats(ids).tolist() == expected
-
-
-def test_scores_are_mean_losses():
-    stream = torch.randint(5, (96,), generator=torch.Generator().manual_seed(0))
-    table = torch.randn(5, 5)
-    scores = score(lambda ids: table[ids], stream, length=32)
-    losses, marks = [], []
-    for block in stream.view(3, 32):
-        losses.append(torch.stack([-table[a].log_softmax(-1)[b] for a, b in zip(block, block[1:])]))
-        marks.append(repeats(block[None])[0])
-    losses, marks = torch.stack(losses), torch.stack(marks)
-    assert scores.loss == pytest.approx(losses.mean().item(), rel=1e-5)
-    assert scores.repeated == pytest.approx(losses[marks].mean().item(), rel=1e-5)
-    assert scores.first == pytest.approx(losses[~marks].mean().item(), rel=1e-5)
-    assert scores.by_position == pytest.approx([losses[:, :16].mean().item(), losses[:, 16:].mean().item()], rel=1e-5)
 
 
 def test_models_of_a_seed_see_the_same_blocks_and_learn():

@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from . import measures, texts
+from linearization.measures import score, token_losses
+
+from . import texts
 from .cells import Cell
 from .rivals import of_equal_size
 from .settings import SETTINGS
@@ -40,11 +42,11 @@ class LanguageCell(Cell):
             model, stream(self.text, "training"), self.tokens, self.learning_rate, self.seed, setting.block, setting.batch
         )
 
-        def logits_of(ids: torch.Tensor) -> torch.Tensor:
-            return model(ids.to(setting.device), use_cache=False).logits.cpu()
+        def losses_of(ids: torch.Tensor) -> torch.Tensor:
+            return token_losses(model(ids.to(setting.device), use_cache=False).logits.cpu(), ids)
 
         def scores(ids: torch.Tensor, length: int) -> dict[str, Any]:
-            return measures.score(logits_of, ids, length, setting.scored_tokens)._asdict()
+            return score(losses_of, ids, length, setting.scored_tokens)._asdict()
 
         others = [text for text in setting.other_texts if text != self.text]
         return {

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from linearization.recall import associative_examples
+
 from .cells import Cell
 from .rivals import RIVALS
 from .settings import Setting
@@ -30,17 +32,9 @@ GROWING = 0.6  # the share of training in which the number of pairs grows
 
 
 def examples(pairs: int, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Token ids (B, 4 P), and labels (B, 4 P): the value that follows at keys of the second part, -100 elsewhere."""
-    half = VOCABULARY // 2
-    keys = torch.rand(count, half, generator=generator).argsort(dim=1)[:, :pairs]  # (B, P), none twice
-    values = torch.randint(half, VOCABULARY, (count, pairs), generator=generator)
-    order = torch.rand(count, pairs, generator=generator).argsort(dim=1)
-    both_keys = torch.cat([keys, keys.gather(1, order)], dim=1)  # (B, 2 P)
-    both_values = torch.cat([values, values.gather(1, order)], dim=1)
-    ids = torch.stack([both_keys, both_values], dim=-1).flatten(1)
-    labels = torch.full_like(ids, -100)
-    labels[:, 2 * pairs :: 2] = both_values[:, pairs:]
-    return ids, labels
+    """As `associative_examples` gives them, of this vocabulary."""
+    keys, values = torch.arange(VOCABULARY).chunk(2)
+    return associative_examples(keys, values, pairs, count, generator)
 
 
 @torch.no_grad()

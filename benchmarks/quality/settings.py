@@ -45,14 +45,14 @@ class Setting:
     studies: tuple[str, ...] = (
         "decays",
         "longer",
+        "comparison",
+        "images",
+        "ablations",
         "heads",
         "expansion",
         "window",
-        "other_text",
-        "comparison",
-        "ablations",
-        "images",
         "recall",
+        "other_text",
         "longest",
     )
     rates: tuple[float, ...] = (1.5e-3, 3e-3, 6e-3)

@@ -38,18 +38,57 @@ def read_documents(
         InputError: for a source that is missing, empty, not UTF-8 or not what it should be.
     """
     sources = list(sources)
-    documents = [
-        document
-        for source in sources
-        for document in _read(source, field, split, subset)
-        if document and not document.isspace()
-    ]
+    return _some(stream_documents(sources, field, split, subset, streaming=False), sources)
+
+
+def read_enough(
+    sources: Iterable[str],
+    tokenizer: "PreTrainedTokenizerBase",
+    tokens: int,
+    field: str = "text",
+    split: str = "train",
+    subset: str | None = None,
+) -> list[str]:
+    """The first documents that `read_documents` would give, until they are about so many tokens.
+
+    What is not needed of a data set of the Hub is not downloaded.
+    """
+    sources = list(sources)
+    documents: list[str] = []
+    read, counted, per_character = 0, 0, 1.0
+    for document in stream_documents(sources, field, split, subset, streaming=True):
+        documents.append(document)
+        read += len(document)
+        if len(documents) in (1, 10, 100, 1000):  # tokens of a character, from what has been read
+            sample = documents[counted:]
+            ids = tokenizer([each[:10_000] for each in sample], add_special_tokens=False, verbose=False)["input_ids"]
+            per_character = sum(map(len, ids)) / sum(len(each[:10_000]) for each in sample)
+            counted = len(documents)
+        if read * per_character >= tokens:
+            break
+    return _some(documents, sources)
+
+
+def _some(documents: Iterable[str], sources: list[str]) -> list[str]:
+    documents = list(documents)
     if not documents:
         raise InputError(f"there is no text in {', '.join(sources)}")
     return documents
 
 
-def _read(source: str, field: str, split: str, subset: str | None) -> Iterator[str]:
+def stream_documents(sources: Iterable[str], field: str, split: str, subset: str | None, streaming: bool) -> Iterator[str]:
+    """Documents as `read_documents` describes them, one after the other.
+
+    Args:
+        streaming: whether data sets of the Hub are read as they arrive, and not downloaded first.
+    """
+    for source in sources:
+        for document in _read(source, field, split, subset, streaming):
+            if document and not document.isspace():
+                yield document
+
+
+def _read(source: str, field: str, split: str, subset: str | None, streaming: bool) -> Iterator[str]:
     require_text(source)
     path = Path(source).expanduser()
     if path.is_file():
@@ -60,7 +99,7 @@ def _read(source: str, field: str, split: str, subset: str | None) -> Iterator[s
         for file in files:
             yield from _read_file(file, field)
     else:
-        yield from _read_dataset(source, field, split, subset)
+        yield from _read_dataset(source, field, split, subset, streaming)
 
 
 def _read_file(path: Path, field: str) -> Iterator[str]:
@@ -90,7 +129,7 @@ def _read_file(path: Path, field: str) -> Iterator[str]:
         yield row[field]
 
 
-def _read_dataset(name: str, field: str, split: str, subset: str | None) -> Iterator[str]:
+def _read_dataset(name: str, field: str, split: str, subset: str | None, streaming: bool) -> Iterator[str]:
     import datasets
 
     datasets.disable_progress_bars()
@@ -99,19 +138,24 @@ def _read_dataset(name: str, field: str, split: str, subset: str | None) -> Iter
             dataset = datasets.load_from_disk(name)
             dataset = dataset[split] if isinstance(dataset, dict) else dataset
         else:
-            dataset = datasets.load_dataset(name, subset, split=split)
+            dataset = datasets.load_dataset(name, subset, split=split, streaming=streaming)
     except Exception as error:  # load_dataset passes on whatever its readers and the network raise
         raise InputError(
             f"{name} is neither a file, nor a folder with text, nor a data set that can be loaded: {first_line(error)}"
         ) from error
-    if field not in dataset.column_names:
-        raise InputError(
-            f'the data set {name} has no field "{field}" (it has: {", ".join(dataset.column_names)}); name it with --field'
-        )
-    for text in dataset[field]:
-        if not isinstance(text, str | None):
-            raise InputError(f'the field "{field}" of the data set {name} holds {type(text).__name__}, not text')
-        yield text or ""
+    if dataset.column_names is not None:  # of a stream they may be known by its rows alone
+        _require_field(name, field, dataset.column_names)
+        dataset = dataset.select_columns(field)
+    for row in dataset:
+        _require_field(name, field, row)
+        if not isinstance(row[field], str | None):
+            raise InputError(f'the field "{field}" of the data set {name} holds {type(row[field]).__name__}, not text')
+        yield row[field] or ""
+
+
+def _require_field(name: str, field: str, fields: Iterable[str]) -> None:
+    if field not in fields:
+        raise InputError(f'the data set {name} has no field "{field}" (it has: {", ".join(fields)}); name it with --field')
 
 
 def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list[str], list[str]]:

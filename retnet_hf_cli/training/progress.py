@@ -3,6 +3,8 @@
 """A training run as it is seen on a terminal, or in a log file: progress, speed, figures, samples."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.padding import Padding
@@ -80,20 +82,33 @@ class RichProgress(TrainerCallback):
 
 
 def complete(run: TrainingRun, console: Console) -> bool:
-    """Trains what is not finished yet. Returns whether there was anything to do."""
+    """Trains what is not finished yet, and says where it is. Returns whether there was anything to do."""
     if run.finished:
         done = f"{run.folder.output} is trained to step {run.steps_done:,} already; more --steps or --epochs would go on"
         console.print(done, markup=False, soft_wrap=True)
         return False
-    try:
+    with resumable():
         run_training(run, console)
-    except Interrupted as error:
-        message = f"{error}, which is saved: the same command with --resume continues from there"
-        raise Interrupted(message, error.signal_number) from None
     return True
 
 
+@contextmanager
+def resumable() -> Iterator[None]:
+    """An interruption in this block says how to go on."""
+    try:
+        yield
+    except Interrupted as error:
+        message = f"{error}, which is saved: the same command with --resume continues from there"
+        raise Interrupted(message, error.signal_number) from None
+
+
 def run_training(run: TrainingRun, console: Console) -> None:
+    """Trains, shows how it goes, and says where the model is."""
+    show_training(run, console)
+    console.print(f"saved: {run.folder.output}", markup=False, soft_wrap=True)
+
+
+def show_training(run: TrainingRun, console: Console) -> None:
     """Trains, and shows how it goes."""
     threads = f"{run.threads} CPU thread{'s' * (run.threads > 1)}"
     console.print(f"{run.model.num_parameters():,} parameters, {run.overview()}; {threads}", soft_wrap=True)
@@ -107,4 +122,3 @@ def run_training(run: TrainingRun, console: Console) -> None:
             progress.progress.stop()
     time_up = ", when its time was up" if run.log and run.log[-1]["step"] < run.schedule.steps else ""
     console.print(f"{run.outcome()}, in {time.monotonic() - start:.0f} s{time_up}", soft_wrap=True)
-    console.print(f"saved: {run.folder.output}", markup=False, soft_wrap=True)

@@ -152,6 +152,10 @@ class TrainingRun:
         """Something given, and what the model as it is now makes of it, where that can be shown in a line."""
         return None
 
+    def reloaded(self, checkpoint: Path) -> PreTrainedModel:
+        """The model as a checkpoint holds it."""
+        return type(self.model).from_pretrained(checkpoint).to(self.model.device)
+
     @property
     def steps_done(self) -> int:
         """Steps that the checkpoint to resume from has behind it."""
@@ -201,7 +205,7 @@ class TrainingRun:
                     trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
                 else:  # the run ended between its last checkpoint and its end, and Trainer would take one step more
                     trainer.state = TrainerState.load_from_json(str(self.checkpoint / "trainer_state.json"))
-                    self.model = trainer.model = type(self.model).from_pretrained(self.checkpoint).to(self.model.device)
+                    self.model = trainer.model = self.reloaded(self.checkpoint)
                 self.log = trainer.state.log_history
                 if supervisor.signal is not None:
                     raise Interrupted(f"interrupted at step {trainer.state.global_step}", supervisor.signal)

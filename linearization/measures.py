@@ -1,0 +1,73 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What is measured on a text that a language model was not trained on: its losses, of all tokens and of some kinds."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+
+HEAD_TOKENS = 1024  # that a head computes logits of at a time, which may be many
+
+
+class Scores(NamedTuple):
+    """Mean losses in nats per token."""
+
+    loss: float
+    repeated: float  # where the last two tokens stood together before (AR-Hit: the paper, section 3.4)
+    first: float  # where they did not (First-Occur)
+    by_position: list[float]  # of tokens 1 to 16, 17 to 32, 33 to 64, … of a block
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss), infinite where a float cannot hold it."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+def repeats(ids: Tensor) -> Tensor:
+    """(B, T-1) bool: whether tokens t and t + 1 stood side by side before, in ids (B, T)."""
+    pairs = ids[:, :-1] * (int(ids.max()) + 1) + ids[:, 1:]
+    order = pairs.argsort(dim=1, stable=True)
+    ranked = pairs.gather(1, order)
+    seen = F.pad(ranked[:, 1:] == ranked[:, :-1], (1, 0))
+    return torch.zeros_like(seen).scatter(1, order, seen)
+
+
+def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
+    """Losses in nats of all tokens but the first, (B, T-1), by logits (B, T, vocabulary) for ids (B, T)."""
+    losses = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+    return losses.view(len(ids), -1)
+
+
+@torch.no_grad()
+def losses_of(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """`token_losses` of a causal language model, whose logits are not all there at once; on the CPU."""
+    hidden = model.model(ids.to(model.device), use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)  # (B (T-1), D)
+    targets = ids[:, 1:].flatten().to(hidden.device).split(HEAD_TOKENS)
+    parts = zip(hidden.split(HEAD_TOKENS), targets)
+    losses = [F.cross_entropy(model.lm_head(rows).float(), target, reduction="none") for rows, target in parts]
+    return torch.cat(losses).view(len(ids), -1).cpu()
+
+
+@torch.no_grad()
+def score(losses_of: Callable[[Tensor], Tensor], stream: Tensor, length: int, most_tokens: int = 49_152) -> Scores:
+    """Scores of a stream in blocks of `length`, each read without what stands before it.
+
+    Args:
+        losses_of: token ids (B, T) -> losses of all but the first, (B, T-1).
+    """
+    blocks = stream[: min(len(stream), most_tokens) // length * length].view(-1, length)
+    loss = torch.cat([losses_of(batch) for batch in blocks.split(max(1, 4096 // length))])
+    repeated = repeats(blocks)
+    edges = [0] + [16 * 2**power for power in range(20) if 16 * 2**power < length] + [length - 1]
+    return Scores(
+        loss.mean().item(),
+        loss[repeated].mean().item(),
+        loss[~repeated].mean().item(),
+        [loss[:, first:last].mean().item() for first, last in zip(edges, edges[1:])],
+    )

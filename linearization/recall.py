@@ -1,0 +1,99 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""How well a language model finds again what it has read, on tokens of any tokenizer.
+
+This is where a state of constant size loses first: perplexity hardly shows it.
+"""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+CHOICES = 10  # that the right end of a needle is among
+NEEDLE, CUE = 8, 4  # tokens of a needle, and how many of them are repeated at the end of the text
+BATCH_TOKENS = 4096
+
+
+def associative_examples(
+    keys: Tensor, values: Tensor, pairs: int, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Pairs of a key and a value, and the same pairs in another order: MQAR (arXiv 2312.04927).
+
+    Args:
+        keys: token ids, at least `pairs` of them; none comes twice in a sequence. values: token ids.
+
+    Returns:
+        ids (B, 4 P), and labels (B, 4 P): the value that follows at the keys of the second half, -100 elsewhere.
+    """
+    chosen = torch.rand(count, len(keys), generator=generator).argsort(dim=1)[:, :pairs]  # (B, P)
+    first_keys = keys[chosen]
+    first_values = values[torch.randint(len(values), (count, pairs), generator=generator)]
+    order = torch.rand(count, pairs, generator=generator).argsort(dim=1)
+    both_keys = torch.cat([first_keys, first_keys.gather(1, order)], dim=1)  # (B, 2 P)
+    both_values = torch.cat([first_values, first_values.gather(1, order)], dim=1)
+    ids = torch.stack([both_keys, both_values], dim=-1).flatten(1)
+    labels = torch.full_like(ids, -100)
+    labels[:, 2 * pairs :: 2] = both_values[:, pairs:]
+    return ids, labels
+
+
+def needle_examples(
+    stream: Tensor, vocabulary: Tensor, length: int, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Blocks of a text with a few random tokens somewhere in them, and the first of those tokens again at the end.
+
+    Args:
+        stream: (tokens,) of the text, at least `length` of them. vocabulary: token ids, at least `CHOICES` of them.
+
+    Returns:
+        ids (B, length), and choices (B, CHOICES) for the token that follows, of which the first is right.
+    """
+    text = length - NEEDLE - CUE
+    blocks = []
+    for starts in torch.randint(len(stream) - text + 1, (count,), generator=generator).tolist():
+        blocks.append(stream[starts : starts + text])
+    needles = vocabulary[torch.rand(count, len(vocabulary), generator=generator).argsort(dim=1)[:, : NEEDLE + CHOICES]]
+    depths = (torch.arange(count) % 10 + 0.5) / 10 * text  # from one end of the text to the other
+    rows = []
+    for block, needle, depth in zip(blocks, needles, depths.long().tolist()):
+        rows.append(torch.cat([block[:depth], needle[:NEEDLE], block[depth:], needle[:CUE]]))
+    right, others = needles[:, CUE : CUE + 1], needles[:, NEEDLE : NEEDLE + CHOICES - 1]
+    return torch.stack(rows), torch.cat([right, others], dim=1)
+
+
+@torch.no_grad()
+def _chosen(model: PreTrainedModel, ids: Tensor, places: Tensor, choices: Tensor) -> Tensor:
+    """Which of the choices (B, P, C) is the most likely after each of the places (B, P) in ids (B, T): (B, P) token ids."""
+    found = []
+    for rows in torch.arange(len(ids)).split(max(1, BATCH_TOKENS // ids.shape[1])):
+        hidden = model.model(ids[rows].to(model.device), use_cache=False).last_hidden_state  # (B, T, D)
+        at = places[rows, :, None].expand(-1, -1, hidden.shape[-1]).to(hidden.device)
+        logits = model.lm_head(hidden.gather(1, at)).cpu()  # (B, P, vocabulary)
+        best = logits.gather(2, choices[rows]).argmax(-1, keepdim=True)
+        found.append(choices[rows].gather(2, best)[..., 0])
+    return torch.cat(found)
+
+
+def associative_recall(model: PreTrainedModel, vocabulary: Tensor, pairs: int, count: int = 64, seed: int = 0) -> float:
+    """Share of values that a model chooses, at their keys, among all values of the sequence: 1 / pairs by chance.
+
+    Args:
+        vocabulary: token ids that keys and values are drawn from, at least 2 `pairs` of them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    mixed = vocabulary[torch.randperm(len(vocabulary), generator=generator)]
+    half = len(mixed) // 2
+    ids, labels = associative_examples(mixed[:half], mixed[half:], pairs, count, generator)
+    places = torch.arange(2 * pairs, 4 * pairs, 2).expand(count, -1)  # (B, P)
+    choices = ids[:, None, 1 : 2 * pairs : 2].expand(-1, pairs, -1)  # (B, P, P)
+    return (_chosen(model, ids, places, choices) == labels[:, 2 * pairs :: 2]).float().mean().item()
+
+
+def needle_recall(
+    model: PreTrainedModel, stream: Tensor, vocabulary: Tensor, length: int, count: int = 40, seed: int = 0
+) -> float:
+    """Share of needles that a model goes on with, among `CHOICES`, at depths all over a text of so many tokens."""
+    ids, choices = needle_examples(stream, vocabulary, length, count, torch.Generator().manual_seed(seed))
+    places = torch.full((count, 1), length - 1)
+    return (_chosen(model, ids, places, choices[:, None])[:, 0] == choices[:, 0]).float().mean().item()

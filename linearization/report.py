@@ -1,0 +1,218 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What linearizing has kept and what it has cost: both models on one text, side by side, as data and as Markdown."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from retnet_hf import RetNetForCausalLM, RetNetState
+
+from .alignment import align, retention_layers
+from .measures import losses_of, score
+from .recall import CHOICES, CUE, NEEDLE, associative_recall, needle_recall
+
+
+TIMES = (1, 2, 4, 8)  # the trained length, and beyond
+PAIRS = (4, 16)
+OCCURRENCES = 10  # of a token in the text, for it to be one that is recalled
+DECODED = 32  # tokens, timed
+ROUNDS = 5
+
+
+@dataclass
+class Measures:
+    """Of one model. Lengths are in tokens, losses in nats per token; a text may be too short for some of them."""
+
+    perplexity: dict[int, float] = field(default_factory=dict)  # by length of the block
+    repeated_loss: float | None = None  # AR-Hit, at the trained length
+    first_loss: float | None = None  # First-Occur
+    associative_recall: dict[int, float] = field(default_factory=dict)  # by number of pairs
+    needle_recall: dict[int, float] = field(default_factory=dict)  # by length
+    cache_bytes: dict[int, int] = field(default_factory=dict)  # of one sequence, by length
+    tokens_per_second: dict[int, float] = field(default_factory=dict)  # of one sequence, by tokens before
+
+
+@dataclass
+class Training:
+    """What a stage of training was."""
+
+    name: str
+    steps: int
+    tokens: int
+    seconds: float | None  # None if it was interrupted
+    before: float
+    after: float
+
+
+@dataclass
+class Report:
+    """A linearized model beside its source."""
+
+    source: str
+    texts: list[str]
+    block_size: int
+    held_out: int  # tokens
+    teacher: Measures
+    student: Measures
+    layer_errors: dict[int, float]  # of the layers of retention
+    trainings: list[Training]
+
+
+def cache_bytes(cache: Cache) -> int:
+    """Bytes of what a model keeps of the tokens it has read."""
+    if isinstance(cache, RetNetState):
+        return cache.nbytes
+    return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
+
+
+def recalled_vocabulary(stream: Tensor, separator: int | None) -> Tensor:
+    """Token ids that a text has often enough for a model to know them."""
+    ids, counts = stream.unique(return_counts=True)
+    return ids[(counts >= OCCURRENCES) & (ids != (-1 if separator is None else separator))]
+
+
+def measure_text(model: PreTrainedModel, stream: Tensor, block_size: int, vocabulary: Tensor) -> Measures:
+    """What needs no clock: losses and recall.
+
+    Args:
+        stream: (tokens,) of a held-out text. vocabulary: token ids that are recalled.
+    """
+    measures = Measures()
+    lengths = [times * block_size for times in TIMES if times * block_size <= len(stream)]
+    for length in lengths:
+        scores = score(lambda ids: losses_of(model, ids), stream, length)
+        measures.perplexity[length] = scores.perplexity
+        if length == block_size:
+            measures.repeated_loss, measures.first_loss = scores.repeated, scores.first
+    for pairs in PAIRS:
+        if len(vocabulary) >= 4 * pairs:
+            measures.associative_recall[pairs] = associative_recall(model, vocabulary, pairs)
+    for length in lengths:
+        if len(vocabulary) >= NEEDLE + CHOICES and length >= 2 * (NEEDLE + CUE):
+            measures.needle_recall[length] = needle_recall(model, stream, vocabulary, length)
+    return measures
+
+
+@torch.no_grad()
+def measure_decoding(models: dict[PreTrainedModel, Measures], stream: Tensor, block_size: int) -> None:
+    """Adds memory and speed of decoding after texts of several lengths, of all models in turns."""
+    for length in (times * block_size for times in TIMES if times * block_size <= len(stream)):
+        steps = {model: _decoding(model, stream[None, :length]) for model in models}
+        seconds: dict[PreTrainedModel, list[float]] = {model: [] for model in models}
+        for _, decode in steps.values():
+            decode()
+        for _ in range(ROUNDS):
+            for model, (_, decode) in steps.items():
+                start = time.perf_counter()
+                decode()
+                seconds[model].append(time.perf_counter() - start)
+        for model, measures in models.items():
+            measures.cache_bytes[length] = steps[model][0]
+            measures.tokens_per_second[length] = DECODED / statistics.median(seconds[model])
+
+
+def _decoding(model: PreTrainedModel, ids: Tensor) -> tuple[int, Callable[[], None]]:
+    """Bytes of the cache after a text, and a call that goes on for `DECODED` tokens."""
+    outputs = model(ids.to(model.device), use_cache=True, logits_to_keep=1)
+    cache, token = outputs.past_key_values, outputs.logits[:, -1:].argmax(-1)
+
+    @torch.no_grad()
+    def decode() -> None:
+        nonlocal token
+        for _ in range(DECODED):
+            token = model(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+        token.item()
+
+    return cache_bytes(cache), decode
+
+
+def measure_layers(student: RetNetForCausalLM, teacher: PreTrainedModel, blocks: Tensor) -> dict[int, float]:
+    """The error of each retention relative to the attention that it has replaced, on blocks (B, T)."""
+    layers = retention_layers(student)
+    if not layers:
+        return {}
+    errors = torch.stack([align(student, teacher, ids.to(student.device)).cpu() for ids in blocks.split(4)]).mean(0)
+    return dict(zip(layers, errors.tolist()))
+
+
+def markdown(report: Report) -> str:
+    """The report as sections of a model card."""
+    teacher, student = report.teacher, report.student
+    rows = []
+    for length, theirs in teacher.perplexity.items():
+        ours = student.perplexity[length]
+        rows.append((f"perplexity, blocks of {length:,} tokens", f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.3f}"))
+    for name, theirs, ours in (
+        ("loss where the last two tokens stood together before (AR-Hit)", teacher.repeated_loss, student.repeated_loss),
+        ("loss where they did not (First-Occur)", teacher.first_loss, student.first_loss),
+    ):
+        if theirs is not None and ours is not None:
+            rows.append((name, f"{theirs:.3f}", f"{ours:.3f}", f"{ours - theirs:+.3f}"))
+    for pairs, theirs in teacher.associative_recall.items():
+        rows.append((f"{pairs} pairs of tokens recalled", *_shares(theirs, student.associative_recall[pairs])))
+    for length, theirs in teacher.needle_recall.items():
+        rows.append((f"a needle in {length:,} tokens found", *_shares(theirs, student.needle_recall[length])))
+    for length, theirs in teacher.cache_bytes.items():
+        ours = student.cache_bytes[length]
+        name = f"kept of {length:,} tokens, MB"
+        rows.append((name, f"{theirs / 1e6:.3f}", f"{ours / 1e6:.3f}", f"{ours / theirs:.2f}"))
+    for length, theirs in teacher.tokens_per_second.items():
+        ours = student.tokens_per_second[length]
+        rows.append((f"tokens/s after {length:,} tokens", f"{theirs:,.0f}", f"{ours:,.0f}", f"{ours / theirs:.2f}"))
+    lines = [
+        "",
+        "## Origin",
+        "",
+        f"Linearized from `{report.source}` with `retnet-hf linearize`, on {', '.join(map('`{}`'.format, report.texts))}; "
+        f"measured on {report.held_out:,} tokens of it that were held out.",
+        "",
+        "| | source | this model | ratio or difference |",
+        "|---|---:|---:|---:|",
+        *(f"| {' | '.join(row)} |" for row in rows),
+        "",
+        f"Chance is 1 of the number of pairs, and 1 in {CHOICES} for a needle.",
+        *([_recall_sentence(report)] if teacher.associative_recall or teacher.needle_recall else []),
+        "",
+        "| stage | steps | tokens | minutes | before | after |",
+        "|---|---:|---:|---:|---:|---:|",
+        *(
+            f"| {stage.name} | {stage.steps:,} | {stage.tokens:,} "
+            f"| {'' if stage.seconds is None else f'{stage.seconds / 60:.1f}'} | {stage.before:.3f} | {stage.after:.3f} |"
+            for stage in report.trainings
+        ),
+    ]
+    if report.layer_errors:
+        worst = sorted(report.layer_errors, key=report.layer_errors.get, reverse=True)
+        named = ", ".join(f"{layer} ({report.layer_errors[layer]:.2f})" for layer in worst[:8])
+        lines += ["", f"Squared error of a layer relative to the attention it replaced, the largest first: {named}."]
+    return "\n".join(lines) + "\n"
+
+
+def _shares(theirs: float, ours: float) -> tuple[str, str, str]:
+    return f"{theirs:.0%}", f"{ours:.0%}", f"{ours - theirs:+.0%}"
+
+
+def _recall_sentence(report: Report) -> str:
+    """What is to be said where a model finds less of what it has read than its source did."""
+    found = [
+        (1 / pairs, share, report.student.associative_recall[pairs])
+        for pairs, share in report.teacher.associative_recall.items()
+    ]
+    found += [
+        (1 / CHOICES, share, report.student.needle_recall[length]) for length, share in report.teacher.needle_recall.items()
+    ]
+    telling = [(theirs, ours) for chance, theirs, ours in found if theirs >= 2 * chance]
+    if not telling:
+        return "The source recalls hardly more than chance itself, so that nothing can be told about this model's recall."
+    if any(ours < 0.9 * theirs for theirs, ours in telling):
+        return (
+            "**It recalls less than its source**: what has to be found again word by word in a long text, it may not find. "
+            "Layers of softmax attention (`--keep-attention`) or a window of it (`--window`) bring some of that back."
+        )
+    return "It recalls what its source recalls, within a tenth."

@@ -1,0 +1,185 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf linearize`: a pretrained transformer becomes a RetNet."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from ..errors import InputError
+from ..known_names import DECAY_SCHEDULES
+from ..libraries import loading
+from ..options import Overwrite, Resume, Threads, data_option, model_option, one_of, run_option, training_option
+from ..sources import model_source, require_text
+from ..training.folder import TrainingFolder
+
+
+DEFAULT_TEXT, DEFAULT_SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
+
+
+class Gate(str, Enum):
+    """Activations of the output gate."""
+
+    silu = "silu"
+    sigmoid = "sigmoid"
+
+
+def linearize(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="Folder of a Llama, Mistral, Qwen2 or Qwen3, or its name on the Hub.", show_default=False
+        ),
+    ],
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TEXT",
+            help="What to train on: text files, folders, .jsonl files, or the name of a data set on the Hub, of which no "
+            "more is read than is needed. The best is what the source was trained on.",
+            show_default=f"{DEFAULT_TEXT}, {DEFAULT_SUBSET}",
+        ),
+    ] = None,
+    output: Annotated[
+        Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
+    ] = Path("linearized-model"),
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    seed: Annotated[int, run_option(min=0, help="Of the order of the text.")] = 0,
+    threads: Threads = None,
+    keep_attention: Annotated[
+        str | None,
+        model_option(
+            metavar="LAYERS",
+            help="Layers that stay softmax attention: 0,4,8; a share at equal distances, 25%; or auto, the quarter where "
+            "retention does worst once it was aligned (auto:50%, the half).",
+        ),
+    ] = None,
+    window: Annotated[
+        int | None, model_option(min=1, help="Tokens of softmax attention beside the retention of every layer, such as 64.")
+    ] = None,
+    decays: Annotated[
+        str, model_option(callback=one_of(DECAY_SCHEDULES), help="How long heads remember: decay_schedule of RetNetConfig.")
+    ] = "alibi",
+    gate: Annotated[
+        Gate, model_option(help="Activation of the output gate: sigmoid begins neutral, silu learns more.")
+    ] = Gate.silu,
+    field: Annotated[str, data_option(help="Where the text is in a .jsonl line or a row of a data set.")] = "text",
+    split: Annotated[str, data_option(help="Part of a data set.")] = "train",
+    subset: Annotated[str | None, data_option(help="Configuration of a data set.")] = None,
+    eval_fraction: Annotated[
+        float, data_option(min=0.001, max=0.5, help="Share of the text held out for evaluation.")
+    ] = 0.05,
+    block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 512,
+    batch_size: Annotated[int, training_option(min=1, help="Sequences in a step.")] = 8,
+    minutes: Annotated[
+        float | None, training_option(min=0.001, help="Train no longer than this; stages share it out by their steps.")
+    ] = None,
+    align_steps: Annotated[
+        int, training_option(min=0, help="Stage 1: each layer learns what the attention it replaces computes.")
+    ] = 500,
+    distill_steps: Annotated[
+        int, training_option(min=0, help="Stage 2: the model learns the source's distribution of the next token.")
+    ] = 1500,
+    long_steps: Annotated[int, training_option(min=0, help="Stage 3: the next token itself, in longer sequences.")] = 0,
+    long_block_size: Annotated[int, training_option(min=2, help="Tokens in a sequence of stage 3.")] = 2048,
+    align_lr: Annotated[
+        float | None, training_option(min=0.0, help="Highest learning rate of stage 1.", show_default="by hidden size")
+    ] = None,
+    distill_lr: Annotated[float | None, training_option(min=0.0, help="Of stage 2.", show_default="by hidden size")] = None,
+    long_lr: Annotated[float | None, training_option(min=0.0, help="Of stage 3.", show_default="by hidden size")] = None,
+    lora_rank: Annotated[
+        int | None, training_option(min=1, help="Stages 2 and 3 train LoRA of this rank, in the place of all weights.")
+    ] = None,
+    top_logits: Annotated[
+        int | None,
+        training_option(
+            min=1,
+            help="Ask the source before stage 2, keep its so many most likely tokens on disk, and let go of it: source and "
+            "RetNet are then not in memory together.",
+        ),
+    ] = None,
+    eval_every: Annotated[
+        int | None,
+        training_option(min=1, help="Steps between evaluations, each with a checkpoint. Absent: a tenth of a stage."),
+    ] = None,
+) -> None:
+    """Turn a pretrained transformer into a RetNet, whose state does not grow with the text.
+
+    [bold]Examples[/bold]
+
+    retnet-hf linearize meta-llama/Llama-3.2-1B --output my-retnet
+
+    retnet-hf linearize my-llama book.txt --block-size 256 --minutes 10
+
+    retnet-hf linearize Qwen/Qwen3-0.6B notes/ --keep-attention auto --window 64 --lora-rank 16
+
+    retnet-hf linearize my-llama book.txt --resume      (after Ctrl-C, a crash or a power cut)
+
+    Ctrl-C saves a checkpoint and stops; a second one stops at once.
+    The folder holds model, tokenizer, loss curves, and a model card that sets the model beside its source: perplexity,
+    recall, memory, speed.
+    """
+    folder = TrainingFolder(output)
+    folder.claim(resume, overwrite)
+    name = model_source(source)
+    if not texts:
+        texts, subset = [DEFAULT_TEXT], subset or DEFAULT_SUBSET
+    for text in texts:
+        require_text(text)
+    if not align_steps + distill_steps + long_steps and resume:
+        raise InputError("there is nothing to resume without steps")
+    if folder.occupied and resume and not folder.partial.exists():
+        raise InputError(f"{folder.output} is finished; --overwrite begins anew")
+    console = Console(highlight=False)
+    with loading(console):
+        from ..linearizing.pipeline import Linearization, blocks_of, digest_of, source_config
+        from ..linearizing.recipe import KeptLayers, Recipe
+        from ..text.corpus import load_tokenizer, read_enough
+
+    if keep_attention is not None:
+        KeptLayers.parse(keep_attention)
+    recipe = Recipe(
+        source=name,
+        keep_attention=keep_attention or "",
+        window=window,
+        decays=decays,
+        gate=gate.value,
+        eval_fraction=eval_fraction,
+        block_size=block_size,
+        batch_size=batch_size,
+        align_steps=align_steps,
+        distill_steps=distill_steps,
+        long_steps=long_steps,
+        long_block_size=long_block_size,
+        align_lr=align_lr,
+        distill_lr=distill_lr,
+        long_lr=long_lr,
+        lora_rank=lora_rank,
+        top_logits=top_logits,
+        seed=seed,
+    )
+    with console.status("looking at the source, reading the text"):
+        config, dtype = source_config(name, recipe, folder)
+        tokenizer = load_tokenizer(name)
+        recipe = recipe.with_rates(config.hidden_size)
+        documents = read_enough(texts, tokenizer, int(recipe.tokens / (1 - eval_fraction)), field, split, subset)
+        training, evaluation = blocks_of(documents, tokenizer, recipe)
+    Linearization(
+        recipe=recipe,
+        folder=folder,
+        console=console,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        texts=texts,
+        training=training,
+        evaluation=evaluation,
+        digest=digest_of(documents),
+        minutes=minutes,
+        eval_every=eval_every,
+        threads=threads,
+        resume=resume,
+    ).run()

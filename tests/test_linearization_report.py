@@ -1,0 +1,204 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What is measured of a linearized model and its source: figures by their definitions, and the report made of them."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from small_models import random_ids
+from test_linearization import source_of
+
+from linearization import (
+    Measures,
+    Report,
+    Training,
+    associative_recall,
+    hardest_layers,
+    losses_of,
+    markdown,
+    measure_decoding,
+    measure_heads,
+    measure_layers,
+    measure_text,
+    needle_recall,
+    recalled_vocabulary,
+    score,
+    spread_layers,
+    transfer,
+)
+from linearization.measures import repeats, token_losses
+from linearization.recall import CUE, NEEDLE, associative_examples, needle_examples
+
+
+def test_repeated_pairs_are_found():
+    ids = torch.tensor([[1, 2, 3, 1, 2, 2, 2, 2, 3, 1], [0, 0, 0, 1, 0, 1, 1, 1, 0, 0]])
+    expected = []
+    for row in ids.tolist():
+        seen, marks = set(), []
+        for pair in zip(row, row[1:]):
+            marks.append(pair in seen)
+            seen.add(pair)
+        expected.append(marks)
+    assert repeats(ids).tolist() == expected
+
+
+def test_scores_are_mean_losses():
+    stream = torch.randint(5, (96,), generator=torch.Generator().manual_seed(0))
+    table = torch.randn(5, 5)
+    scores = score(lambda ids: token_losses(table[ids], ids), stream, length=32)
+    losses, marks = [], []
+    for block in stream.view(3, 32):
+        losses.append(torch.stack([-table[a].log_softmax(-1)[b] for a, b in zip(block, block[1:])]))
+        marks.append(repeats(block[None])[0])
+    losses, marks = torch.stack(losses), torch.stack(marks)
+    assert scores.loss == pytest.approx(losses.mean().item(), rel=1e-5)
+    assert scores.perplexity == pytest.approx(losses.mean().exp().item(), rel=1e-5)
+    assert scores.repeated == pytest.approx(losses[marks].mean().item(), rel=1e-5)
+    assert scores.first == pytest.approx(losses[~marks].mean().item(), rel=1e-5)
+    assert scores.by_position == pytest.approx([losses[:, :16].mean().item(), losses[:, 16:].mean().item()], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Llama 3", "Qwen2"])
+def test_losses_of_a_model_are_those_of_its_logits(name, monkeypatch):
+    monkeypatch.setattr("linearization.measures.HEAD_TOKENS", 7)
+    model, ids = source_of(name), random_ids(3, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(losses_of(model, ids), token_losses(model(ids).logits, ids), rtol=1e-5, atol=1e-5)
+
+
+def test_pairs_are_asked_for_in_another_order():
+    keys, values = torch.arange(10, 20), torch.arange(50, 60)
+    ids, labels = associative_examples(keys, values, 4, 30, torch.Generator().manual_seed(0))
+    assert ids.shape == labels.shape == (30, 16)
+    orders = set()
+    for row, wanted in zip(ids.tolist(), labels.tolist()):
+        named = dict(zip(row[:8:2], row[1:8:2]))
+        assert len(named) == 4
+        assert set(named) <= set(keys.tolist())
+        assert set(named.values()) <= set(values.tolist())
+        assert dict(zip(row[8::2], row[9::2])) == named
+        assert wanted[:8] == [-100] * 8
+        assert wanted[8::2] == row[9::2]
+        assert wanted[9::2] == [-100] * 4
+        orders.add(tuple(list(named).index(key) for key in row[8::2]))
+    assert len(orders) > 10
+
+
+def test_needles_are_at_all_depths_and_the_cue_is_their_beginning():
+    stream, vocabulary = torch.arange(1000) % 7, torch.arange(100, 140)
+    ids, choices = needle_examples(stream, vocabulary, 64, 10, torch.Generator().manual_seed(0))
+    assert ids.shape == (10, 64)
+    depths = []
+    for row, candidates in zip(ids, choices):
+        places = (row[:-CUE] >= 100).nonzero()[:, 0]
+        assert len(places) == NEEDLE
+        assert places.equal(torch.arange(places[0], places[0] + NEEDLE))
+        needle = row[places]
+        assert row[-CUE:].equal(needle[:CUE])
+        assert candidates[0] == needle[CUE]
+        assert len(set(candidates.tolist()) - set(needle.tolist())) == len(candidates) - 1
+        depths.append(places[0].item())
+    assert depths == sorted(depths)
+    assert depths[0] < 6
+    assert depths[-1] > 45
+
+
+class Echo(torch.nn.Module):
+    """Expects what followed the last token where it stood before: it recalls everything, or nothing."""
+
+    def __init__(self, recalls: bool) -> None:
+        super().__init__()
+        self.recalls, self.device, self.model, self.lm_head = recalls, torch.device("cpu"), self.read, torch.nn.Identity()
+
+    def read(self, ids, use_cache):
+        logits = torch.zeros(*ids.shape, 200)
+        for row, tokens in enumerate(ids.tolist()):
+            for place, token in enumerate(tokens):
+                before = [other for other in range(place) if tokens[other] == token]
+                if before:
+                    logits[row, place, tokens[before[0] + 1]] = 1.0 if self.recalls else -1.0
+        return type("Outputs", (), {"last_hidden_state": logits})
+
+
+@pytest.mark.parametrize("recalls", [True, False])
+def test_recall_is_the_share_of_what_is_found_again(recalls):
+    vocabulary, stream = torch.arange(100, 180), torch.arange(1000) % 7
+    assert associative_recall(Echo(recalls), vocabulary, pairs=8) == recalls
+    assert needle_recall(Echo(recalls), stream, vocabulary, length=50) == recalls
+
+
+def test_tokens_are_recalled_that_a_text_has_often():
+    stream = torch.tensor([3] * 10 + [5] * 9 + [7] * 12 + [1] * 30)
+    assert recalled_vocabulary(stream, separator=1).tolist() == [3, 7]
+    assert recalled_vocabulary(stream, separator=None).tolist() == [1, 3, 7]
+
+
+def test_layers_are_chosen_by_share():
+    assert spread_layers(8, 0.25) == [3, 7]
+    assert spread_layers(4, 0.01) == [3]
+    assert spread_layers(6, 0.5) == [1, 3, 5]
+    assert hardest_layers({0: 0.3, 1: 0.1, 2: 0.9, 3: 0.2}, 0.5) == [0, 2]
+    assert hardest_layers({0: 0.3, 1: 0.1}, 0.01) == [0]
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("linearization.report.DECODED", 2)
+        teacher = source_of("Llama 3")
+        blocks = random_ids(8, 32)
+        student = transfer(teacher, kept=[1], measures=measure_heads(teacher, [blocks]))
+        stream = random_ids(1, 700)[0]
+        vocabulary = recalled_vocabulary(stream, separator=None)
+        measures = [measure_text(model, stream, 32, vocabulary) for model in (teacher, student)]
+        measure_decoding(dict(zip((teacher, student), measures)), stream, 32)
+        errors = measure_layers(student, teacher, blocks)
+    trainings = [Training("align", 3, 96, 60.0, 0.5, 0.25), Training("distill", 4, 128, None, 1.0, 0.5)]
+    return Report("llama", ["a.txt"], 32, 700, *measures, errors, trainings)
+
+
+def test_a_report_measures_at_the_trained_length_and_beyond(report):
+    teacher, student = report.teacher, report.student
+    for measures in (teacher, student):
+        assert (
+            list(measures.perplexity) == list(measures.cache_bytes) == list(measures.tokens_per_second) == [32, 64, 128, 256]
+        )
+        assert measures.perplexity[32] > 1
+        assert all(0 <= share <= 1 for share in (*measures.associative_recall.values(), *measures.needle_recall.values()))
+    per_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, their heads, numbers of a head, bytes
+    assert teacher.cache_bytes[64] - teacher.cache_bytes[32] == 32 * per_token
+    assert student.cache_bytes[64] - student.cache_bytes[32] <= 32 * (per_token // 2 + 32)  # of the layer that is kept, and where they are
+    assert list(report.layer_errors) == [0]
+    assert json.loads(json.dumps(dataclasses.asdict(report)))["block_size"] == 32
+
+
+def test_a_report_in_markdown_has_every_figure(report):
+    text = markdown(report)
+    for length, theirs in report.teacher.perplexity.items():
+        assert f"| perplexity, blocks of {length} tokens | {theirs:.2f} | {report.student.perplexity[length]:.2f} |" in text
+    assert "| align | 3 | 96 | 1.0 | 0.500 | 0.250 |" in text
+    assert "| distill | 4 | 128 |  | 1.000 | 0.500 |" in text
+    assert f"0 ({report.layer_errors[0]:.2f})." in text
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "sentence"),
+    [
+        (0.9, 0.5, "It recalls less than its source"),
+        (0.9, 0.85, "It recalls what its source recalls, within a tenth."),
+        (0.1, 0.1, "The source recalls hardly more than chance itself"),
+    ],
+)
+def test_a_report_says_where_recall_falls_short(report, theirs, ours, sentence):
+    teacher, student = Measures(associative_recall={16: theirs}), Measures(associative_recall={16: ours})
+    changed = dataclasses.replace(report, teacher=teacher, student=student)
+    assert sentence in markdown(changed)
+
+
+def test_a_text_that_is_too_short_leaves_figures_out():
+    model = source_of("Qwen2")
+    measures = measure_text(model, random_ids(1, 40)[0], 32, torch.arange(3))
+    assert list(measures.perplexity) == [32]
+    assert measures.associative_recall == measures.needle_recall == {}
