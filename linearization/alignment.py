@@ -47,7 +47,7 @@ def align(
         def hook(_: nn.Module, __: tuple, inputs: dict[str, Any], output: tuple[Tensor, ...]) -> None:
             own = student.model._plan_of_layer(plan, index)
             with torch.set_grad_enabled(with_loss is not None):
-                mixed, *_ = student.model.layers[index].retention(inputs["hidden_states"].detach(), plan=own)
+                mixed, *_ = student.model.layers[index].retention(inputs["hidden_states"].to(student.dtype), plan=own)
                 wanted, found = (tokens.float() if there is None else tokens[there].float() for tokens in (output[0], mixed))
                 loss = (found - wanted).square().sum() / wanted.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
                 if with_loss is not None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 CHOICES = 10  # that the right end of a needle is among
 NEEDLE, CUE = 8, 4  # tokens of a needle, and how many of them are repeated at the end of the text
+SEQUENCES, NEEDLES = 64, 40  # that recall is measured on
 BATCH_TOKENS = 4096
 
 
@@ -75,7 +76,7 @@ def _chosen(model: PreTrainedModel, ids: Tensor, places: Tensor, choices: Tensor
     return torch.cat(found)
 
 
-def associative_recall(model: PreTrainedModel, vocabulary: Tensor, pairs: int, count: int = 64, seed: int = 0) -> float:
+def associative_recall(model: PreTrainedModel, vocabulary: Tensor, pairs: int, count: int = SEQUENCES, seed: int = 0) -> float:
     """Share of values that a model chooses, at their keys, among all values of the sequence: 1 / pairs by chance.
 
     Args:
@@ -91,7 +92,7 @@ def associative_recall(model: PreTrainedModel, vocabulary: Tensor, pairs: int, c
 
 
 def needle_recall(
-    model: PreTrainedModel, stream: Tensor, vocabulary: Tensor, length: int, count: int = 40, seed: int = 0
+    model: PreTrainedModel, stream: Tensor, vocabulary: Tensor, length: int, count: int = NEEDLES, seed: int = 0
 ) -> float:
     """Share of needles that a model goes on with, among `CHOICES`, at depths all over a text of so many tokens."""
     ids, choices = needle_examples(stream, vocabulary, length, count, torch.Generator().manual_seed(seed))

@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What linearizing has kept and what it has cost: both models on one text, side by side, as data and as Markdown."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from retnet_hf import RetNetForCausalLM, RetNetState
 
 from .alignment import align, retention_layers
 from .measures import losses_of, score
-from .recall import CHOICES, CUE, NEEDLE, associative_recall, needle_recall
+from .recall import CHOICES, CUE, NEEDLE, NEEDLES, SEQUENCES, associative_recall, needle_recall
 
 
 TIMES = (1, 2, 4, 8)  # the trained length, and beyond
@@ -200,16 +201,19 @@ def _shares(theirs: float, ours: float) -> tuple[str, str, str]:
 
 def _recall_sentence(report: Report) -> str:
     """What is to be said where a model finds less of what it has read than its source did."""
+    teacher, student = report.teacher, report.student
     found = [
-        (1 / pairs, share, report.student.associative_recall[pairs])
-        for pairs, share in report.teacher.associative_recall.items()
+        (1 / pairs, pairs * SEQUENCES, share, student.associative_recall[pairs])
+        for pairs, share in teacher.associative_recall.items()
     ]
-    found += [
-        (1 / CHOICES, share, report.student.needle_recall[length]) for length, share in report.teacher.needle_recall.items()
+    found += [(1 / CHOICES, NEEDLES, share, student.needle_recall[length]) for length, share in teacher.needle_recall.items()]
+    telling = [
+        (theirs, ours)
+        for chance, count, theirs, ours in found
+        if theirs > chance + 3 * math.sqrt(chance * (1 - chance) / count)
     ]
-    telling = [(theirs, ours) for chance, theirs, ours in found if theirs >= 2 * chance]
     if not telling:
-        return "The source recalls hardly more than chance itself, so that nothing can be told about this model's recall."
+        return "The source itself recalls hardly more than chance, so that nothing can be told about this model's recall."
     if any(ours < 0.9 * theirs for theirs, ours in telling):
         return (
             "**It recalls less than its source**: what has to be found again word by word in a long text, it may not find. "

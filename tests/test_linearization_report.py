@@ -169,7 +169,9 @@ def test_a_report_measures_at_the_trained_length_and_beyond(report):
         assert all(0 <= share <= 1 for share in (*measures.associative_recall.values(), *measures.needle_recall.values()))
     per_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, their heads, numbers of a head, bytes
     assert teacher.cache_bytes[64] - teacher.cache_bytes[32] == 32 * per_token
-    assert student.cache_bytes[64] - student.cache_bytes[32] <= 32 * (per_token // 2 + 32)  # of the layer that is kept, and where they are
+    assert student.cache_bytes[64] - student.cache_bytes[32] <= 32 * (
+        per_token // 2 + 32
+    )  # of the layer that is kept, and where they are
     assert list(report.layer_errors) == [0]
     assert json.loads(json.dumps(dataclasses.asdict(report)))["block_size"] == 32
 
@@ -188,7 +190,7 @@ def test_a_report_in_markdown_has_every_figure(report):
     [
         (0.9, 0.5, "It recalls less than its source"),
         (0.9, 0.85, "It recalls what its source recalls, within a tenth."),
-        (0.1, 0.1, "The source recalls hardly more than chance itself"),
+        (0.07, 0.07, "The source itself recalls hardly more than chance"),
     ],
 )
 def test_a_report_says_where_recall_falls_short(report, theirs, ours, sentence):

@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.configuration_utils import PreTrainedConfig
 
+from conversion.card import licence_of
 from conversion.errors import first_line
 from linearization import (
     HeadMeasures,
@@ -157,6 +160,7 @@ class Linearization:
     def transferred(self, kept: Sequence[int]) -> RetNetForCausalLM:
         """The RetNet before training, in float32."""
         recipe = self.recipe
+        torch.manual_seed(recipe.seed)  # of the gates, so that a resumed run begins with the same ones
         return transfer(
             self.teacher, kept, self.head_measures, recipe.decays, gate_act=recipe.gate, window=recipe.window
         ).float()
@@ -296,9 +300,10 @@ class Linearization:
         """What the source says of blocks, asked now or read if it was."""
         path = self.folder.partial / f"teacher-{name}.safetensors"
         if not path.exists():
-            most = self.recipe.distill_steps * self.recipe.batch_size
-            with self.console.status(f"asking the source about {min(len(blocks), most):,} blocks"):
-                store_teacher(self.teacher, blocks[:most].long().split(4), path, self.recipe.top_logits)
+            order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(self.recipe.seed))
+            chosen = blocks[order[: self.recipe.distill_steps * self.recipe.batch_size]].long()
+            with self.console.status(f"asking the source about {len(chosen):,} blocks"):
+                store_teacher(self.teacher, chosen.split(4), path, self.recipe.top_logits)
         return StoredTeacher(path)
 
     def report(self, student: RetNetForCausalLM) -> Report:
@@ -331,6 +336,8 @@ class Linearization:
             curves.append(f"![{stage.figure} of the stage {stage.name}]({stage.name}.png)\n")
         prompt = " ".join(self.tokenizer.decode(self.evaluation[:PROMPT], skip_special_tokens=True)[:PROMPT].split())
         card = model_card(student, self.folder.output.name, None, prompt, markdown(report) + "\n" + "\n".join(curves))
+        for field, value in source_metadata(self.recipe.source).items():
+            card.data[field] = value
         card.save(partial / "README.md")
         for name in [stage.name for stage, _ in self.stages]:
             shutil.rmtree(partial / name)
@@ -349,6 +356,17 @@ class Linearization:
         for pairs, theirs in report.teacher.associative_recall.items():
             ours = report.student.associative_recall[pairs]
             self.console.print(f"recalled of {pairs} pairs: source {theirs:.0%}, RetNet {ours:.0%}")
+
+
+def source_metadata(name: str) -> dict[str, Any]:
+    """What the metadata of a model card says about its source: which repository it is, and its licence, as far as stated."""
+    if Path(name).is_dir():
+        return licence_of(Path(name)) or {}
+    try:
+        licence = licence_of(Path(hf_hub_download(name, "README.md")).parent)
+    except (OSError, HfHubHTTPError):  # there is no card, or no network
+        licence = None
+    return {"base_model": name, **(licence or {})}
 
 
 def digest_of(documents: list[str]) -> str:

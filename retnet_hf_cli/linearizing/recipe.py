@@ -37,10 +37,12 @@ class KeptLayers:
         Raises:
             InputError: for anything else.
         """
-        if match := re.fullmatch(r"(auto)?:?(?:(\d+(?:\.\d+)?)%)?", text.strip()):
-            share = AUTO_SHARE if match[2] is None else float(match[2]) / 100
-            if (match[1] or match[2]) and 0 < share < 1:
-                return cls(share=share, hardest=match[1] is not None)
+        number = r"(\d+(?:\.\d+)?)%"
+        if match := re.fullmatch(rf"(auto)(?::{number})?|{number}", text.strip()):
+            auto, auto_share, spread_share = match.groups()
+            share = float(auto_share or spread_share or 100 * AUTO_SHARE) / 100
+            if 0 < share < 1:
+                return cls(share=share, hardest=auto is not None)
         elif re.fullmatch(r"\d+(\s*,\s*\d+)*", text.strip()):
             return cls(layers=tuple(sorted({int(number) for number in text.split(",")})))
         raise InputError(

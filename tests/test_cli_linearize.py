@@ -1,0 +1,438 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf linearize`, as a user meets it: what it makes, how it goes on after an interruption, what it refuses."""
+
+import functools
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from test_cli import SAMPLE_TEXT, assert_same_weights, at_step, press_ctrl_c, press_ctrl_c_twice, refused, tree
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    pipeline,
+)
+
+from linearization import hardest_layers, losses_of, score
+from retnet_hf import RetNetForCausalLM
+from retnet_hf_cli.errors import InputError
+from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe, needs
+from retnet_hf_cli.main import main
+from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
+from retnet_hf_cli.training.progress import RichProgress
+
+
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
+
+TEXT = SAMPLE_TEXT.read_text(encoding="utf-8")[:12_000]
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+    "initializer_range": 0.2,
+}
+LINEARIZE = ["linearize", "llama", "book.txt", "--output", "model", "--block-size", 32, "--batch-size", 4, "--threads", 1]
+LINEARIZE += ["--align-steps", 6, "--distill-steps", 6, "--eval-every", 3]
+
+
+def make_source(folder: Path) -> None:
+    """A Llama with tokenizer, chat template, generation config and a model card, and a text."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    model.generation_config.temperature, model.generation_config.do_sample = 0.5, True
+    model.save_pretrained(folder / "llama")
+    tokenizer = train_tokenizer([TEXT], 300)
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    tokenizer.save_pretrained(folder / "llama")
+    (folder / "llama" / "README.md").write_text("---\nlicense: mit\n---\nA Llama.\n", encoding="utf-8")
+    (folder / "book.txt").write_text(TEXT, encoding="utf-8")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def little_is_measured():
+    """The clock is read for a moment: what it says is in no test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("linearization.report.DECODED", 1)
+        patch.setattr("linearization.report.ROUNDS", 1)
+        yield
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch) -> Path:
+    """A working directory with a source and a text."""
+    monkeypatch.chdir(tmp_path)
+    make_source(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def linearized(tmp_path_factory, heard_again, little_is_measured) -> Path:
+    """The folder of an uninterrupted run, which is not to be changed."""
+    folder, before = tmp_path_factory.mktemp("linearized"), Path.cwd()
+    os.chdir(folder)
+    try:
+        make_source(folder)
+        assert main([str(argument) for argument in LINEARIZE]) == 0
+    finally:
+        os.chdir(before)
+    return folder / "model"
+
+
+def test_help_has_examples(retnet_hf):
+    answer = retnet_hf("linearize", "--help")
+    assert answer.code == 0
+    assert answer.out.count("retnet-hf linearize") >= 4
+
+
+def test_linearize_ends_in_a_folder_with_everything(linearized):
+    files = {path.name for path in linearized.iterdir()}
+    assert files - {"chat_template.jinja"} == {
+        "README.md",
+        "align.png",
+        "config.json",
+        "distill.png",
+        "generation_config.json",
+        "linearization.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert not linearized.with_name("model.partial").exists()
+
+
+def test_the_folder_is_a_model_with_what_belongs_to_its_source(linearized):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(linearized), AutoTokenizer.from_pretrained(linearized)
+    assert isinstance(model, RetNetForCausalLM)
+    assert not model.config.is_hybrid
+    assert model.config.use_cache
+    assert model.config.output_gate_act == "silu"
+    assert model.generation_config.temperature == 0.5
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "So"}], tokenize=False) == "So"
+    chat = pipeline("text-generation", model=str(linearized))
+    assert chat([{"role": "user", "content": "And God"}], max_new_tokens=3)[0]["generated_text"][1]["role"] == "assistant"
+
+
+def test_heads_that_look_further_back_remember_longer(linearized):
+    model = AutoModelForCausalLM.from_pretrained(linearized)
+    slopes = sorted(2.0 ** (-2 * (head + 1)) for head in range(4))
+    for layer in range(4):
+        decays = sorted(-torch.tensor(model.config.decays(layer)).double().log())
+        assert [decay.item() for decay in decays] == pytest.approx(slopes, rel=1e-5)
+    assert len({tuple(model.config.decays(layer)) for layer in range(4)}) > 1
+
+
+def test_the_model_card_sets_the_model_beside_its_source(linearized):
+    card = (linearized / "README.md").read_text(encoding="utf-8")
+    report = json.loads((linearized / "linearization.json").read_text(encoding="utf-8"))
+    assert "license: mit\n" in card.split("---")[1]
+    assert "Linearized from `llama` with `retnet-hf linearize`, on `book.txt`" in card
+    source, own = report["teacher"]["perplexity"]["64"], report["student"]["perplexity"]["64"]
+    assert f"| perplexity, blocks of 64 tokens | {source:.2f} | {own:.2f} |" in card
+    assert [stage["name"] for stage in report["trainings"]] == ["align", "distill"]
+    assert all(stage["after"] < stage["before"] for stage in report["trainings"])
+    assert report["trainings"][0]["tokens"] == 6 * 4 * 32
+    assert str(linearized.parent) not in card
+
+
+def test_perplexities_in_the_report_are_those_of_the_models(linearized):
+    report = json.loads((linearized / "linearization.json").read_text(encoding="utf-8"))
+    model = AutoModelForCausalLM.from_pretrained(linearized)
+    source = AutoModelForCausalLM.from_pretrained(linearized.parent / "llama")
+    held_out = hold_out([TEXT], 0.05)[1]
+    stream = torch.from_numpy(encode(held_out, AutoTokenizer.from_pretrained(linearized))).long()
+    for each, name in ((model, "student"), (source, "teacher")):
+        found = score(functools.partial(losses_of, each), stream, 32).perplexity
+        assert report[name]["perplexity"]["32"] == pytest.approx(found, rel=1e-4)
+
+
+def test_progress_is_shown_by_stage(retnet_hf, workplace):
+    answer = retnet_hf(*LINEARIZE)
+    assert answer.code == 0, answer.err
+    assert answer.err == ""
+    errors = re.findall(r"step +(\d+) of 6   error of a layer ([\d.]+)", answer.out)
+    divergences = re.findall(r"step +(\d+) of 6   divergence ([\d.]+)", answer.out)
+    assert [int(step) for step, _ in errors] == [int(step) for step, _ in divergences] == [0, 3, 6]
+    assert float(errors[-1][1]) < float(errors[0][1])
+    assert float(divergences[-1][1]) < float(divergences[0][1])
+    assert "stage 1 of 2, align" in answer.out
+    assert "saved: " in answer.out
+
+
+# interrupting and resuming
+
+
+@pytest.mark.parametrize("ctrl_c", [press_ctrl_c, press_ctrl_c_twice])
+@pytest.mark.parametrize("stage", ["align", "distill"])
+def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, linearized, monkeypatch, stage, ctrl_c):
+    with pytest.MonkeyPatch.context() as patch:
+        on_step_end = RichProgress.on_step_end
+
+        def patched(self, args, state, control, **kwargs):
+            on_step_end(self, args, state, control, **kwargs)
+            if self.run.name == stage and state.global_step == 4:
+                ctrl_c()
+
+        patch.setattr(RichProgress, "on_step_end", patched)
+        answer = retnet_hf(*LINEARIZE)
+    assert answer.code == 130
+    assert answer.err.startswith("retnet-hf: interrupted")
+    assert not Path("model").exists()
+    answer = retnet_hf(*LINEARIZE, "--resume")
+    assert answer.code == 0, answer.err
+    assert "continuing after step" in answer.out
+    assert ("stage 1 of 2" in answer.out) == (stage == "align")
+    assert_same_weights(Path("model"), linearized)
+    assert not Path("model.partial").exists()
+
+
+def test_a_run_that_was_interrupted_is_neither_begun_anew_nor_resumed_otherwise(retnet_hf, workplace):
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 4, press_ctrl_c)
+        retnet_hf(*LINEARIZE)
+    before = tree(workplace)
+    refused(retnet_hf(*LINEARIZE), "model.partial holds an interrupted run", "--resume continues it")
+    refused(retnet_hf(*LINEARIZE, "--resume", "--window", 8), "this run began with --window None, not 8")
+    refused(retnet_hf(*LINEARIZE, "--resume", "--block-size", 16), "this run began with --block-size 32, not 16")
+    Path("book.txt").write_text(TEXT + "And more.", encoding="utf-8")
+    refused(retnet_hf(*LINEARIZE, "--resume"), "the text is not what this run began with")
+    Path("book.txt").write_text(TEXT, encoding="utf-8")
+    assert tree(workplace) == before
+
+
+def test_a_finished_model_is_neither_resumed_nor_replaced_unasked(retnet_hf, workplace, linearized):
+    shutil.copytree(linearized, "model")
+    refused(retnet_hf(*LINEARIZE), "is not empty", "--overwrite")
+    refused(retnet_hf(*LINEARIZE, "--resume"), "is finished")
+    assert tree(Path("model")) == tree(linearized)
+
+
+# what may be asked for
+
+
+def test_layers_that_are_kept_stay_as_they_were(retnet_hf, workplace):
+    assert retnet_hf(*LINEARIZE, "--keep-attention", "0,2", "--distill-steps", 0).code == 0
+    model, source = (AutoModelForCausalLM.from_pretrained(name) for name in ("model", "llama"))
+    kinds = ["full_attention", "linear_attention", "full_attention", "linear_attention"]
+    assert model.config.layer_types == kinds
+    for layer in (0, 2):
+        assert model.model.layers[layer].attention.q_proj.weight.equal(source.model.layers[layer].self_attn.q_proj.weight)
+
+
+def test_the_layers_that_are_hardest_to_replace_are_kept(retnet_hf, workplace):
+    answer = retnet_hf(*LINEARIZE, "--keep-attention", "auto:50%", "--distill-steps", 0)
+    assert answer.code == 0, answer.err
+    report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
+    model = AutoModelForCausalLM.from_pretrained("model")
+    kept = [layer for layer, kind in enumerate(model.config.layer_types) if kind == "full_attention"]
+    assert len(kept) == 2
+    assert f"softmax attention stays in layers {kept[0]}, {kept[1]}" in answer.out
+    assert set(map(int, report["layer_errors"])) == set(range(4)) - set(kept)
+    # the same run with every layer replaced has the same errors in the layers that are not kept, and larger ones in these
+    assert retnet_hf(*LINEARIZE, "--distill-steps", 0, "--overwrite").code == 0
+    every = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))["layer_errors"]
+    assert hardest_layers({int(layer): error for layer, error in every.items()}, 0.5) == kept
+    for layer, error in report["layer_errors"].items():
+        assert error == pytest.approx(every[layer], rel=1e-4)
+
+
+def test_what_the_source_says_may_be_stored(retnet_hf, workplace, linearized):
+    answer = retnet_hf(*LINEARIZE, "--top-logits", 300)
+    assert answer.code == 0, answer.err
+    stored, asked = (
+        json.loads((folder / "linearization.json").read_text())["trainings"][1] for folder in (Path("model"), linearized)
+    )
+    assert stored["before"] == pytest.approx(asked["before"], rel=1e-2)  # all tokens are stored, in half precision
+    assert stored["after"] == pytest.approx(asked["after"], rel=0.1)
+    assert not list(Path("model").glob("teacher*"))
+
+
+def test_lora_leaves_no_adapter_and_what_it_does_not_adapt(retnet_hf, workplace):
+    answer = retnet_hf(*LINEARIZE, "--lora-rank", 2, "--align-steps", 0)
+    assert answer.code == 0, answer.err
+    model, source = (AutoModelForCausalLM.from_pretrained(name) for name in ("model", "llama"))
+    assert model.model.embed_tokens.weight.equal(source.model.embed_tokens.weight)
+    change = model.model.layers[0].mlp.up_proj.weight - source.model.layers[0].mlp.up_proj.weight
+    assert 0 < torch.linalg.matrix_rank(change, atol=1e-6) <= 2
+
+
+def test_lora_is_resumed_too(retnet_hf, workplace):
+    options = [*LINEARIZE, "--lora-rank", 2, "--align-steps", 0]
+    assert retnet_hf(*options).code == 0
+    os.rename("model", "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 4, press_ctrl_c)
+        assert retnet_hf(*options).code == 130
+    assert retnet_hf(*options, "--resume").code == 0
+    assert_same_weights(Path("model"), Path("whole"))
+
+
+def test_the_third_stage_is_of_longer_sequences(retnet_hf, workplace):
+    answer = retnet_hf(*LINEARIZE, "--distill-steps", 0, "--long-steps", 4, "--long-block-size", 128, "--window", 8)
+    assert answer.code == 0, answer.err
+    report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
+    assert [(stage["name"], stage["tokens"]) for stage in report["trainings"]] == [("align", 6 * 128), ("long", 4 * 512)]
+    assert "stage 2 of 2, long" in answer.out
+    assert re.search(r"step +4 of 4   perplexity [\d,.]+", answer.out)
+    assert AutoModelForCausalLM.from_pretrained("model").config.retention_window == 8
+
+
+def test_without_any_stage_it_is_the_transfer(retnet_hf, workplace):
+    answer = retnet_hf(*LINEARIZE, "--align-steps", 0, "--distill-steps", 0, "--keep-attention", "0,1,2,3")
+    assert answer.code == 0, answer.err
+    model, source = (AutoModelForCausalLM.from_pretrained(name) for name in ("model", "llama"))
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, source(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_of_half_precision_is_trained_in_float32_and_saved_as_it_was(retnet_hf, workplace):
+    model = AutoModelForCausalLM.from_pretrained("llama", dtype=torch.bfloat16)
+    model.save_pretrained("llama")
+    answer = retnet_hf(*LINEARIZE, "--distill-steps", 1)
+    assert answer.code == 0, answer.err
+    assert AutoModelForCausalLM.from_pretrained("model", dtype="auto").dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("0, 4,8", KeptLayers(layers=(0, 4, 8))),
+        ("25%", KeptLayers(share=0.25)),
+        ("auto", KeptLayers(share=0.25, hardest=True)),
+        ("auto:12.5%", KeptLayers(share=0.125, hardest=True)),
+    ],
+)
+def test_layers_to_keep_are_named_in_four_ways(text, kept):
+    assert KeptLayers.parse(text) == kept
+
+
+@pytest.mark.parametrize("text", ["", "0,", "some", "200%", "0%", "auto:", "-1", "auto 4"])
+def test_other_names_of_layers_are_refused(text):
+    with pytest.raises(InputError, match="--keep-attention takes layers such as 0,4,8, a share such as 25%"):
+        KeptLayers.parse(text)
+
+
+def test_learning_rates_fall_with_the_hidden_size():
+    small, large = (Recipe("a").with_rates(hidden_size) for hidden_size in (128, 2048))
+    assert (small.align_lr, small.distill_lr) == (3e-3, 1e-3)
+    assert (large.align_lr, large.distill_lr) == pytest.approx((7.5e-4, 6.25e-5))
+    assert Recipe("a", distill_lr=3e-5).with_rates(2048).distill_lr == 3e-5
+
+
+# what is refused before any work
+
+
+def test_a_source_of_another_kind_is_refused(retnet_hf, workplace):
+    MixtralConfig().save_pretrained("mixtral")
+    refused(
+        retnet_hf("linearize", "mixtral", "book.txt"), "model_type 'mixtral' cannot be linearized: those of llama, mistral"
+    )
+    config = json.loads(Path("llama/config.json").read_text()) | {"attention_bias": True}
+    Path("llama/config.json").write_text(json.dumps(config))
+    refused(retnet_hf(*LINEARIZE), "attention_bias must be False")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--block-size", 4096], ["too short to fill a block of 4096 tokens", "--block-size"]),
+        (["--long-steps", 1], ["too short to fill a block of 2048 tokens", "--long-block-size"]),
+        (["--keep-attention", "0,9"], ["layer 9 cannot be kept: the model has layers 0 to 3"]),
+        (["--keep-attention", "few"], ["--keep-attention takes layers"]),
+        (["--decays", "fast"], ["it must be one of power_of_two, log_linear"]),
+    ],
+)
+def test_what_cannot_be_done_is_refused(retnet_hf, workplace, options, words):
+    before = tree(workplace)
+    refused(retnet_hf(*LINEARIZE, *options), *words)
+    assert tree(workplace) == before
+
+
+def test_a_source_without_tokenizer_is_refused(retnet_hf, workplace):
+    for file in Path("llama").glob("tokenizer*"):
+        file.unlink()
+    refused(retnet_hf(*LINEARIZE), "there is no tokenizer in llama")
+
+
+@pytest.mark.parametrize("arguments", [["nowhere", "book.txt"], ["llama", "nowhere.txt"], ["book.txt", "book.txt"]])
+def test_a_source_or_text_that_is_not_there_is_refused_at_once(retnet_hf, workplace, arguments):
+    refused(retnet_hf("linearize", *arguments))
+
+
+def test_too_little_memory_is_said_beforehand(retnet_hf, workplace, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 10**5}))
+    before = tree(workplace)
+    refused(retnet_hf(*LINEARIZE), "not enough memory", "--lora-rank 8 and --top-logits 32 need less")
+    assert tree(workplace) == before
+
+
+def test_too_little_disk_is_said_beforehand(retnet_hf, workplace, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10**5}))
+    before = tree(workplace)
+    refused(retnet_hf(*LINEARIZE), "not enough disk")
+    assert tree(workplace) == before
+
+
+def test_what_is_needed_follows_from_the_configuration():
+    config = Qwen2Config(**SIZES | {"num_hidden_layers": 2})
+    model = Qwen2ForCausalLM(config)
+    teacher = 2 * model.num_parameters()
+    recipe = Recipe("a", align_steps=0, distill_steps=5)
+    found = needs(config, recipe, torch.bfloat16)
+    student = found.student_parameters
+    assert model.num_parameters() < student < 1.3 * model.num_parameters()  # gates
+    assert found.memory == teacher + 16 * student
+    assert needs(config, Recipe("a", align_steps=0, distill_steps=0), torch.bfloat16).memory == teacher + 4 * student
+    assert needs(config, Recipe("a", align_steps=0, distill_steps=5, top_logits=4), torch.bfloat16).memory == max(
+        16 * student, teacher + 4 * student
+    )
+    assert needs(config, Recipe("a", align_steps=5, distill_steps=0), torch.bfloat16).memory < found.memory
+    assert needs(config, Recipe("a", distill_steps=5, lora_rank=4), torch.bfloat16).memory < found.memory
+
+
+# text
+
+
+def test_no_more_is_read_than_is_needed(tmp_path):
+    file = tmp_path / "many.jsonl"
+    line = json.dumps({"text": TEXT[:200]})
+    file.write_text("\n".join([line] * 300), encoding="utf-8")
+    tokenizer = train_tokenizer([TEXT], 300)
+    each = len(tokenizer(TEXT[:200])["input_ids"])
+    documents = read_enough([str(file)], tokenizer, 20 * each)
+    assert 18 <= len(documents) <= 23
+    assert read_enough([str(file)], tokenizer, 10**9) == read_documents([str(file)])
+
+
+def test_a_data_set_is_streamed(tmp_path, monkeypatch):
+    import datasets
+
+    folder = tmp_path / "data"
+    folder.mkdir()
+    datasets.Dataset.from_dict({"words": [TEXT[:200]] * 50, "other": [1] * 50}).to_parquet(folder / "train.parquet")
+    load, asked = datasets.load_dataset, []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append(k["streaming"]) or load(*a, **k))
+    tokenizer = train_tokenizer([TEXT], 300)
+    each = len(tokenizer(TEXT[:200])["input_ids"])
+    documents = read_enough([str(folder)], tokenizer, 5 * each, field="words")
+    assert asked == [True]
+    assert 4 <= len(documents) <= 7
+    with pytest.raises(InputError, match='has no field "text" \\(it has: words, other\\)'):
+        read_enough([str(folder)], tokenizer, 5)
