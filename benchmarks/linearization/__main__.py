@@ -1,0 +1,53 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`python -m benchmarks.linearization`: trains small transformers, linearizes each in several ways, and measures all.
+
+Seeds side by side, in as many processes. What was measured is kept, and a command that was stopped goes on
+where it was. `python -m benchmarks.linearization.report` makes the table of it.
+"""
+
+import argparse
+import multiprocessing
+import os
+import time
+
+import torch
+import transformers
+
+from .cells import FROM_SCRATCH, LINEARIZED, RESULTS, LinearizationCell
+
+
+SEEDS = (0, 1, 2)
+
+
+def cells(seed: int) -> list[LinearizationCell]:
+    """Of a seed, each after those that it needs."""
+    names = ["source", *LINEARIZED, *(f"from scratch, {name}" for name in FROM_SCRATCH)]
+    return [LinearizationCell(name, seed=seed) for name in names]
+
+
+def measure(seed: int, threads: int) -> None:
+    """What is missing of a seed. A source that is not on this machine is trained again where another cell needs it."""
+    torch.set_num_threads(threads)
+    transformers.logging.set_verbosity_error()
+    missing = [cell for cell in cells(seed) if not cell.path(RESULTS).is_file()]
+    if missing and missing[0].model != "source" and not (missing[0].source / "config.json").is_file():
+        missing.insert(0, cells(seed)[0])
+    for cell in missing:
+        began = time.monotonic()
+        result = cell.run(RESULTS)
+        print(f"{cell.name}: {cell.headline(result)}; {time.monotonic() - began:.0f} s", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes side by side")
+    parser.add_argument("--threads", type=int, default=1, help="of a process")
+    arguments = parser.parse_args()
+    with multiprocessing.get_context("spawn").Pool(arguments.workers, maxtasksperchild=1) as pool:
+        pool.starmap(measure, [(seed, arguments.threads) for seed in arguments.seeds], chunksize=1)
+
+
+if __name__ == "__main__":
+    main()

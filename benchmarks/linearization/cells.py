@@ -1,0 +1,123 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Cells: one way to a RetNet, from one source. What the command does is done by the command."""
+
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from linearization import measure_text
+from retnet_hf_cli.main import main as retnet_hf
+from retnet_hf_cli.text.corpus import encode
+
+from ..quality import texts
+from ..quality.cells import Cell
+from ..quality.rivals import of_equal_size
+from ..quality.training import train
+from . import source
+
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+SOURCES = ROOT / "build" / "linearization"  # with a folder for each seed
+
+STEPS = {"align": 100, "distill": 300}
+SCRATCH_RATE = 6e-3  # the best of those that `benchmarks.quality` tried, for published decays as for geometric ones
+TRIAL_TOKENS = 40_960  # that the speed of training from scratch is taken from
+
+# By name: what is asked of the command beyond its defaults, or the decays of a RetNet that is trained from scratch.
+LINEARIZED: dict[str, list[str]] = {
+    "pure retention": [],
+    "geometric decays": ["--decays", "geometric"],
+    "sigmoid gate": ["--gate", "sigmoid"],
+    "no alignment": ["--align-steps", "0", "--distill-steps", "400"],
+    "a quarter kept, the hardest": ["--keep-attention", "auto"],
+    "a quarter kept, spread": ["--keep-attention", "25%"],
+    "window of 64": ["--window", "64"],
+}
+FROM_SCRATCH = {"published decays": "power_of_two", "best decays": "geometric 2 512"}
+
+
+def stream() -> Tensor:
+    """The part of the Bible that all is measured on, (tokens,)."""
+    return torch.from_numpy(encode(texts.documents(source.TEXT).reporting, source.tokenizer())).long()
+
+
+def measured(model: PreTrainedModel) -> dict[str, Any]:
+    """Perplexity at the trained length and beyond, and recall, of words."""
+    return vars(measure_text(model.eval(), stream(), source.SETTING.block, source.words()))
+
+
+@dataclass(frozen=True)
+class LinearizationCell(Cell):
+    """`model` is one of `LINEARIZED`, or of `FROM_SCRATCH` after "from scratch, ", or "source"."""
+
+    kind: ClassVar[str] = "linearization"
+    noise: ClassVar[float] = 0.0
+    seed: int = 0
+
+    @property
+    def source(self) -> Path:
+        """Where the source of the seed is, once it was made."""
+        return SOURCES / str(self.seed)
+
+    def measure(self) -> dict[str, Any]:
+        torch.manual_seed(self.seed)
+        if self.model == "source":
+            return self.made_source()
+        return self.linearized() if self.model in LINEARIZED else self.from_scratch()
+
+    def made_source(self) -> dict[str, Any]:
+        began = time.perf_counter()
+        self.source.mkdir(parents=True, exist_ok=True)
+        source.write_source(self.source, self.seed)
+        seconds = time.perf_counter() - began
+        return {"seconds": seconds, **measured(AutoModelForCausalLM.from_pretrained(self.source))}
+
+    def linearized(self) -> dict[str, Any]:
+        text = self.source / source.FILE
+        if not text.is_file():
+            source.write_text(self.source)
+        with tempfile.TemporaryDirectory() as output:
+            arguments = ["linearize", self.source, text, "--output", f"{output}/model", "--block-size", source.SETTING.block]
+            arguments += ["--batch-size", source.SETTING.batch, "--seed", self.seed, "--threads", torch.get_num_threads()]
+            for stage, steps in STEPS.items():
+                arguments += [f"--{stage}-steps", steps]
+            if retnet_hf([str(argument) for argument in [*arguments, *LINEARIZED[self.model]]]):
+                raise RuntimeError(f"retnet-hf linearize failed for {self.name}")
+            report = json.loads(Path(output, "model", "linearization.json").read_text(encoding="utf-8"))
+            student = AutoModelForCausalLM.from_pretrained(f"{output}/model")
+            return {
+                "seconds": sum(stage["seconds"] for stage in report["trainings"]),
+                "layer_errors": report["layer_errors"],
+                "trainings": report["trainings"],
+                "kept": [layer for layer, kind in enumerate(student.config.layer_types) if kind != "linear_attention"],
+                **measured(student),
+            }
+
+    def from_scratch(self) -> dict[str, Any]:
+        """Trained for as long as linearizing took, by the tokens that this is at this model's speed."""
+        like = LinearizationCell("pure retention", seed=self.seed).result(RESULTS)
+        schedule = FROM_SCRATCH[self.model.removeprefix("from scratch, ")]
+        tokens, ids = TRIAL_TOKENS, source.training_stream()
+        for _ in range(2):  # the speed, then the training
+            torch.manual_seed(self.seed)
+            model = of_equal_size("retnet", {"schedule": schedule}, source.SETTING)
+            run = train(model, ids, tokens, SCRATCH_RATE, self.seed, source.SETTING.block, source.SETTING.batch)
+            tokens = int(like["seconds"] * run.tokens_per_second)
+        return {"seconds": run.seconds, "tokens": run.curve[-1][0], **measured(model)}
+
+    def cost(self, result: dict[str, Any]) -> float:
+        return result["perplexity"][str(source.SETTING.block)]
+
+    def headline(self, result: dict[str, Any]) -> str:
+        figures = ", ".join(f"{length}: {perplexity:.2f}" for length, perplexity in result["perplexity"].items())
+        shares = ", ".join(f"{pairs}: {share:.0%}" for pairs, share in result["associative_recall"].items())
+        return f"perplexity at {figures}; recalled of pairs {shares}"
