@@ -1,0 +1,119 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Stage 1 in memory that does not grow with layers, and over several processes."""
+
+import pytest
+import torch
+from small_models import random_ids
+from test_linearization import source_of
+from test_tensor_parallel import run_two_ranks
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from linearization import align, measure_heads, prepare_for_alignment, transfer
+
+
+class LiveMemory(TorchDispatchMode):
+    """Follows the bytes of all tensors that operations have made and somebody still holds, beyond those `known` before."""
+
+    def __init__(self, known: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.known = {tensor.untyped_storage()._cdata for tensor in known}
+        self.held: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        outputs = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(outputs):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.known:  # an operation in place
+                    self.held[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.held = {key: entry for key, entry in self.held.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(nbytes for _, nbytes in self.held.values()))
+        return outputs
+
+
+def peak_of_a_step(layers: int) -> int:
+    """The most bytes beyond models and gradients in a step of alignment."""
+    teacher = source_of("Llama 3", num_hidden_layers=layers)
+    student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(2, 16)]))
+    ids = random_ids(4, 64)
+    parameters = prepare_for_alignment(student)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    with LiveMemory([*student.parameters(), *(parameter.grad for parameter in parameters)]) as memory:
+        align(student, teacher, ids, with_loss=lambda loss: loss.backward())
+    assert all(parameter.grad.abs().sum() > 0 for parameter in parameters if parameter.ndim > 1)
+    return memory.peak
+
+
+def test_the_activations_of_alignment_are_those_of_one_layer():
+    two, eight = peak_of_a_step(2), peak_of_a_step(8)
+    activations = 4 * 64 * 32 * 4  # B T D bytes
+    assert two > 5 * activations  # what is counted are activations
+    assert eight < two + activations / 2
+
+
+RANK = """
+import sys, torch
+torch.set_num_threads(1)
+from transformers import AutoModelForCausalLM, TrainingArguments
+import retnet_hf
+from linearization import AlignmentTrainer, prepare_for_alignment
+
+folder = sys.argv[1]
+teacher, student = (AutoModelForCausalLM.from_pretrained(folder + name) for name in ("/teacher", "/student"))
+prepare_for_alignment(student)
+arguments = TrainingArguments(
+    folder + "/run", max_steps=1, learning_rate=0.1, optim="sgd", max_grad_norm=0.0, lr_scheduler_type="constant",
+    per_device_train_batch_size=2, gradient_accumulation_steps=2, report_to=[], save_strategy="no", use_cpu=True,
+    disable_tqdm=True, logging_strategy="no",
+)
+blocks = [{"input_ids": block} for block in torch.load(folder + "/ids.pt")]
+
+
+class InOrder(AlignmentTrainer):
+    def _get_train_sampler(self, *_):
+        return None
+
+
+InOrder(student, arguments, train_dataset=blocks, teacher=teacher).train()
+rank = torch.distributed.get_rank()
+torch.save(student.state_dict(), folder + f"/rank{rank}.pt")
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """Teacher and student before training, the blocks, and what two ranks made of the student."""
+    folder = tmp_path_factory.mktemp("aligned")
+    teacher = source_of("Qwen2")
+    student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(2, 16)]))
+    ids = random_ids(8, 16)
+    teacher.save_pretrained(folder / "teacher")
+    student.save_pretrained(folder / "student")
+    torch.save(ids, folder / "ids.pt")
+    run_two_ranks(RANK, folder, folder)
+    return teacher, student, ids, [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
+
+
+def test_two_ranks_take_the_step_of_their_mean_gradient(two_ranks):
+    teacher, student, ids, ranks = two_ranks
+    parameters = prepare_for_alignment(student)
+    for batch in ids.split(2):  # two of each rank
+        align(student, teacher, batch, with_loss=lambda loss: (loss / (2 * 4)).backward())
+    names = {id(parameter): name for name, parameter in student.named_parameters()}
+    for parameter in parameters:
+        expected = parameter.detach() - 0.1 * parameter.grad
+        for state_dict in ranks:
+            torch.testing.assert_close(state_dict[names[id(parameter)]], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_two_ranks_have_the_same_weights(two_ranks):
+    _, student, _, (one, other) = two_ranks
+    assert all(one[name].equal(other[name]) for name in one)
+    before = student.state_dict()
+    assert any(not one[name].equal(before[name]) for name in one)
