@@ -28,7 +28,7 @@ class LiveMemory(TorchDispatchMode):
         for tensor in tree_leaves(outputs):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
                 storage = tensor.untyped_storage()
-                if storage._cdata not in self.known:  # an operation in place
+                if storage._cdata not in self.known:  # as of views, and of operations in place
                     self.held[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         self.held = {key: entry for key, entry in self.held.items() if not entry[0].expired()}
         self.peak = max(self.peak, sum(nbytes for _, nbytes in self.held.values()))
@@ -43,7 +43,8 @@ def peak_of_a_step(layers: int) -> int:
     parameters = prepare_for_alignment(student)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    with LiveMemory([*student.parameters(), *(parameter.grad for parameter in parameters)]) as memory:
+    gradients = [parameter.grad for parameter in parameters]
+    with LiveMemory([*teacher.parameters(), *student.parameters(), *gradients]) as memory:
         align(student, teacher, ids, with_loss=lambda loss: loss.backward())
     assert all(parameter.grad.abs().sum() > 0 for parameter in parameters if parameter.ndim > 1)
     return memory.peak
