@@ -2,6 +2,10 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Small random models whose logits depend on all of the context, and the measuring tools that several test files share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -40,11 +44,12 @@ DIALECTS = {
             "partial_rotary_factor": 0.5,
         },
         "max_position_embeddings": 256,
-        # of the first layer, and of the second; of which the latter alone has a feature map
-        "decay_schedule": [[0.6, 0.8, 0.9, 0.99], [0.97, 0.3, 1.0, 0.85]],
+        # of the first layer, and of the second; of which the latter alone has a feature map, and states that heads share
+        "decay_schedule": [[0.6, 0.3, 0.9, 0.99], [0.97, 0.97, 1.0, 1.0]],
         "feature_map": [None, "silu"],
     },
-    # softmax attention, over all tokens and over the last ones, between layers of retention
+    # softmax attention, over all tokens and over the last ones, between layers of retention, of which the last has one state
+    # for both its heads
     "hybrid": {
         "num_hidden_layers": 4,
         "num_attention_heads": 2,
@@ -54,7 +59,7 @@ DIALECTS = {
         "layer_types": ["linear_attention", "full_attention", "sliding_attention", "linear_attention"],
         "sliding_window": 6,
         "retention_window": 4,
-        "decay_schedule": "geometric",
+        "decay_schedule": [[0.6, 0.998], [1.0, 1.0], [1.0, 1.0], [0.95, 0.95]],
     },
     # torchscale's: post-norm with DeepNet's factor, embeddings scaled and normalised, the decays of the paper's runs
     "torchscale": {
@@ -101,6 +106,13 @@ def shake(model: nn.Module, seed: int = 0) -> nn.Module:
 
 def small_model(dialect: str = "fla", model_class: type = RetNetForCausalLM, seed: int = 0, **overrides):
     return shake(model_class(small_config(dialect, **overrides)), seed).eval()
+
+
+@contextmanager
+def a_state_for_each_head() -> Iterator[None]:
+    """Models built within keep one for each of the heads that would share it, as those of earlier versions did."""
+    with mock.patch.object(RetNetConfig, "shares_states", return_value=False):
+        yield
 
 
 def small_llama() -> LlamaForCausalLM:

@@ -28,8 +28,9 @@ def fresh_compiler():
 
 @pytest.fixture(scope="module")
 def model():
-    """One layer with something of every dialect, since each compilation costs seconds."""
-    return small_model("torchscale", num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, chunk_size=8)
+    """One layer with something of every dialect, since each compilation costs seconds; its heads share states."""
+    fields = {"num_attention_heads": 4, "num_key_value_heads": 2, "decay_schedule": [0.6, 0.6, 0.97, 0.97]}
+    return small_model("torchscale", num_hidden_layers=1, chunk_size=8, **fields)
 
 
 @pytest.fixture(scope="module")

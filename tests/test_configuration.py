@@ -153,6 +153,26 @@ def test_decay_schedules():
     assert RetNetConfig(num_attention_heads=2, decay_schedule=[0.5, 1]).decays() == [0.5, 1.0]
 
 
+def test_heads_of_one_group_with_one_decay_share_a_state():
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "value_expansion": 1.0}
+
+    def state(groups, decays, **fields):
+        config = RetNetConfig(**sizes, num_key_value_heads=groups, decay_schedule=decays, **fields)
+        layers = range(config.num_hidden_layers)
+        return [config.shares_states(layer) for layer in layers], [config.state_heads(layer) for layer in layers], config
+
+    assert state(2, [0.5, 0.5, 0.9, 0.9])[:2] == ([True, True], [2, 2])
+    assert state(2, [0.5, 0.9, 0.5, 0.9])[:2] == ([False, False], [4, 4])
+    assert state(2, [0.5, 0.5, 0.8, 0.9])[:2] == ([False, False], [4, 4])
+    assert state(1, "none")[:2] == ([True, True], [1, 1])
+    assert state(1, "power_of_two")[:2] == ([False, False], [4, 4])
+    assert state(4, "none")[:2] == ([False, False], [4, 4])
+    shares, heads, config = state(2, [[0.5, 0.5, 0.9, 0.9], [0.5, 0.6, 0.9, 0.9]])
+    assert (shares, heads, config.state_size) == ([True, False], [2, 4], (2 + 4) * 8 * 8)
+    hybrid = {"layer_types": ["linear_attention", "full_attention"], "retention_window": 3}
+    assert state(2, "none", **hybrid)[2].state_size == 2 * 8 * 8 + 2 * 2 * (8 + 8)
+
+
 @pytest.mark.parametrize(
     ("heads", "decay_range", "constants"),
     [

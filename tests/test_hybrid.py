@@ -138,7 +138,7 @@ def test_a_sliding_layer_holds_no_more_than_its_window():
 def test_a_window_beside_retention_by_definition():
     """It adds softmax attention over the last tokens, with the queries and keys of retention before their map."""
     fields = {"num_hidden_layers": 1, "layer_types": ["linear_attention"], "sliding_window": None, "feature_map": "relu"}
-    model, ids = hybrid(**fields).model, random_ids(1, 11)
+    model, ids = hybrid(**fields, decay_schedule="geometric").model, random_ids(1, 11)
     inner, seen = model.layers[0].retention, {}
     handles = [
         inner.o_proj.register_forward_pre_hook(lambda _, arguments: seen.update(with_window=arguments[0])),

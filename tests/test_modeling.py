@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from small_models import close, random_ids, small_model
+from small_models import a_state_for_each_head, close, random_ids, small_model
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel, RetNetState
 from retnet_hf.modeling_retnet import RetNetRetention
 
 
@@ -79,6 +79,64 @@ def test_every_option_changes_the_function(options):
     else:
         own_weights = {"linear_transformer", "no_gate", "no_head_norm", "plain_head_norm", "plain_mlp"}
         assert options in own_weights | {"grouped_heads", "small_keys", "embedding", "post_norm"}
+
+
+def with_and_without_shared_states(**fields):
+    """A model whose heads share states, two by two, and the same one with a state for each head."""
+    fields = {"decay_schedule": [0.6, 0.6, 0.97, 0.97], "chunk_size": 5, **fields}
+    shared = small_model("grouped", **fields).double()
+    with a_state_for_each_head():
+        return shared, small_model("grouped", **fields).double()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_heads_that_share_a_state_compute_what_each_does_with_its_own(form, padded):
+    """In one call, in a second that continues it, and token by token."""
+    ids, mask = random_ids(2, 40), torch.ones(2, 40, dtype=torch.int64)
+    if padded:
+        mask[0, :4] = mask[1, 21:26] = mask[1, 37] = 0
+    logits, states = [], []
+    for model in with_and_without_shared_states():
+        state, parts = RetNetState(model.config), []
+        with torch.no_grad():
+            for tokens in (slice(0, 17), slice(17, 33), *(slice(n, n + 1) for n in range(33, 40))):
+                arguments = {"attention_mask": mask[:, tokens], "past_key_values": state, "retention_form": form}
+                parts.append(model(ids[:, tokens], **arguments).logits)
+        logits.append(torch.cat(parts, dim=1)[mask.bool()])
+        states.append([layer.recurrent_state for layer in state.layers])
+    close(*logits, 1e-11)
+    for shared, by_head in zip(*states):
+        assert shared.shape == (2, 2, 4, 16)
+        close(shared.repeat_interleave(2, dim=1), by_head, 1e-11)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_through_shared_states_are_those_of_a_state_for_each_head(form):
+    ids, gradients = random_ids(2, 17), []
+    for model in with_and_without_shared_states():
+        first = model(ids[:, :9], retention_form=form, use_cache=True)
+        second = model(ids[:, 9:], retention_form=form, past_key_values=first.past_key_values)
+        torch.cat([first.logits, second.logits], dim=1).logsumexp(-1).sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for shared, by_head in zip(*gradients):
+        close(shared, by_head, 1e-10)
+
+
+def test_maps_and_both_directions_with_decays_that_heads_share():
+    ids = random_ids(2, 19)
+    with torch.no_grad():
+        outputs = [model(ids, output_attentions=True) for model in with_and_without_shared_states()]
+        close(outputs[0].logits, outputs[1].logits, 1e-11)
+        encoders = with_and_without_shared_states(model_class=RetNetModel, bidirectional=True)
+        read = [[model(ids, retention_form=form)[0] for form in FORMS] for model in encoders]
+        with_maps = [model(ids, output_attentions=True) for model in encoders]
+    for one, other in ((outputs[0], outputs[1]), with_maps):
+        assert one.attentions[0].shape[1] == 4
+        for shared, by_head in zip(one.attentions, other.attentions):
+            close(shared, by_head, 1e-11)
+    for hidden_states in (*read[0], *(outputs.last_hidden_state for outputs in with_maps)):
+        close(hidden_states, read[1][0], 1e-11)
 
 
 def test_the_form_comes_from_the_configuration_or_the_call():

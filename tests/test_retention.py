@@ -8,9 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from retnet_hf.retention import (
     DecayTables,
+    bidirectional_retention,
     chunkwise_retention,
     chunkwise_retention_at_once,
     decay_tables,
@@ -32,24 +34,49 @@ LENGTHS = st.one_of(st.sampled_from([1, 2, 3, 7, 16, 31, 37, 64]), st.integers(1
 
 
 class Case:
-    """Random operands of one size; everything that a form needs."""
+    """Random operands of one size; everything that a form needs. With `groups`, heads share decay and state in so many."""
 
-    def __init__(self, seed, dtype, length, initial=True, mask=False, reset=False, batch=2, heads=3, key_dim=4, value_dim=6):
+    def __init__(
+        self,
+        seed,
+        dtype,
+        length,
+        initial=True,
+        mask=False,
+        reset=False,
+        batch=2,
+        heads=3,
+        key_dim=4,
+        value_dim=6,
+        groups=None,
+    ):
         generator = torch.Generator().manual_seed(seed)
+        groups = groups or heads
 
         def normal(*shape):
             return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
 
-        self.query, self.key = normal(batch, heads, length, key_dim), normal(batch, heads, length, key_dim)
-        self.value = normal(batch, heads, length, value_dim)
-        self.state = normal(batch, heads, key_dim, value_dim) if initial else None
-        self.log_decay = torch.log(0.3 + 0.7 * torch.rand(heads, generator=generator, dtype=torch.float64)).to(dtype)
+        self.query, self.key = normal(batch, heads, length, key_dim), normal(batch, groups, length, key_dim)
+        self.value = normal(batch, groups, length, value_dim)
+        self.state = normal(batch, groups, key_dim, value_dim) if initial else None
+        self.log_decay = torch.log(0.3 + 0.7 * torch.rand(groups, generator=generator, dtype=torch.float64)).to(dtype)
         self.mask = torch.rand(batch, length, generator=generator) < 0.6 if mask else None
         self.reset = torch.rand(batch, length, generator=generator) < 0.2 if reset else None
 
     def run(self, form, **options):
         operands = (self.query, self.key, self.value, self.log_decay, self.state, self.mask, self.reset)
         return retention(*operands, form=form, **options)
+
+    def run_by_head(self, form="recurrent", **options):
+        """The same with keys, values, decays and states of every head, of which a group's are equal."""
+        times = self.query.shape[1] // self.key.shape[1]
+        key, value = (tensor.repeat_interleave(times, dim=1) for tensor in (self.key, self.value))
+        state = None if self.state is None else self.state.repeat_interleave(times, dim=1)
+        log_decay = self.log_decay.repeat_interleave(times)
+        output, state = retention(self.query, key, value, log_decay, state, self.mask, self.reset, form=form, **options)
+        of_group = state.unflatten(1, (-1, times))
+        assert torch.equal(of_group, of_group[:, :, :1].expand_as(of_group))
+        return output, of_group[:, :, 0]
 
     def gradients(self, output, state):
         """Of a scalar that weighs every number differently; outputs at absent tokens have no meaning and no weight."""
@@ -237,10 +264,105 @@ def test_grouped_key_value_heads_serve_their_query_heads():
             assert_close(gradient, reference, torch.float64, "gradient")
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    length=LENGTHS,
+    chunk_size=st.integers(1, 40),
+    block_size=st.sampled_from([1, 60, 2**10]),
+    initial=st.booleans(),
+    mask=st.booleans(),
+    reset=st.booleans(),
+    groups=st.sampled_from([1, 2, 3]),
+    form=st.sampled_from(("parallel", "recurrent", "chunkwise", "auto")),
+)
+def test_heads_that_share_a_decay_share_a_state(
+    seed, dtype, length, chunk_size, block_size, initial, mask, reset, groups, form
+):
+    """Outputs, state and gradients are those of a state for each head."""
+    case = Case(seed, dtype, length, initial, mask, reset, heads=6, groups=groups)
+    expected, expected_state = case.run_by_head()
+    with mock.patch.object(operator, "BLOCK_SIZE_ON_CPU", block_size):
+        output, state = case.run(form, chunk_size=chunk_size)
+        gradients = case.gradients(output, state)
+        with torch.no_grad():
+            unrecorded, unrecorded_state = case.run(form, chunk_size=chunk_size)
+    assert state.shape == (2, groups, 4, 6)
+    assert_close(case.visible(output), case.visible(expected), dtype, "output")
+    assert_close(state, expected_state, dtype, "final state")
+    for actual, reference in zip(gradients, case.gradients(expected, expected_state)):
+        assert_close(actual, reference, dtype, "gradient")
+    assert_close(case.visible(unrecorded), case.visible(expected), dtype, "output without a gradient")
+    assert_close(unrecorded_state, expected_state, dtype, "final state without a gradient")
+
+
+def test_heads_that_share_a_state_have_gradients_of_gradients_and_of_decays():
+    case = Case(0, torch.float64, 5, batch=1, heads=4, key_dim=2, value_dim=2, groups=2)
+
+    def chunkwise(query, key, value, state, log_decay=case.log_decay):
+        return retention(query, key, value, log_decay, state, form="chunkwise", chunk_size=3)
+
+    operands = (case.query, case.key, case.value, case.state)
+    assert torch.autograd.gradcheck(chunkwise, operands)
+    assert torch.autograd.gradgradcheck(chunkwise, operands)
+    assert torch.autograd.gradcheck(chunkwise, (*operands, case.log_decay.clone().requires_grad_()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", ["recurrent", "parallel", "chunkwise"])
+def test_a_shared_state_of_half_precision_operands_is_float32(dtype, form):
+    case = Case(1, torch.float32, 30, mask=True, heads=4, groups=2)
+    for name in ("query", "key", "value"):
+        setattr(case, name, getattr(case, name).to(dtype))
+    expected, expected_state = case.run_by_head(form, chunk_size=8)
+    output, state = case.run(form, chunk_size=8)
+    assert output.dtype == state.dtype == torch.float32
+    assert_close(case.visible(output), case.visible(expected), torch.float32, "output")
+    assert_close(state, expected_state, torch.float32, "state")
+
+
+def test_what_is_written_to_a_shared_state_is_computed_once():
+    """To read it, and to compare tokens, is work for each head."""
+    case = Case(0, torch.float32, 64, initial=False, batch=1, heads=8, groups=2)
+
+    def products(run, form):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            run(form, chunk_size=16)
+        return counter.get_total_flops()
+
+    for form in ("chunkwise", "parallel"):
+        assert products(case.run_by_head, form) - products(case.run, form) == (8 - 2) * 2 * 64 * 4 * 6
+
+
+@pytest.mark.parametrize("form", ["recurrent", "parallel", "chunkwise"])
+def test_both_directions_with_decays_that_heads_share(form):
+    case = Case(2, torch.float64, 19, initial=False, mask=True, reset=True, heads=4, groups=2)
+    log_decay = case.log_decay.repeat_interleave(2)
+    operands, marks = (case.query, case.key, case.value), {"mask": case.mask, "reset": case.reset}
+    expected = bidirectional_retention(*operands, log_decay, **marks, form="recurrent")
+    actual = bidirectional_retention(*operands, case.log_decay, **marks, form=form, chunk_size=5)
+    assert_close(case.visible(actual), case.visible(expected), torch.float64, "output")
+
+
+def test_maps_of_heads_that_share_a_decay():
+    case = Case(3, torch.float64, 10, initial=False, heads=4, groups=2)
+    for both in (False, True):
+        maps, by_head = (
+            retention_map(case.query, case.key, decay_tables(decays, 10), decay_tables(decays, 10) if both else None)
+            for decays in (case.log_decay, case.log_decay.repeat_interleave(2))
+        )
+        assert_close(maps, by_head, torch.float64, "map")
+        operands = (case.query, case.key, case.value, case.log_decay)
+        output = bidirectional_retention(*operands, scores=maps) if both else retention(*operands, scores=maps)[0]
+        assert_close(output, maps @ case.value.repeat_interleave(2, dim=1), torch.float64, "output")
+
+
+@pytest.mark.parametrize("groups", [None, 1], ids=["", "shared"])
 @pytest.mark.parametrize("reset", [None, torch.tensor([[True], [False]])], ids=["", "reset"])
 @pytest.mark.parametrize("mask", [None, torch.tensor([[True], [False]])], ids=["", "mask"])
-def test_one_token_in_place_and_out_of_place(mask, reset):
-    case = Case(6, torch.float64, 1)
+def test_one_token_in_place_and_out_of_place(mask, reset, groups):
+    case = Case(6, torch.float64, 1, groups=groups)
     case.mask, case.reset = mask, reset
     expected, expected_state = case.run("parallel")
     decay = step_decay(case.log_decay, case.mask, case.reset)
@@ -416,3 +538,6 @@ def test_bad_input_gets_a_sentence():
         retention(case.query, case.key, case.value[:, :, :2], case.log_decay)
     with pytest.raises(ValueError, match="heads divide"):
         retention(case.query, case.key[:, :2], case.value[:, :2], case.log_decay)
+    shared = (case.query, case.key[:, :1], case.value[:, :1], case.log_decay[:1])
+    with pytest.raises(ValueError, match=r"initial_state must have 1 heads, one for each decay, got \(2, 3, 4, 6\)"):
+        retention(*shared, case.state)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from small_models import random_ids, small_config, small_model
+from small_models import a_state_for_each_head, random_ids, small_config, small_model
 
 from retnet_hf import RetNetForCausalLM, RetNetState
 
@@ -182,8 +182,9 @@ def test_nbytes_is_what_the_tensors_take():
     model = MODELS[torch.float32]
     config = model.config
     state = read(model, random_ids(3, 6)).past_key_values
-    numbers = config.num_attention_heads * config.head_dim * config.value_head_dim
-    assert state.nbytes == config.num_hidden_layers * 3 * (4 * numbers + 8)
+    numbers = (4 + 2) * config.head_dim * config.value_head_dim  # the heads of the second layer share them, two by two
+    assert state.nbytes == 3 * (4 * numbers + 2 * 8)
+    assert config.state_size == numbers
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
@@ -267,6 +268,26 @@ def test_a_file_without_a_checksum_still_loads(saved_state, tmp_path):
     state, content = saved_state
     rewritten(content, tmp_path / "old.safetensors", lambda header: None)
     assert same_state(RetNetState.load(tmp_path / "old.safetensors", state.config), state)
+
+
+def test_a_file_with_a_state_for_each_head_still_loads(tmp_path):
+    """As earlier versions wrote it, also where heads share one."""
+    model, path, ids = MODELS[torch.float32], tmp_path / "old.safetensors", random_ids(2, 9)
+    with a_state_for_each_head():
+        read(small_model("grouped"), ids).past_key_values.save(path)
+    tensors = load_file(path)
+    assert [tensors[f"layers.{layer}.recurrent_state"].shape[1] for layer in range(2)] == [4, 4]
+    loaded, state = RetNetState.load(path, model.config), read(model, ids).past_key_values
+    assert [layer.recurrent_state.shape[1] for layer in loaded.layers] == [4, 2]
+    assert_same_states(loaded, state, 1e-5)
+    following = random_ids(2, 3, 1)
+    assert torch.allclose(read(model, following, loaded).logits, read(model, following, state).logits, atol=1e-4)
+
+    tensors["layers.1.recurrent_state"][0, 3] += 1
+    metadata = {"format": "retnet_hf.RetNetState/1", "fingerprint": model.config.state_fingerprint}
+    save_file(tensors, path, metadata=metadata)
+    with pytest.raises(ValueError, match=r"holds layers.1.recurrent_state with heads that differ, though they share one"):
+        RetNetState.load(path, model.config)
 
 
 @pytest.mark.parametrize(

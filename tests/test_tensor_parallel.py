@@ -35,9 +35,17 @@ if torch.distributed.get_rank() == 0:
 model = AutoModelForCausalLM.from_pretrained(folder + "/hybrid", tp_plan="auto").eval()
 with torch.no_grad():
     logits = model(**inputs).logits
-tokens = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+outputs = model.generate(**inputs, max_new_tokens=6, do_sample=False, return_dict_in_generate=True)
+state = outputs.past_key_values
+try:
+    state.save(folder + "/share")
+except ValueError as error:
+    refusal = str(error)
 if torch.distributed.get_rank() == 0:
-    torch.save({"logits": logits, "tokens": tokens}, folder + "/of_the_hybrid.pt")
+    heads = [state.layers[index].recurrent_state.shape[1] for index in (0, 3)]
+    torch.save(
+        {"logits": logits, "tokens": outputs.sequences, "heads": heads, "refusal": refusal}, folder + "/of_the_hybrid.pt"
+    )
 
 from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
 from transformers import TorchAoConfig
@@ -70,7 +78,15 @@ torch.distributed.destroy_process_group()
 """
 
 
-HYBRID = {"num_key_value_heads": 2, "qkv_bias": True, "use_qk_norm": True}
+# the last layer's heads share states, two by two, the first one's have their own
+DECAYS = [[0.6, 0.8, 0.9, 0.99], *[[1.0] * 4] * 2, [0.6, 0.6, 0.97, 0.97]]
+HYBRID = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "decay_schedule": DECAYS,
+    "qkv_bias": True,
+    "use_qk_norm": True,
+}
 
 
 def free_port() -> int:
@@ -120,9 +136,11 @@ def test_two_ranks_compute_what_one_process_does(run):
     assert torch.allclose(outputs["loss"], loss, atol=1e-5)
 
 
-def test_two_ranks_share_the_heads_of_softmax_attention(run):
+def test_two_ranks_share_the_heads_of_softmax_attention_and_states(run):
     _, inputs, folder, _ = run
     model, outputs = small_model("hybrid", **HYBRID), torch.load(folder / "of_the_hybrid.pt")
+    assert outputs["heads"] == [2, 1]
+    assert "state of all 4 heads can be saved, not a rank's share of 2" in outputs["refusal"]
     with torch.no_grad():
         expected = model(**inputs).logits
     assert (outputs["logits"] - expected).abs().max().item() < 1e-4

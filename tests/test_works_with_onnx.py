@@ -13,7 +13,7 @@ from retnet_hf import RetNetForCausalLM, RetNetState
 
 
 class Prompt(nn.Module):
-    """ids (B, T) -> logits (B, T, vocabulary), state (layers, B, H, K, V), position of the next token (B,)."""
+    """ids (B, T) -> logits (B, T, vocabulary), state (layers, B, G, K, V), position of the next token (B,)."""
 
     def __init__(self, model: RetNetForCausalLM) -> None:
         super().__init__()
@@ -42,8 +42,9 @@ NAMES = ("input_ids", "recurrent_state", "next_position")
 
 @pytest.fixture(scope="module")
 def model():
-    """One layer with something of every dialect, since each export costs seconds."""
-    return small_model("torchscale", num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, chunk_size=8)
+    """One layer with something of every dialect, since each export costs seconds; its heads share states."""
+    fields = {"num_attention_heads": 4, "num_key_value_heads": 2, "decay_schedule": [0.6, 0.6, 0.97, 0.97]}
+    return small_model("torchscale", num_hidden_layers=1, chunk_size=8, **fields)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from conversion.card import licence_of
 from conversion.errors import first_line
+from conversion.replaced_folder import replace
 from linearization import (
     HeadMeasures,
     Report,
@@ -61,7 +62,7 @@ from .stages import TRAINING, AlignmentRun, DistillationRun, LongRun, StageRecip
 
 MEASURED_BLOCKS, EVALUATED_BLOCKS = 32, 64  # that heads are measured on; that a stage is evaluated on
 REPORT = "linearization.json"
-PROMPT = 48  # characters
+PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # of the example in the model card
 
 
 def source_config(name: str, recipe: Recipe, folder: TrainingFolder) -> tuple[PreTrainedConfig, torch.dtype]:
@@ -322,28 +323,28 @@ class Linearization:
         return Report(source, texts, recipe.block_size, len(stream), teacher, own, errors, trainings)
 
     def _finish(self, student: RetNetForCausalLM) -> None:
-        """The finished folder, in the place of OUTPUT."""
-        partial = self.folder.partial
+        """The finished folder, in the place of OUTPUT; the stages go once it is there."""
+        finished = self.folder.partial / "finished"
+        shutil.rmtree(finished, ignore_errors=True)
+        finished.mkdir()
         with self.console.status("measuring both models"):
             report = self.report(student)
         student.generation_config = self.teacher.generation_config
-        student.save_pretrained(partial)
-        self.tokenizer.save_pretrained(partial)
-        (partial / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n", encoding="utf-8")
+        student.save_pretrained(finished)
+        self.tokenizer.save_pretrained(finished)
+        (finished / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n", encoding="utf-8")
         curves = []
         for stage, _ in self.stages:
-            shutil.copyfile(partial / stage.name / f"{stage.name}.png", partial / f"{stage.name}.png")
-            curves.append(f"![{stage.figure} of the stage {stage.name}]({stage.name}.png)\n")
-        prompt = " ".join(self.tokenizer.decode(self.evaluation[:PROMPT], skip_special_tokens=True)[:PROMPT].split())
+            shutil.copyfile(self.folder.partial / stage.name / f"{stage.name}.png", finished / f"{stage.name}.png")
+            curves.append(f"![{stage.figure} in the stage {stage.name}]({stage.name}.png)\n")
+        opening = self.tokenizer.decode(self.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
+        prompt = " ".join(opening[:PROMPT_CHARACTERS].split())
         card = model_card(student, self.folder.output.name, None, prompt, markdown(report) + "\n" + "\n".join(curves))
         for field, value in source_metadata(self.recipe.source).items():
             card.data[field] = value
-        card.save(partial / "README.md")
-        for name in [stage.name for stage, _ in self.stages]:
-            shutil.rmtree(partial / name)
-        for file in [*partial.glob("teacher-*.safetensors"), partial / RECORD]:
-            file.unlink(missing_ok=True)
-        self.folder.publish()
+        card.save(finished / "README.md")
+        replace(self.folder.output, finished)
+        shutil.rmtree(self.folder.partial)
         self.summarise(report)
 
     def summarise(self, report: Report) -> None:
