@@ -114,7 +114,8 @@ class RetNetConfig(PreTrainedConfig):
         num_hidden_layers (`int`): number of blocks.
         num_attention_heads (`int`): query heads, each with its own decay. Alias `num_heads`.
         num_key_value_heads (`int`, *optional*): key and value heads, a divisor of the query heads; as many if absent.
-            Alias `num_kv_heads`.
+            Alias `num_kv_heads`. In a layer where the query heads that each of them serves have equal decays, these heads
+            share one matrix of the state, which is then smaller by that factor.
         intermediate_size (`int`, *optional*): width of the feed-forward. Absent, it is two thirds of `hidden_ratio` (2)
             times the hidden size, rounded up to a multiple of 256.
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
@@ -412,6 +413,16 @@ class RetNetConfig(PreTrainedConfig):
         schedule = self.decay_schedule[layer] if self.has_decays_per_layer else self.decay_schedule
         return scheduled_decays(schedule, self.num_attention_heads, self.decay_range)
 
+    def shares_states(self, layer: int = 0) -> bool:
+        """Whether the query heads that one key/value head serves share a matrix of the state: their decays are equal."""
+        groups = self.num_key_value_heads
+        served, decays = self.num_attention_heads // groups, self.decays(layer)
+        return served > 1 and all(len(set(decays[head : head + served])) == 1 for head in range(0, len(decays), served))
+
+    def state_heads(self, layer: int = 0) -> int:
+        """Matrices (K, V) in the state of a layer of retention: as many as query heads, or as key/value heads if shared."""
+        return self.num_key_value_heads if self.shares_states(layer) else self.num_attention_heads
+
     def feature_map_of(self, layer: int) -> str | None:
         """The name of the feature map of a layer."""
         return self.feature_map[layer] if isinstance(self.feature_map, list) else self.feature_map
@@ -419,10 +430,10 @@ class RetNetConfig(PreTrainedConfig):
     @property
     def state_size(self) -> int:
         """Numbers that the layers of retention keep of a sequence, whatever its length."""
-        layers = self.layer_types.count("linear_attention")
-        matrices = self.num_attention_heads * self.head_dim * self.value_head_dim
+        layers = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
+        matrices = sum(map(self.state_heads, layers)) * self.head_dim * self.value_head_dim
         windowed = 0 if self.retention_window is None else self.retention_window - 1
-        return layers * (matrices + windowed * self.num_key_value_heads * (self.head_dim + self.value_head_dim))
+        return matrices + len(layers) * windowed * self.num_key_value_heads * (self.head_dim + self.value_head_dim)
 
     @property
     def cache_size_per_token(self) -> int:

@@ -69,6 +69,8 @@ class RetNetDecay(nn.Module):
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__()
         self.config = config
+        layers = range(config.num_hidden_layers)
+        self.heads_per_state = [config.num_attention_heads // config.state_heads(layer) for layer in layers]
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.log_decay = nn.Buffer(self.compute_log_decay(dtype), persistent=False)
 
@@ -80,6 +82,11 @@ class RetNetDecay(nn.Module):
             [[math.log(decay) for decay in config.decays(layer)] for layer in layers], dtype=dtype, device=device
         )
         return log_decay if config.has_decays_per_layer else log_decay[0]
+
+    def of_layer(self, layer: int) -> Tensor:
+        """ln γ of the heads of a layer, (H,), or (G,) where those that a key/value head serves share their state."""
+        log_decay = self.log_decay[layer] if self.log_decay.dim() == 2 else self.log_decay
+        return log_decay[:: self.heads_per_state[layer]]
 
     def _apply(self, fn, recurse: bool = True) -> "RetNetDecay":
         super()._apply(fn, recurse)
@@ -214,7 +221,7 @@ class RetNetRetention(FusesProjections):
         if config.use_head_norm:
             self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
         self.window_scale = None if config.retention_window is None else RetNetHeadScale(heads)
-        self.num_key_value_groups = heads // groups
+        self.num_heads, self.num_key_value_groups = heads, heads // groups
         self.projections = ("q_proj", "k_proj", "v_proj", *(["g_proj"] if self.gated else []))
 
     def forward(
@@ -223,7 +230,7 @@ class RetNetRetention(FusesProjections):
         plan: RetentionPlan,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
-        initial_state: Tensor | None = None,  # (B, H, K, V), in the place of past_key_values
+        initial_state: Tensor | None = None,  # (B, H, K, V), or (B, G, K, V) if shared, in the place of past_key_values
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the mixed tokens (B, T, D), the retention map (B, H, T, T) if the plan asks for it, and the state."""
@@ -239,10 +246,10 @@ class RetNetRetention(FusesProjections):
         if self.q_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         own_heads = slice(None)
-        if query.shape[1] != plan.log_decay.shape[0]:  # tensor parallel: this rank's heads, and their decays
-            first = query.shape[1] * self.tensor_parallel_rank()
-            own_heads = slice(first, first + query.shape[1])
-            plan = plan.of_heads(own_heads)
+        if query.shape[1] != self.num_heads:  # tensor parallel: this rank's heads, and their decays
+            rank, decays = self.tensor_parallel_rank(), plan.log_decay.shape[0] * query.shape[1] // self.num_heads
+            own_heads = slice(rank * query.shape[1], (rank + 1) * query.shape[1])
+            plan = plan.of_heads(slice(rank * decays, (rank + 1) * decays))
 
         def rotated(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
             if plan.key_rotation is None:
@@ -312,7 +319,7 @@ class RetNetRetention(FusesProjections):
             return output, None
         if past is not None:
             state, _ = past.past
-        one_token = plan.step_decay is not None and key.shape[1] == query.shape[1]
+        one_token = plan.step_decay is not None
         if one_token and use_cache and past is not None and state is not None and past.can_be_overwritten:
             output = recurrent_step_(query, key, value, plan.step_decay, state)
         else:
@@ -653,7 +660,7 @@ class RetNetModel(RetNetPreTrainedModel):
         """The plan of a call, which is that of the first layer, for another."""
         if index == 0 or not self.config.has_decays_per_layer:
             return plan
-        return plan.with_decay(self.decay.log_decay[index].to(plan.log_decay))
+        return plan.with_decay(self.decay.of_layer(index).to(plan.log_decay))
 
     def _plan(
         self,
@@ -709,12 +716,12 @@ class RetNetModel(RetNetPreTrainedModel):
                 key_rotation = step_rotation(*key_rotation)
             query_rotation = tuple(part * config.head_dim**-0.5 for part in key_rotation)
         chunk_size = chunk_size if form == "chunkwise" else None
-        log_decay = self.decay.log_decay.to(device=device, dtype=torch.promote_types(dtype, torch.float32))
+        log_decay = self.decay.of_layer(0).to(device=device, dtype=torch.promote_types(dtype, torch.float32))
         attention = attention_plan(config, layout, inputs_embeds.shape[0], past_key_values, dtype, output_maps)
         plan = RetentionPlan(
             form, query_rotation, key_rotation, layout, attention, output_maps, chunk_size, config.bidirectional
         )
-        plan = plan.with_decay(log_decay[0] if config.has_decays_per_layer else log_decay)
+        plan = plan.with_decay(log_decay)
         # a gradient keeps the whole, and so does a record of the past
         whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or (first is not None and first.record_past)
         if form != "chunkwise" or config.bidirectional or whole:

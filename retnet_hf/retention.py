@@ -16,6 +16,11 @@ Glossary, used in names and shapes:
 
     query, key  (B, H, T, K)         value (B, H, T, V)        state (B, H, K, V)        log_decay (H,) = ln γ
 
+Grouped heads: key and value may have G heads, each of which serves the H / G heads of query beside each other. Where these
+have one decay, log_decay is (G,), their states would be equal, and one is kept for all of them:
+
+    M matrices of a state: H, or G where heads share them        R = H / M heads that read each: rows of one product
+
 Three rules hold in every form and are what the tests check:
 
 * A token masked out (``mask`` False) was never there, whatever finite numbers it holds: it adds nothing to the state, it
@@ -48,10 +53,10 @@ class DecayTables(NamedTuple):
     The first dimension is 1 where all sequences of the batch decay alike (no mask, no reset), N is 1 where all chunks do.
     """
 
-    inner: Tensor  # (B|1, H, N|1, C, C)  from token m to token n of one chunk; 0 where n may not see m
-    query: Tensor  # (B|1, H, N|1, C, 1)  from the state before the chunk to token n
-    key: Tensor  # (B|1, H, N|1, C, 1)  from token m to the state after the chunk
-    state: Tensor  # (B|1, H, N|1, 1, 1)  from the state before the chunk to the state after it
+    inner: Tensor  # (B|1, M, N|1, C, C)  from token m to token n of one chunk; 0 where n may not see m
+    query: Tensor  # (B|1, M, N|1, C, 1)  from the state before the chunk to token n
+    key: Tensor  # (B|1, M, N|1, C, 1)  from token m to the state after the chunk
+    state: Tensor  # (B|1, M, N|1, 1, 1)  from the state before the chunk to the state after it
 
     def of_chunks(self, chunks: slice) -> "DecayTables":
         """The tables of some of the chunks."""
@@ -61,7 +66,7 @@ class DecayTables(NamedTuple):
 class StepDecay(NamedTuple):
     """What a step of one token, T = 1, does to the state; the same in all layers of a model."""
 
-    state: Tensor  # (B|1, H, 1, 1)  what is left of the state: γ; 1 for an absent token; 0 where a document starts
+    state: Tensor  # (B|1, M, 1, 1)  what is left of the state: γ; 1 for an absent token; 0 where a document starts
     key: Tensor | None  # (B, 1, 1, 1)  0 for an absent token; None if there are none
 
 
@@ -113,7 +118,7 @@ def decay_tables(
     """Decay tables of `length` tokens in chunks of `chunk_size` (default: one chunk, which is the parallel form).
 
     Args:
-        log_decay: (H,) natural logarithm of γ, finite; its dtype is that of the tables.
+        log_decay: (M,) natural logarithm of γ, finite; its dtype is that of the tables.
         length: T.
         chunk_size: C. The last chunk may be shorter; the tables describe it filled up with absent tokens.
         mask: (B, T) bool, False where a token is absent.
@@ -128,7 +133,7 @@ def decay_tables(
     def split(marks: Tensor) -> Tensor:  # (B|1, T) -> (B|1, N, C), filled up with False
         return torch.nn.functional.pad(marks, (0, chunks * chunk_size - length)).unflatten(1, (chunks, chunk_size))
 
-    def power(exponent: Tensor, keep: Tensor) -> Tensor:  # (B|1, N, ...) -> (B|1, H, N, ...)
+    def power(exponent: Tensor, keep: Tensor) -> Tensor:  # (B|1, N, ...) -> (B|1, M, N, ...)
         rate = log_decay.view(-1, *[1] * (exponent.dim() - 1))
         return torch.exp(rate * exponent.unsqueeze(1).to(rate.dtype)).masked_fill(~keep.unsqueeze(1), 0)
 
@@ -158,7 +163,7 @@ def decay_tables(
 
 
 def step_decay(log_decay: Tensor, mask: Tensor | None = None, reset: Tensor | None = None) -> StepDecay:
-    """What a step of one token does to the state: log_decay (H,), mask and reset (B|1, 1) bool, as in `decay_tables`."""
+    """What a step of one token does to the state: log_decay (M,), mask and reset (B|1, 1) bool, as in `decay_tables`."""
     decay, key = log_decay.exp().view(1, -1, 1, 1), None
     if mask is not None:
         mask = mask[:, :, None, None]
@@ -168,16 +173,50 @@ def step_decay(log_decay: Tensor, mask: Tensor | None = None, reset: Tensor | No
     return StepDecay(decay, key)
 
 
-def initial_state_like(query: Tensor, value: Tensor) -> Tensor:
-    """The state of a sequence that has read nothing: zeros, (B, H, K, V)."""
-    batch, heads, _, key_dim = query.shape
-    return query.new_zeros(batch, heads, key_dim, value.shape[-1], dtype=compute_dtype(query, value))
+def state_heads(query: Tensor, key: Tensor, decays: int) -> int:
+    """M, the matrices of a state: G where there is a decay for each key/value head, else H."""
+    return key.shape[1] if decays == key.shape[1] else query.shape[1]
+
+
+def initial_state_like(query: Tensor, value: Tensor, heads: int) -> Tensor:
+    """The state of a sequence that has read nothing: zeros, (B, heads, K, V)."""
+    return query.new_zeros(query.shape[0], heads, query.shape[-1], value.shape[-1], dtype=compute_dtype(query, value))
 
 
 def for_query_heads(tensor: Tensor, heads: int) -> Tensor:
     """Keys or values (B, G, T, X) -> (B, heads, T, X): each of the G heads, side by side, for all that it serves."""
     groups = heads // tensor.shape[1]
     return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
+
+
+def in_rows(tensor: Tensor, heads: int) -> Tensor:
+    """Of queries (B, H, ..., T, X) -> (B, heads, ..., R T, X): those that read one matrix, head after head."""
+    if tensor.shape[1] == heads:
+        return tensor
+    return tensor.unflatten(1, (heads, -1)).movedim(2, -3).flatten(-3, -2)
+
+
+def in_heads(rows: Tensor, heads: int) -> Tensor:
+    """The inverse of `in_rows`: (B, M, ..., R T, X) -> (B, heads, ..., T, X)."""
+    if rows.shape[1] == heads:
+        return rows
+    return rows.unflatten(-2, (heads // rows.shape[1], -1)).movedim(-3, 2).flatten(1, 2)
+
+
+def decayed_rows(rows: Tensor, table: Tensor) -> Tensor:
+    """Rows (B, M, ..., R T, X) times powers of γ (B|1, M, ..., T, X|1), which are those of each of the R heads."""
+    if rows.shape[-2] == table.shape[-2]:
+        return rows * table
+    if torch.compiler.is_compiling():  # which fuses this, and cannot reason about the other where T is open
+        return rows * table.repeat(*[1] * (table.dim() - 2), rows.shape[-2] // table.shape[-2], 1)
+    return (rows.unflatten(-2, (-1, table.shape[-2])) * table.unsqueeze(-3)).flatten(-3, -2)
+
+
+def read_state(query: Tensor, state: Tensor) -> Tensor:
+    """What queries (B, H, T, K) find in a state (B, M, K, V): (B, H, T, V)."""
+    if query.shape[1] == state.shape[1]:
+        return query @ state
+    return in_heads(in_rows(query, state.shape[1]) @ state, query.shape[1])
 
 
 def recurrent_retention(
@@ -192,17 +231,19 @@ def recurrent_retention(
     """The recurrence of equation 6, token by token: slow, and the reference that every other form is tested against.
 
     Args:
-        query, key: (B, H, T, K). value: (B, H, T, V). log_decay: (H,).
-        initial_state: (B, H, K, V), zeros if absent. Never modified.
+        query: (B, H, T, K). key: (B, G, T, K). value: (B, G, T, V), where G divides H.
+        log_decay: (H,), or (G,), one for all that a key/value head serves, which then share one state.
+        initial_state: (B, H, K, V), or (B, G, K, V) where it is shared; zeros if absent. Never modified.
         mask: (B, T) bool, False where a token is absent. reset: (B, T) bool, True where a document starts.
 
     Returns:
-        output (B, H, T, V) and final state (B, H, K, V), float32 or float64.
+        output (B, H, T, V) and final state, of the shape of the initial one, float32 or float64.
     """
     dtype = compute_dtype(query, key, value)
-    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    heads, states = query.shape[1], state_heads(query, key, log_decay.numel())
+    query, key, value = query.to(dtype), for_query_heads(key, states).to(dtype), for_query_heads(value, states).to(dtype)
     decay = log_decay.to(dtype).exp().view(-1, 1, 1)
-    state = initial_state_like(query, value) if initial_state is None else initial_state.to(dtype)
+    state = initial_state_like(query, value, states) if initial_state is None else initial_state.to(dtype)
 
     outputs = []
     for n in range(query.shape[2]):
@@ -210,27 +251,30 @@ def recurrent_retention(
             state = torch.where(reset[:, n, None, None, None], torch.zeros_like(state), state)
         updated = decay * state + key[:, :, n, :, None] * value[:, :, n, None, :]
         state = updated if mask is None else torch.where(mask[:, n, None, None, None], updated, state)
-        outputs.append((query[:, :, n, None, :] @ state).squeeze(2))  # (B, H, V)
+        outputs.append((query[:, :, n, None, :] @ for_query_heads(state, heads)).squeeze(2))  # (B, H, V)
     return torch.stack(outputs, dim=2), state
 
 
 def recurrent_step_(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> Tensor:
-    """One token, T = 1, updating `state` (B, H, K, V) in place. Returns the output (B, H, 1, V)."""
+    """One token, T = 1, updating `state` (B, M, K, V) in place. Returns the output (B, H, 1, V)."""
     with without_autocast(query.device.type):
         if not query.dtype == key.dtype == value.dtype == state.dtype:
             query, key, value = query.to(state.dtype), key.to(state.dtype), value.to(state.dtype)
         key = key if decay.key is None else key * decay.key
+        if key.shape[1] != state.shape[1]:
+            key, value = for_query_heads(key, state.shape[1]), for_query_heads(value, state.shape[1])
         state.mul_(decay.state).addcmul_(key.mT, value)
-        return query @ state
+        return read_state(query, state)
 
 
 def recurrent_step(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One token, T = 1, leaving `state` (B, H, K, V) as it is. Returns the output (B, H, 1, V) and the new state."""
-    dtype = state.dtype
+    """One token, T = 1, leaving `state` (B, M, K, V) as it is. Returns the output (B, H, 1, V) and the new state."""
+    dtype, heads = state.dtype, state.shape[1]
     with without_autocast(query.device.type):
-        key = key.to(dtype) if decay.key is None else key.to(dtype) * decay.key
-        state = torch.addcmul(decay.state * state, key.mT, value.to(dtype))
-        return query.to(dtype) @ state, state
+        key, value = for_query_heads(key, heads).to(dtype), for_query_heads(value, heads).to(dtype)
+        key = key if decay.key is None else key * decay.key
+        state = torch.addcmul(decay.state * state, key.mT, value)
+        return read_state(query.to(dtype), state), state
 
 
 def retention_map(query: Tensor, key: Tensor, tables: DecayTables, backward_tables: DecayTables | None = None) -> Tensor:
@@ -238,13 +282,18 @@ def retention_map(query: Tensor, key: Tensor, tables: DecayTables, backward_tabl
 
     `tables` are those of one chunk; with `backward_tables`, of the sequence turned around, D looks both ways.
     """
-    dtype = compute_dtype(query, key)
-    key = for_query_heads(key, query.shape[1])
+    return in_heads(_map_rows(query, key, tables, backward_tables), query.shape[1])
+
+
+def _map_rows(query: Tensor, key: Tensor, tables: DecayTables, backward_tables: DecayTables | None = None) -> Tensor:
+    """`retention_map` as (B, M, R T, T)."""
+    dtype, states = compute_dtype(query, key), state_heads(query, key, tables.inner.shape[1])
     decay = tables.inner[:, :, 0]
     if backward_tables is not None:
         decay = decay + backward_tables.inner[:, :, 0].flip(-1, -2).triu(1)
     with without_autocast(query.device.type):
-        return (query.to(dtype) @ key.to(dtype).transpose(-1, -2)) * decay
+        products = in_rows(query.to(dtype), states) @ for_query_heads(key, states).to(dtype).transpose(-1, -2)
+        return decayed_rows(products, decay)
 
 
 def parallel_retention(
@@ -266,12 +315,15 @@ def parallel_retention(
     dtype = compute_dtype(query, key, value)
     if tables is None:
         tables = decay_tables(log_decay.to(dtype), query.shape[2], mask=mask, reset=reset)
-    value = value.to(dtype)
-    output = (retention_map(query, key, tables) if scores is None else scores) @ value
-    state = (key.to(dtype) * tables.key[:, :, 0]).transpose(-1, -2) @ value
+    heads, states = query.shape[1], state_heads(query, key, tables.inner.shape[1])
+    key, value = for_query_heads(key, states).to(dtype), for_query_heads(value, states).to(dtype)
+    scores = _map_rows(query, key, tables) if scores is None else in_rows(scores, states)
+    output = in_heads(scores @ value, heads)
+    state = (key * tables.key[:, :, 0]).transpose(-1, -2) @ value
     if initial_state is not None:
         initial_state = initial_state.to(dtype)
-        output = torch.addcmul(output, tables.query[:, :, 0], query.to(dtype) @ initial_state)
+        of_query = for_query_heads(tables.query[:, :, 0], heads)
+        output = torch.addcmul(output, of_query, read_state(query.to(dtype), initial_state))
         state = torch.addcmul(state, tables.state[:, :, 0], initial_state)
     return output, state
 
@@ -281,19 +333,20 @@ def chunkwise_retention_at_once(
 ) -> tuple[Tensor, Tensor]:
     """Equation 7 with all chunks in one batched product, in operations that PyTorch differentiates, compiles and exports.
 
-    The reference of `chunkwise_retention`, whose arguments and results these are, in one dtype.
+    The reference of `chunkwise_retention`, whose arguments and results these are, in one dtype, and keys and values with as
+    many heads as the state.
     """
-    length, chunk_size = query.shape[2], tables.inner.shape[-1]
+    heads, length, chunk_size = query.shape[1], query.shape[2], tables.inner.shape[-1]
     chunks = -(-length // chunk_size)
 
     def split(tensor: Tensor) -> Tensor:  # (B, H, T, X) -> (B, H, N, C, X)
         padding = chunks * chunk_size - length
         return (torch.nn.functional.pad(tensor, (0, 0, 0, padding)) if padding else tensor).unflatten(2, (chunks, -1))
 
-    query, key, value = split(query), split(key), split(value)
-    scores = (query @ key.transpose(-1, -2)) * tables.inner  # (B, H, N, C, C)
-    output = scores @ value  # (B, H, N, C, V)
-    written = (key * tables.key).transpose(-1, -2) @ value  # (B, H, N, K, V) what each chunk adds to the state
+    query, key, value = in_rows(split(query), key.shape[1]), split(key), split(value)
+    scores = decayed_rows(query @ key.transpose(-1, -2), tables.inner)  # (B, M, N, R C, C)
+    output = in_heads(scores @ value, heads)  # (B, H, N, C, V)
+    written = (key * tables.key).transpose(-1, -2) @ value  # (B, M, N, K, V) what each chunk adds to the state
     # unbound rather than indexed: the gradient of every index would be a tensor of all chunks
     written, decay = written.unbind(2), tables.state.expand(-1, -1, chunks, -1, -1).unbind(2)
 
@@ -302,51 +355,56 @@ def chunkwise_retention_at_once(
     for n in range(chunks):
         states.append(state)
         state = torch.addcmul(written[n], decay[n], state)
-    output = torch.addcmul(output, tables.query, query @ torch.stack(states, dim=2))
+    read = in_heads(query @ torch.stack(states, dim=2), heads)
+    output = torch.addcmul(output, for_query_heads(tables.query, heads), read)
     return output.flatten(2, 3)[:, :, :length], state
 
 
 class _Block(NamedTuple):
-    """Some consecutive chunks of one length, A = B H N of them with all sequences and heads, and their tables."""
+    """Some consecutive chunks of one length, A = B M N of them with all sequences and matrices, and their tables."""
 
     tokens: slice
-    shape: tuple[int, int, int]  # B, H, N
+    shape: tuple[int, int, int]  # B, M, N
     tables: DecayTables
-    decays: tuple[Tensor, ...]  # (B|1, H, 1, 1) for each of N: what a chunk leaves of the state before it
+    decays: tuple[Tensor, ...]  # (B|1, M, 1, 1) for each of N: what a chunk leaves of the state before it
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """(B, H, T, X) -> (A, C, X): these chunks of it. (B, G, T, X) likewise, each head for all that it serves."""
-        part = for_query_heads(tensor[:, :, self.tokens].to(self.tables.inner.dtype), self.shape[1])
-        return part.unflatten(2, (self.shape[2], -1)).flatten(0, 2)
+        """These chunks of queries (B, H, T, X) -> (A, R C, X), or of keys (B, G, T, X) -> (A, C, X)."""
+        _, heads, chunks = self.shape
+        part = tensor[:, :, self.tokens].to(self.tables.inner.dtype)
+        part = for_query_heads(part, heads) if part.shape[1] < heads else part
+        return in_rows(part.unflatten(2, (chunks, -1)), heads).flatten(0, 2)
 
     def put(self, part: Tensor, whole: Tensor) -> None:
         """The inverse of `cut`; what heads have in common is summed."""
-        part = part.unflatten(0, self.shape).flatten(2, 3)
+        part = part.unflatten(0, self.shape)
+        part = in_heads(part, max(whole.shape[1], self.shape[1])).flatten(2, 3)
         if part.shape[1] != whole.shape[1]:
             part = part.unflatten(1, (whole.shape[1], -1)).sum(2)
         whole[:, :, self.tokens] = part
 
     def decayed(self, part: Tensor, table: Tensor) -> Tensor:
-        """(A, C, X), times powers of γ (B|1, H, N|1, C, C|1)."""
-        return (part.unflatten(0, self.shape) * table).flatten(0, 2)
+        """(A, R C, X), times powers of γ (B|1, M, N|1, C, C|1)."""
+        return decayed_rows(part.unflatten(0, self.shape), table).flatten(0, 2)
 
     def decayed_(self, part: Tensor, table: Tensor) -> Tensor:
         """`decayed` in place."""
-        part.view(*self.shape, *part.shape[1:]).mul_(table)
+        part.view(*self.shape, -1, table.shape[-2], part.shape[-1]).mul_(table.unsqueeze(3))
         return part
 
     def by_chunk(self, part: Tensor) -> tuple[Tensor, ...]:
-        """(A, K, V) -> (B, H, K, V) for each of N."""
+        """(A, K, V) -> (B, M, K, V) for each of N."""
         return part.unflatten(0, self.shape).unbind(2)
 
     def together(self, states: list[Tensor]) -> Tensor:
-        """(B, H, K, V) for each of N -> (A, K, V)."""
+        """(B, M, K, V) for each of N -> (A, K, V)."""
         return (torch.stack(states, dim=2) if len(states) > 1 else states[0]).flatten(0, -3)
 
 
-def _blocks(query: Tensor, tables: DecayTables) -> list[_Block]:
+def _blocks(query: Tensor, key: Tensor, tables: DecayTables) -> list[_Block]:
     """The sequence in blocks that are large enough to keep the device busy, and small enough for its cache."""
     batch, heads, length, _ = query.shape
+    states = state_heads(query, key, tables.inner.shape[1])
     chunk_size = tables.inner.shape[-1]
     wanted = BLOCK_SIZE_ON_CPU if query.device.type == "cpu" else BLOCK_SIZE_ELSEWHERE
     chunks_per_block = max(1, wanted // (batch * heads * chunk_size))
@@ -357,7 +415,7 @@ def _blocks(query: Tensor, tables: DecayTables) -> list[_Block]:
         decays = state.expand(-1, -1, chunks, -1, -1).unbind(2)
         start = first * chunk_size
         tokens = slice(start, start + chunks * size)
-        return _Block(tokens, (batch, heads, chunks), own, decays)
+        return _Block(tokens, (batch, states, chunks), own, decays)
 
     whole, rest = divmod(length, chunk_size)
     blocks = [block(first, min(chunks_per_block, whole - first), chunk_size) for first in range(0, whole, chunks_per_block)]
@@ -365,7 +423,7 @@ def _blocks(query: Tensor, tables: DecayTables) -> list[_Block]:
 
 
 def _read_chunks(block: _Block, key: Tensor, value: Tensor, state: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The state (B, H, K, V) before each chunk of a block, and after the last; key and value are (A, C, K) and (A, C, V)."""
+    """The state (B, M, K, V) before each chunk of a block, and after the last; key and value are (A, C, K) and (A, C, V)."""
     states = []
     for written, decay in zip(block.by_chunk(block.decayed(key, block.tables.key).mT @ value), block.decays):
         states.append(state)
@@ -385,8 +443,8 @@ class ChunkwiseRetention(torch.autograd.Function):
     @staticmethod
     def forward(query, key, value, tables, initial_state):
         output = _empty_as(value, query.shape[1], tables.inner.dtype)
-        state = _state_before(query, value, tables, initial_state)
-        for block in _blocks(query, tables):
+        state = _state_before(query, key, value, tables, initial_state)
+        for block in _blocks(query, key, tables):
             query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
             states, state = _read_chunks(block, key_part, value_part, state)
             part = block.decayed_(query_part @ key_part.mT, block.tables.inner) @ value_part
@@ -412,8 +470,8 @@ class ChunkwiseRetention(torch.autograd.Function):
             query_gradient, key_gradient, value_gradient, *rest = gradients
             return query_gradient, key_gradient, value_gradient, None, rest[0] if rest else None
 
-        blocks = _blocks(query, tables)
-        state = _state_before(query, value, tables, initial_state)
+        blocks = _blocks(query, key, tables)
+        state = _state_before(query, key, value, tables, initial_state)
         states = []  # before each chunk of each block
         for block in blocks:
             of_block, state = _read_chunks(block, block.cut(key), block.cut(value), state)
@@ -422,7 +480,7 @@ class ChunkwiseRetention(torch.autograd.Function):
         query_gradient, key_gradient, value_gradient = (torch.empty_like(tensor) for tensor in (query, key, value))
         for block in reversed(blocks):
             query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
-            gradient = block.cut(output_gradient)  # (A, C, V)
+            gradient = block.cut(output_gradient)  # (A, R C, V)
             inner = block.tables.inner
             after = []  # gradient of the state after each chunk, last one first
             read = block.by_chunk(block.decayed(query_part, block.tables.query).mT @ gradient)
@@ -443,9 +501,11 @@ class ChunkwiseRetention(torch.autograd.Function):
         return query_gradient, key_gradient, value_gradient, None, initial_gradient
 
 
-def _state_before(query: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None) -> Tensor:
+def _state_before(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None) -> Tensor:
     """The state that the first chunk reads, in the dtype of the tables."""
-    return (initial_state_like(query, value) if initial_state is None else initial_state).to(tables.inner.dtype)
+    if initial_state is None:
+        initial_state = initial_state_like(query, value, state_heads(query, key, tables.inner.shape[1]))
+    return initial_state.to(tables.inner.dtype)
 
 
 def _empty_as(value: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
@@ -460,8 +520,8 @@ def _grouped_at_once(
     query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`chunkwise_retention_at_once` for any dtype, and for key/value heads that serve several query heads."""
-    dtype = tables.inner.dtype
-    key, value = (for_query_heads(tensor.to(dtype), query.shape[1]) for tensor in (key, value))
+    dtype, states = tables.inner.dtype, state_heads(query, key, tables.inner.shape[1])
+    key, value = (for_query_heads(tensor.to(dtype), states) for tensor in (key, value))
     initial_state = None if initial_state is None else initial_state.to(dtype)
     return chunkwise_retention_at_once(query.to(dtype), key, value, tables, initial_state)
 
@@ -480,8 +540,8 @@ def chunkwise_retention(
     """Equation 7: parallel within each chunk, and the recurrence from chunk to chunk.
 
     Time and memory are linear in T; for a gradient only the operands are kept. Arguments and results as
-    `recurrent_retention`, and key and value may have fewer heads, as in `retention`; `chunk_size` defaults to
-    `default_chunk_size`; `tables`, from `decay_tables(log_decay, T, chunk_size, mask, reset)`, saves their computation.
+    `recurrent_retention`; `chunk_size` defaults to `default_chunk_size`; `tables`, from `decay_tables(log_decay, T,
+    chunk_size, mask, reset)`, saves their computation.
     """
     dtype = compute_dtype(query, key, value)
     if tables is None:
@@ -514,8 +574,9 @@ def retention(
     Args:
         query: (B, H, T, K), already rotated and scaled.
         key, value: (B, G, T, K) and (B, G, T, V), where G divides H; each key/value head serves H / G query heads.
-        log_decay: (H,) natural logarithm of each head's γ, finite.
-        initial_state: (B, H, K, V) what was read before, or None.
+        log_decay: (H,) natural logarithm of each head's γ, finite; or (G,), one for all that a key/value head serves, which
+            then share one state.
+        initial_state: (B, H, K, V), or (B, G, K, V) where it is shared, what was read before; or None.
         mask: (B, T) bool, False where a token is absent. reset: (B, T) bool, True where a document starts.
         form: "parallel", "recurrent", "chunkwise", or "auto", which takes the fastest for T.
         chunk_size: C of the chunkwise form; `default_chunk_size(K, V)` if absent.
@@ -524,7 +585,7 @@ def retention(
         scores: (B, H, T, T) what `retention_map` gave, for the parallel form.
 
     Returns:
-        output (B, H, T, V) and final state (B, H, K, V), in float32, or float64 where an input is.
+        output (B, H, T, V) and final state, of the shape of the initial one, in float32, or float64 where an input is.
 
     Raises:
         ValueError: for an unknown form, or shapes that do not belong together.
@@ -541,10 +602,11 @@ def retention(
             "key and value must have the same batch, heads and tokens, and their heads divide those of query, "
             f"got query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}."
         )
+    states = state_heads(query, key, log_decay.numel())
+    if initial_state is not None and initial_state.shape[1] != states:
+        raise ValueError(f"initial_state must have {states} heads, one for each decay, got {tuple(initial_state.shape)}.")
     chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
     form = choose_form(query.shape[2], chunk_size) if form == "auto" else form
-    if form != "chunkwise":  # which repeats them block by block
-        key, value = (for_query_heads(tensor, query.shape[1]) for tensor in (key, value))
 
     with without_autocast(query.device.type):
         if form == "parallel":
@@ -553,7 +615,7 @@ def retention(
             return chunkwise_retention(query, key, value, log_decay, initial_state, mask, reset, chunk_size, tables)
         if query.shape[2] == 1:
             dtype = compute_dtype(query, key, value)
-            state = initial_state_like(query, value) if initial_state is None else initial_state.to(dtype)
+            state = initial_state_like(query, value, states) if initial_state is None else initial_state.to(dtype)
             return recurrent_step(query, key, value, step_decay(log_decay.to(dtype), mask, reset), state)
         return recurrent_retention(query, key, value, log_decay, initial_state, mask, reset)
 
@@ -582,8 +644,10 @@ def bidirectional_retention(
     and turned around, `scores` what `retention_map` gave for both.
     """
     if scores is not None:
+        states = state_heads(query, key, log_decay.numel())
         with without_autocast(query.device.type):
-            return scores @ for_query_heads(value, query.shape[1]).to(scores.dtype)
+            value = for_query_heads(value, states).to(scores.dtype)
+            return in_heads(in_rows(scores, states) @ value, query.shape[1])
     forward_tables, backward_tables = (None, None) if tables is None else tables
     ahead, _ = retention(query, key, value, log_decay, None, mask, reset, form, chunk_size, forward_tables)
     turned = [None if tensor is None else tensor.flip(2) for tensor in (query, key, value)]

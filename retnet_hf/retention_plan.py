@@ -34,13 +34,13 @@ class RetentionPlan(NamedTuple):
     bidirectional: bool
     segment_length: int | None = None  # tokens of each segment but the last; None if the sequence is taken whole
     # what `with_decay` fills in
-    log_decay: Tensor | None = None  # (H,)
+    log_decay: Tensor | None = None  # (H,), or (G,) where the heads of each key/value head share decay and state
     tables: DecayTables | None = None  # None in the recurrent form
     backward_tables: DecayTables | None = None  # of the sequence turned around, for an encoder
     step_decay: StepDecay | None = None  # None in the other forms, and for more than one token
 
     def with_decay(self, log_decay: Tensor) -> "RetentionPlan":
-        """The plan of layers whose heads have these decays, (H,)."""
+        """The plan of layers that have these decays, (H,) or (G,)."""
         layout, length = self.layout, self.layout.position.shape[1]
         if self.form == "recurrent":
             step = step_decay(log_decay, layout.mask, layout.reset) if length == 1 else None
@@ -53,7 +53,7 @@ class RetentionPlan(NamedTuple):
         return self._replace(log_decay=log_decay, tables=tables, backward_tables=backward_tables)
 
     def of_heads(self, heads: slice) -> "RetentionPlan":
-        """The plan of some of the heads."""
+        """The plan of some of those that have decays."""
         tables, backward_tables = (
             None if tables is None else DecayTables(*(table[:, heads] for table in tables))
             for tables in (self.tables, self.backward_tables)

@@ -2,8 +2,9 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What a RetNet remembers between calls, in the shape of a `transformers.Cache`.
 
-Every layer of retention keeps one matrix per head, (B, H, K, V), whatever the number of tokens read. `RetNetState` is the
-cache made of such layers, and of those of softmax attention where a model has any; the layers also work inside an ordinary
+Every layer of retention keeps M matrices, (B, M, K, V), whatever the number of tokens read: one for each head, or one for
+each key/value head where those that it serves have equal decays (`RetNetConfig.state_heads`). `RetNetState` is the cache
+made of such layers, and of those of softmax attention where a model has any; the layers also work inside an ordinary
 `DynamicCache` or `StaticCache`, whose own layers `install_retention_layers` replaces.
 
 Rewinding: a state cannot be un-decayed without loss, but it can be recomputed. While past recording is active, a layer keeps
@@ -40,7 +41,7 @@ class TakenIn(NamedTuple):
 
     key: Tensor  # (B, G, T, K) rotated
     value: Tensor  # (B, G, T, V)
-    log_decay: Tensor  # (H,)
+    log_decay: Tensor  # (M,)
     mask: Tensor | None  # (B, T) False where a token is absent
     reset: Tensor | None  # (B|1, T) True where a document starts
     next_position: Tensor  # (B|1, T) position that follows each token
@@ -50,7 +51,7 @@ class RetNetStateLayer(StateLayer):
     """The state of one layer of retention.
 
     Attributes:
-        recurrent_state: (B, H, K, V), float32 or float64; None before the first token.
+        recurrent_state: (B, M, K, V), float32 or float64; None before the first token. M is H, or G where heads share it.
     """
 
     SAVED = ("recurrent_state", "next_position", "cumulative_length")
@@ -63,7 +64,7 @@ class RetNetStateLayer(StateLayer):
         self._recorded_from: tuple[Tensor | None, Tensor | None] = (None, None)  # state and position when recording began
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Remembers type and place of the state, (B, H, K, V), which is passed as `key_states`."""
+        """Remembers type and place of the state, (B, M, K, V), which is passed as `key_states`."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.cumulative_length = self.cumulative_length.to(self.device)
         self.is_initialized = True
@@ -76,7 +77,7 @@ class RetNetStateLayer(StateLayer):
         state: Tensor,
         taken_in: TakenIn,
     ) -> tuple[Tensor, Tensor]:
-        """Takes in the tokens of one call: `state` (B, H, K, V) is the state after them.
+        """Takes in the tokens of one call: `state` (B, M, K, V) is the state after them.
 
         The tensors of this layer keep their addresses, so that a compiled or captured decode step finds them again, except
         where a gradient has to flow through them.
@@ -87,7 +88,7 @@ class RetNetStateLayer(StateLayer):
         return key_states, value_states
 
     def advance(self, state: Tensor, next_position: Tensor, tokens: int) -> None:
-        """Takes over a state (B, H, K, V) that is `tokens` further on (or, below 0, back), and the position (B|1,) after it.
+        """Takes over a state (B, M, K, V) that is `tokens` further on (or, below 0, back), and the position (B|1,) after it.
 
         In place where that is allowed. Nothing of it is recorded.
         """
@@ -110,7 +111,7 @@ class RetNetStateLayer(StateLayer):
 
     @property
     def past(self) -> tuple[Tensor | None, Tensor | None]:
-        """The state (B, H, K, V) and the position (B,) that the next tokens continue from; (None, None) before the first.
+        """The state (B, M, K, V) and the position (B,) that the next tokens continue from; (None, None) before the first.
 
         What inference mode made is copied where a gradient is recorded, since autograd may not keep it.
         """
@@ -179,8 +180,7 @@ class RetNetStateLayer(StateLayer):
             tokens -= kept
             mask, reset = (None if marks is None else marks[:, :kept] for marks in (call.mask, call.reset))
             key, value = call.key[:, :, :kept], call.value[:, :, :kept]
-            heads = call.log_decay.shape[0]
-            query = key.new_zeros(key.shape[0], heads, *key.shape[2:])
+            query = key.new_zeros(key.shape[0], call.log_decay.shape[0], *key.shape[2:])
             _, state = retention(query, key, value, call.log_decay, state, mask, reset)
             position = call.next_position[:, kept - 1].expand(key.shape[0])
         if state is None:  # nothing had been read when recording began
@@ -436,10 +436,10 @@ class RetNetState(Cache):
         """
         if any(not layer.is_initialized for layer in self.layers):
             raise ValueError("a state that has read nothing cannot be saved.")
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             held, _ = layer.past
-            all_heads = self.config.num_attention_heads
-            all_heads = all_heads if isinstance(layer, RetNetStateLayer) else self.config.num_key_value_heads
+            retains = isinstance(layer, RetNetStateLayer)
+            all_heads = self.config.state_heads(index) if retains else self.config.num_key_value_heads
             if held.shape[1] != all_heads:
                 raise ValueError(f"a state of all {all_heads} heads can be saved, not a rank's share of {held.shape[1]}.")
         tensors = {
@@ -464,12 +464,14 @@ class RetNetState(Cache):
         Raises:
             ValueError: if the file is no saved state, is damaged, or belongs to a model of another configuration. A file
                 without a checksum, as earlier versions wrote, is not told from one with other values.
+
+        Earlier versions wrote a matrix for every head also where heads share one. Such a file is read, too.
         """
         state = cls(config)
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+                saved = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
         except SafetensorError as error:
             raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
         if metadata.get("format") != _FILE_FORMAT:
@@ -477,10 +479,11 @@ class RetNetState(Cache):
         if metadata.get("fingerprint") != state.config.state_fingerprint:
             raise ValueError(f"{path} holds the state of a model of another configuration than this one.")
         try:
+            tensors = _with_shared_states(saved, state.config)
             _check_saved(tensors, state)
         except ValueError as error:
             raise ValueError(f"{path} {error}") from error
-        if "sha256" in metadata and metadata["sha256"] != _checksum(tensors):
+        if "sha256" in metadata and metadata["sha256"] != _checksum(saved):
             raise ValueError(f"{path} is damaged: its values are not those that were saved.")
         for index, layer in enumerate(state.layers):
             layer.fill_(*(tensors[f"layers.{index}.{name}"].to(device) for name in layer.SAVED))
@@ -496,6 +499,24 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def _with_shared_states(tensors: dict[str, Tensor], config: PreTrainedConfig) -> dict[str, Tensor]:
+    """These tensors, with one matrix where heads share it and each has its own, (B, H, K, V) -> (B, G, K, V).
+
+    Raises ValueError, with the end of a sentence, if heads that share it differ by more than rounding.
+    """
+    tensors = dict(tensors)
+    for layer in filter(config.shares_states, range(config.num_hidden_layers)):
+        name = f"layers.{layer}.recurrent_state"
+        state = tensors.get(name)
+        if state is None or state.dtype not in STATE_DTYPES or state.shape[1:2] != (config.num_attention_heads,):
+            continue
+        of_heads = state.unflatten(1, (config.num_key_value_heads, -1))
+        tensors[name] = of_heads[:, :, 0].contiguous()
+        if (of_heads - tensors[name].unsqueeze(2)).norm() > 1e-4 * of_heads.norm():
+            raise ValueError(f"holds {name} with heads that differ, though they share one state.")
+    return tensors
+
+
 def _check_saved(tensors: dict[str, Tensor], state: RetNetState) -> None:
     """Raises ValueError, with the end of a sentence, if these are not the tensors of such a state."""
     config = state.config
@@ -505,7 +526,7 @@ def _check_saved(tensors: dict[str, Tensor], state: RetNetState) -> None:
     if foreign := sorted(tensors.keys() - expected):
         raise ValueError(f"holds {foreign[0]}, which is no part of a state.")
     batch = tensors["layers.0.next_position"].shape[:1]
-    heads, groups = config.num_attention_heads, config.num_key_value_heads
+    groups = config.num_key_value_heads
     one_type = {name.rpartition(".")[2]: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
 
     def dtypes(name: str, allowed: tuple[torch.dtype, ...]) -> tuple[torch.dtype, ...]:  # one for all layers
@@ -514,6 +535,7 @@ def _check_saved(tensors: dict[str, Tensor], state: RetNetState) -> None:
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")
         prefix = "window_" if part.startswith("window_") else ""
+        heads = config.state_heads(int(layer.removeprefix("layers.")))
         read = tensors.get(f"{layer}.{prefix}document", tensor).shape[-1:]  # columns of softmax attention
         shape, allowed = {
             "recurrent_state": ((*batch, heads, config.head_dim, config.value_head_dim), dtypes(part, STATE_DTYPES)),
