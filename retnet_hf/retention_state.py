@@ -495,7 +495,8 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(tensor.reshape(-1).numpy())
+        bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor  # which NumPy does not have
+        digest.update(bits.reshape(-1).numpy())
     return digest.hexdigest()
 
 

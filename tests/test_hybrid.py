@@ -208,8 +208,9 @@ def test_tokens_are_taken_back_as_if_never_read(removed):
         state.crop(-10)
 
 
-def test_a_state_is_saved_and_loaded_whole(tmp_path):
-    model, ids, more = hybrid(), random_ids(2, 20), random_ids(2, 9, seed=1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_state_is_saved_and_loaded_whole(tmp_path, dtype):
+    model, ids, more = hybrid().to(dtype), random_ids(2, 20), random_ids(2, 9, seed=1)
     mask = torch.ones(2, 20, dtype=torch.int64)
     mask[1, :4] = 0
     state = model(ids, attention_mask=mask, use_cache=True).past_key_values
