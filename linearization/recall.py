@@ -76,16 +76,17 @@ def _chosen(model: PreTrainedModel, ids: Tensor, places: Tensor, choices: Tensor
     return torch.cat(found)
 
 
-def associative_recall(model: PreTrainedModel, vocabulary: Tensor, pairs: int, count: int = SEQUENCES, seed: int = 0) -> float:
+def associative_recall(
+    model: PreTrainedModel, vocabulary: Tensor, pairs: int, count: int = SEQUENCES, seed: int = 0
+) -> float:
     """Share of values that a model chooses, at their keys, among all values of the sequence: 1 / pairs by chance.
 
     Args:
-        vocabulary: token ids that keys and values are drawn from, at least 2 `pairs` of them.
+        vocabulary: token ids, at least 2 `pairs` of them; the first half are keys, the others values.
     """
     generator = torch.Generator().manual_seed(seed)
-    mixed = vocabulary[torch.randperm(len(vocabulary), generator=generator)]
-    half = len(mixed) // 2
-    ids, labels = associative_examples(mixed[:half], mixed[half:], pairs, count, generator)
+    half = len(vocabulary) // 2
+    ids, labels = associative_examples(vocabulary[:half], vocabulary[half:], pairs, count, generator)
     places = torch.arange(2 * pairs, 4 * pairs, 2).expand(count, -1)  # (B, P)
     choices = ids[:, None, 1 : 2 * pairs : 2].expand(-1, pairs, -1)  # (B, P, P)
     return (_chosen(model, ids, places, choices) == labels[:, 2 * pairs :: 2]).float().mean().item()

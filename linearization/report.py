@@ -73,9 +73,10 @@ def cache_bytes(cache: Cache) -> int:
 
 
 def recalled_vocabulary(stream: Tensor, separator: int | None) -> Tensor:
-    """Token ids that a text has often enough for a model to know them."""
+    """Token ids that a text has often enough for a model to know them, in an order that is always the same."""
     ids, counts = stream.unique(return_counts=True)
-    return ids[(counts >= OCCURRENCES) & (ids != (-1 if separator is None else separator))]
+    known = ids[(counts >= OCCURRENCES) & (ids != (-1 if separator is None else separator))]
+    return known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))]
 
 
 def measure_text(model: PreTrainedModel, stream: Tensor, block_size: int, vocabulary: Tensor) -> Measures:
@@ -206,7 +207,9 @@ def _recall_sentence(report: Report) -> str:
         (1 / pairs, pairs * SEQUENCES, share, student.associative_recall[pairs])
         for pairs, share in teacher.associative_recall.items()
     ]
-    found += [(1 / CHOICES, NEEDLES, share, student.needle_recall[length]) for length, share in teacher.needle_recall.items()]
+    found += [
+        (1 / CHOICES, NEEDLES, share, student.needle_recall[length]) for length, share in teacher.needle_recall.items()
+    ]
     telling = [
         (theirs, ours)
         for chance, count, theirs, ours in found

@@ -19,15 +19,20 @@ from .sources import SourceError, softmax_config
 NAMES = {"input_layernorm": "retention_norm", "post_attention_layernorm": "mlp_norm"}
 
 
-def decays_by_distance(schedule: str, distance: Tensor, decay_range: tuple[float, float] = (2, 512)) -> list[float]:
+def decays_by_distance(
+    schedule: str, distance: Tensor, decay_range: tuple[float, float] = (2, 512), groups: int | None = None
+) -> list[float]:
     """γ of each head of a layer: the decays of a schedule, the fastest for the head that looks back least.
 
     Args:
         schedule: a name that `decay_schedule` of RetNetConfig knows. distance: (H,), of each head.
+        groups: of heads side by side that share a decay, which goes by their mean distance; a decay for each head if absent.
     """
+    heads = len(distance)
+    distance = distance.view(groups or heads, -1).mean(1)
     decays = sorted(scheduled_decays(schedule, len(distance), decay_range))
     ranks = distance.argsort(stable=True).argsort(stable=True)
-    return [decays[rank] for rank in ranks.tolist()]
+    return [decays[rank] for rank in ranks.tolist() for _ in range(heads // len(distance))]
 
 
 def linearized_config(
@@ -38,8 +43,11 @@ def linearized_config(
     gate_act: str = "sigmoid",
     window: int | None = None,
     measures: HeadMeasures | None = None,
+    share_states: bool = False,
 ) -> RetNetConfig:
     """The configuration with retention in all layers but those kept.
+
+    The arguments are those of `transfer`.
 
     Raises:
         SourceError: for a layer that is not there.
@@ -55,10 +63,13 @@ def linearized_config(
         "output_gate_act": gate_act,
         "retention_window": window,
     }
-    if measures is None:
+    groups = softmax.num_key_value_heads if share_states else None
+    if measures is None and not share_states:
         fields |= {"decay_schedule": schedule, "decay_range": list(decay_range)}
     else:
-        fields["decay_schedule"] = [decays_by_distance(schedule, row, decay_range) for row in measures.distance]
+        in_order = torch.arange(softmax.num_attention_heads).double().expand(len(layers), -1)
+        distance = in_order if measures is None else measures.distance
+        fields["decay_schedule"] = [decays_by_distance(schedule, row, decay_range, groups) for row in distance]
     return RetNetConfig.from_dict(fields)
 
 
@@ -71,6 +82,7 @@ def transfer(
     decay_range: tuple[float, float] = (2, 512),
     gate_act: str = "sigmoid",
     window: int | None = None,
+    share_states: bool = False,
 ) -> RetNetForCausalLM:
     """A RetNet with the weights of a transformer of the kinds in `SOURCES`.
 
@@ -85,6 +97,8 @@ def transfer(
         schedule, decay_range: whose decays the heads of a layer share out among them, as in RetNetConfig.
         gate_act: activation of the gate. With another than "sigmoid" the gate begins as RetNet's does.
         window: tokens of softmax attention beside each retention. Each of the two then begins as a half of the whole.
+        share_states: whether the heads of a key/value head have one decay, and with it one state in the place of as many as
+            they are.
 
     Returns:
         The model in the dtype and on the device of the source, with its generation config, in evaluation mode.
@@ -96,7 +110,7 @@ def transfer(
     layers = range(softmax.num_hidden_layers)
     config = softmax
     if kept is not None:
-        config = linearized_config(softmax, kept, schedule, decay_range, gate_act, window, measures)
+        config = linearized_config(softmax, kept, schedule, decay_range, gate_act, window, measures, share_states)
     with torch.device("meta"):
         model = RetNetForCausalLM(config)
     model = model.to_empty(device=source.device)

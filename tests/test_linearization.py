@@ -2,6 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """From a transformer to a RetNet: exact where attention stays, measured where it does not."""
 
+import math
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -103,6 +105,25 @@ def test_the_fastest_decay_is_for_the_head_that_looks_back_least():
     decays = decays_by_distance("geometric", torch.tensor([30.0, 2.0, 100.0]), (2, 512))
     assert decays[1] < decays[0] < decays[2]
     assert sorted(decays) == pytest.approx([torch.tensor(-1 / tau).exp().item() for tau in (2, 32, 512)])
+
+
+def test_heads_of_a_group_share_a_decay_by_their_mean_distance():
+    decays = decays_by_distance("geometric", torch.tensor([30.0, 2.0, 9.0, 9.0, 50.0, 40.0]), (2, 512), groups=3)
+    constants = [-1 / math.log(decay) for decay in decays]
+    assert constants == pytest.approx([32, 32, 2, 2, 512, 512])
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_linearized_model_with_shared_states_is_smaller_by_the_size_of_a_group(measured):
+    source, ids = source_of("Llama 3"), random_ids(2, 30)
+    measures = measure_heads(source, [ids]) if measured else None
+    shared, apart = (transfer(source, kept=[], measures=measures, share_states=share) for share in (True, False))
+    assert 2 * shared.config.state_size == apart.config.state_size
+    for layer in range(2):
+        first, second, third, fourth = shared.config.decays(layer)
+        assert first == second != third == fourth
+    state = shared(ids, use_cache=True).past_key_values
+    assert state.layers[0].recurrent_state.shape[1] == 2
 
 
 def test_head_outputs_keep_their_size():

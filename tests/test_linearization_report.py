@@ -131,8 +131,8 @@ def test_recall_is_the_share_of_what_is_found_again(recalls):
 
 def test_tokens_are_recalled_that_a_text_has_often():
     stream = torch.tensor([3] * 10 + [5] * 9 + [7] * 12 + [1] * 30)
-    assert recalled_vocabulary(stream, separator=1).tolist() == [3, 7]
-    assert recalled_vocabulary(stream, separator=None).tolist() == [1, 3, 7]
+    assert set(recalled_vocabulary(stream, separator=1).tolist()) == {3, 7}
+    assert set(recalled_vocabulary(stream, separator=None).tolist()) == {1, 3, 7}
 
 
 def test_layers_are_chosen_by_share():

@@ -67,6 +67,13 @@ def linearize(
     gate: Annotated[
         Gate, model_option(help="Activation of the output gate: sigmoid begins neutral, silu learns more.")
     ] = Gate.silu,
+    share_states: Annotated[
+        bool,
+        model_option(
+            "--share-states",
+            help="Query heads of one key/value head share one decay and one state, which is smaller by their number.",
+        ),
+    ] = False,
     field: Annotated[str, data_option(help="Where the text is in a .jsonl line or a row of a data set.")] = "text",
     split: Annotated[str, data_option(help="Part of a data set.")] = "train",
     subset: Annotated[str | None, data_option(help="Configuration of a data set.")] = None,
@@ -148,6 +155,7 @@ def linearize(
         window=window,
         decays=decays,
         gate=gate.value,
+        share_states=share_states,
         eval_fraction=eval_fraction,
         block_size=block_size,
         batch_size=batch_size,

@@ -163,7 +163,13 @@ class Linearization:
         recipe = self.recipe
         torch.manual_seed(recipe.seed)  # of the gates, so that a resumed run begins with the same ones
         return transfer(
-            self.teacher, kept, self.head_measures, recipe.decays, gate_act=recipe.gate, window=recipe.window
+            self.teacher,
+            kept,
+            self.head_measures,
+            recipe.decays,
+            gate_act=recipe.gate,
+            window=recipe.window,
+            share_states=recipe.share_states,
         ).float()
 
     def first_student(self) -> RetNetForCausalLM:

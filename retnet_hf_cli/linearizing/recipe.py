@@ -70,6 +70,7 @@ class Recipe:
     window: int | None = None
     decays: str = "alibi"
     gate: str = "silu"
+    share_states: bool = False
     eval_fraction: float = 0.05
     block_size: int = 512
     batch_size: int = 8
