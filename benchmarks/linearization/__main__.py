@@ -22,7 +22,8 @@ SEEDS = (0, 1, 2)
 
 def cells(seed: int) -> list[LinearizationCell]:
     """Of a seed, each after those that it needs."""
-    names = ["source", *LINEARIZED, *(f"from scratch, {name}" for name in FROM_SCRATCH)]
+    first, *others = LINEARIZED
+    names = ["source", first, *(f"from scratch, {name}" for name in FROM_SCRATCH), *others]
     return [LinearizationCell(name, seed=seed) for name in names]
 
 

@@ -35,12 +35,12 @@ TRIAL_TOKENS = 40_960  # that the speed of training from scratch is taken from
 # By name: what is asked of the command beyond its defaults, or the decays of a RetNet that is trained from scratch.
 LINEARIZED: dict[str, list[str]] = {
     "pure retention": [],
+    "a quarter kept, the hardest": ["--keep-attention", "auto"],
+    "window of 64": ["--window", "64"],
+    "a quarter kept, spread": ["--keep-attention", "25%"],
     "geometric decays": ["--decays", "geometric"],
     "sigmoid gate": ["--gate", "sigmoid"],
     "no alignment": ["--align-steps", "0", "--distill-steps", "400"],
-    "a quarter kept, the hardest": ["--keep-attention", "auto"],
-    "a quarter kept, spread": ["--keep-attention", "25%"],
-    "window of 64": ["--window", "64"],
 }
 FROM_SCRATCH = {"published decays": "power_of_two", "best decays": "geometric 2 512"}
 

@@ -1,10 +1,11 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A small Llama that can recall, and the text it is trained on: the King James Bible, and lists of pairs of words.
+"""A small Llama that can recall, and the text that it is linearized on.
 
-A model of this size learns from the Bible alone to expect words, not to find them again. A part of the documents therefore
-names pairs of words and then names them again in another order, so that there is something to lose. And since a feed-forward
-learns what words lists consist of long before attention finds out which, attention in two layers learns that first, alone.
+A model of this size learns from the King James Bible to expect words, not to find them again, and then there is nothing to
+lose. So it learns a second thing beside: lists that name pairs of words, and then the same pairs in another order, where it
+is asked for the second word of each. Attention in two layers learns that first, and alone: feed-forwards would learn what
+lists consist of long before attention finds out which word follows. The text for linearizing has chapters and lists.
 """
 
 import itertools
@@ -23,16 +24,17 @@ from retnet_hf_cli.text.corpus import encode
 from ..quality import texts
 from ..quality.rivals import of_equal_size
 from ..quality.settings import SETTINGS
-from ..quality.training import fit, parameter_groups, train
+from ..quality.training import BETAS, batches, fit, parameter_groups, rate_of
 
 
 SETTING = SETTINGS["laptop"]
 TEXT = "king-james"
-TOKENS, LEARNING_RATE = 3_000_000, 3e-3
+TOKENS, LEARNING_RATE = 2_000_000, 3e-3
 WORDS = 64  # one half of them keys, the other values
-MOST_PAIRS = 24
-SHARE = 0.3  # of the tokens, in lists of pairs
-RECALL_STEPS, RECALL_TOKENS, RECALL_PAIRS, RECALL_LAYERS = 300, 4096, (2, 4, 8, 16), 2
+PAIRS = (2, 4, 8, 16)  # of a list
+SHARE = 0.3  # of the tokens of the text, in lists
+ALONE_STEPS, ALONE_TOKENS, ALONE_LAYERS = 300, 4096, 2
+BESIDE_TOKENS = 1024  # of lists, in a step on text
 FILE = "text.jsonl"
 
 
@@ -52,12 +54,12 @@ def lists_of_pairs(tokens: int, seed: int) -> list[str]:
     generator = torch.Generator().manual_seed(seed)
     keys, values = words().chunk(2)
     documents, count = [], 0
-    while count < tokens:
-        pairs = int(torch.randint(2, MOST_PAIRS + 1, (), generator=generator))
+    for pairs in itertools.cycle(PAIRS):
+        if count >= tokens:
+            return documents
         ids, _ = associative_examples(keys, values, pairs, 1, generator)
         documents.append(tokenizer().decode(ids[0]))
         count += ids.numel()
-    return documents
 
 
 def training_documents() -> list[str]:
@@ -82,37 +84,58 @@ def training_stream() -> Tensor:
     return torch.from_numpy(encode(training_documents(), tokenizer())).long()
 
 
-def learn_to_recall(model: LlamaForCausalLM, seed: int) -> None:
-    """Trains the attention of the first layers on lists of pairs; nothing else of the layers has an output yet."""
-    silent = [layer.mlp.down_proj.weight for layer in model.model.layers]
-    silent += [layer.self_attn.o_proj.weight for layer in model.model.layers[RECALL_LAYERS:]]
-    for weight in silent:
+def recall_loss(model: LlamaForCausalLM, pairs: int, tokens: int, generator: torch.Generator) -> Tensor:
+    """The loss where lists ask, over so many tokens of lists."""
+    ids, labels = associative_examples(*words().chunk(2), pairs, tokens // (4 * pairs), generator)
+    asked = labels >= 0
+    hidden = model.model(ids, use_cache=False).last_hidden_state
+    return F.cross_entropy(model.lm_head(hidden[asked]), labels[asked])
+
+
+def learn_to_recall(model: LlamaForCausalLM, generator: torch.Generator) -> None:
+    """Trains attention in the first layers on lists, of more pairs as it goes; nothing else has an output yet."""
+    layers = model.model.layers
+    silent = [layer.mlp.down_proj.weight for layer in layers]
+    for weight in [*silent, *(layer.self_attn.o_proj.weight for layer in layers[ALONE_LAYERS:])]:
         nn.init.zeros_(weight).requires_grad_(False)
-    generator = torch.Generator().manual_seed(seed)
-    keys, values = words().chunk(2)
+    model.model.layers = layers[:ALONE_LAYERS]
 
     def loss_of(step: int) -> Tensor:
-        reached = min(len(RECALL_PAIRS), 1 + int(len(RECALL_PAIRS) * step / (0.6 * RECALL_STEPS)))
-        pairs = RECALL_PAIRS[step % reached]
-        ids, labels = associative_examples(keys, values, pairs, RECALL_TOKENS // (4 * pairs), generator)
-        asked = labels >= 0
-        hidden = model.model(ids, use_cache=False).last_hidden_state
-        return F.cross_entropy(model.lm_head(hidden[asked]), labels[asked])
+        reached = min(len(PAIRS), 1 + int(len(PAIRS) * step / (0.6 * ALONE_STEPS)))
+        return recall_loss(model, PAIRS[step % reached], ALONE_TOKENS, generator)
 
     optimizer = torch.optim.AdamW(parameter_groups(model), lr=LEARNING_RATE, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, RECALL_STEPS, pct_start=0.1)
-    for _ in fit(model, optimizer, schedule, map(loss_of, range(RECALL_STEPS))):
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, ALONE_STEPS, pct_start=0.1)
+    for _ in fit(model, optimizer, schedule, map(loss_of, range(ALONE_STEPS))):
         pass
-    for weight in silent:
-        weight.requires_grad_(True)
+    model.model.layers = layers
+    model.requires_grad_(True)
+
+
+def learn_text_beside(model: LlamaForCausalLM, seed: int, generator: torch.Generator) -> None:
+    """Trains all of it on chapters, with some lists in every step."""
+    steps = TOKENS // (SETTING.block * SETTING.batch)
+    chapters = torch.from_numpy(encode(texts.documents(TEXT).training, tokenizer())).long()
+    blocks = batches(chapters, seed, SETTING.block, SETTING.batch)
+
+    def loss_of(step: int) -> Tensor:
+        ids = next(blocks)
+        text = model(ids, labels=ids, use_cache=False).loss
+        return text + recall_loss(model, PAIRS[step % len(PAIRS)], BESIDE_TOKENS, generator)
+
+    optimizer = torch.optim.AdamW(parameter_groups(model), lr=LEARNING_RATE, betas=BETAS, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of(steps))
+    for _ in fit(model, optimizer, schedule, map(loss_of, range(steps))):
+        pass
 
 
 def write_source(folder: Path, seed: int) -> None:
     """Trains a Llama and saves it with its tokenizer."""
     torch.manual_seed(seed)
     model = of_equal_size("llama", {}, SETTING)
-    learn_to_recall(model, seed)
-    train(model, training_stream(), TOKENS, LEARNING_RATE, seed, SETTING.block, SETTING.batch)
+    generator = torch.Generator().manual_seed(seed)
+    learn_to_recall(model, generator)
+    learn_text_beside(model, seed, generator)
     for config in (model.config, model.generation_config):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, name, getattr(tokenizer(), name))
