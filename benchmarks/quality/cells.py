@@ -3,7 +3,6 @@
 """A cell of a table: what one model reached, measured once and kept as one JSON file."""
 
 import json
-import os
 import platform
 import re
 from abc import ABC, abstractmethod
@@ -15,6 +14,7 @@ import torch
 import transformers
 
 from .. import machine
+from ..whole_files import write_whole
 
 
 def rounded(value: Any, digits: int = 5) -> Any:
@@ -84,9 +84,5 @@ class Cell(ABC):
                 "transformers": transformers.__version__,
             },
         }
-        path = self.path(folder)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps(result) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(self.path(folder), json.dumps(result) + "\n")
         return result

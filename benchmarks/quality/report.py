@@ -3,10 +3,10 @@
 """`python -m benchmarks.quality.report`: writes the tables and the figures of docs/results.md anew, from the cells."""
 
 import argparse
-import os
 import re
 from pathlib import Path
 
+from ..whole_files import write_whole
 from .figures import draw
 from .settings import SETTINGS
 from .studies import Plan
@@ -31,9 +31,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder of the figures")
     arguments = parser.parse_args()
     report = Report(Plan(arguments.setting, arguments.results))
-    partial = arguments.page.with_suffix(".partial")
-    partial.write_text(filled(arguments.page.read_text(encoding="utf-8"), report.tables()), encoding="utf-8")
-    os.replace(partial, arguments.page)
+    write_whole(arguments.page, filled(arguments.page.read_text(encoding="utf-8"), report.tables()))
     draw(report, arguments.images)
 
 

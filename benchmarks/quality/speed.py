@@ -7,7 +7,6 @@ The models take turns, and training and decoding have processes of their own. It
 
 import argparse
 import json
-import os
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 
 from .. import machine
 from ..measuring import Failure, PeakMemory, Spread, Turn, in_its_own_process, in_turns
+from ..whole_files import write_whole
 from .cells import rounded
 from .report import RESULTS
 from .rivals import of_equal_size
@@ -102,9 +102,7 @@ def main() -> None:
         "machine": machine.describe("cpu", torch.get_num_threads()),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
-    partial = arguments.output.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, arguments.output)
+    write_whole(arguments.output, json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

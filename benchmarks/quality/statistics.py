@@ -24,6 +24,18 @@ class Estimate(NamedTuple):
         error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
         return cls(mean(values), error, len(values))
 
+    def __format__(self, spec: str) -> str:
+        """The mean and its error, both by a format of floats: f"{estimate:.2f}"."""
+        return f"{self.mean:{spec}} ± {self.error:{spec.lstrip('+')}}"
+
+    def scaled(self, factor: float) -> "Estimate":
+        """Of so many times the values."""
+        return Estimate(factor * self.mean, factor * self.error, self.count)
+
+    def exponential(self) -> "Estimate":
+        """exp of the mean, and its error to the first order."""
+        return Estimate(math.exp(self.mean), math.exp(self.mean) * self.error, self.count)
+
     @property
     def verdict(self) -> str:
         """Of a difference: "none" within two standard errors, "weak" where Student's t at 95 % does not reject zero."""

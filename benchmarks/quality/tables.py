@@ -44,8 +44,7 @@ def loss(result: Result, length: str | None = None) -> float:
 
 def perplexity(results: Sequence[Result], length: str | None = None) -> str:
     """Of the mean loss, with the standard error."""
-    estimate = Estimate.of([loss(result, length) for result in results])
-    return f"{math.exp(estimate.mean):.1f} ± {math.exp(estimate.mean) * estimate.error:.1f}"
+    return f"{Estimate.of([loss(result, length) for result in results]).exponential():.1f}"
 
 
 def difference(values: Sequence[float], reference: Sequence[float], digits: int = 3) -> str:
@@ -54,7 +53,7 @@ def difference(values: Sequence[float], reference: Sequence[float], digits: int 
         return ""
     estimate = paired(values, reference)
     verdict = estimate.verdict
-    return f"{estimate.mean:+.{digits}f} ± {estimate.error:.{digits}f}" + (f", {verdict}" if verdict != "clear" else "")
+    return f"{estimate:+.{digits}f}" + (f", {verdict}" if verdict != "clear" else "")
 
 
 class Report:
@@ -89,8 +88,8 @@ class Report:
                     f"{results[0]['state'][last] / 1e3:,.0f}",
                     perplexity(results),
                     difference([loss(result) for result in results], reference),
-                    f"{repeated.mean:.2f} ± {repeated.error:.2f}",
-                    f"{others.mean:.2f} ± {others.error:.2f}",
+                    f"{repeated:.2f}",
+                    f"{others:.2f}",
                     perplexity(results, last),
                     *PAPER.get(row.title, ("",) * 4),
                 ]
@@ -119,7 +118,7 @@ class Report:
         lines = []
         for row, results in rows:
             estimates = [Estimate.of([result["other texts"][name]["loss"] for result in results]) for name in names]
-            shown = [f"{math.exp(each.mean):,.0f} ± {math.exp(each.mean) * each.error:,.0f}" for each in estimates]
+            shown = [f"{each.exponential():,.0f}" for each in estimates]
             lines.append([row.title, perplexity(results), *shown])
         return table(["model", self.plan.size.texts[0], *names], lines)
 
@@ -132,7 +131,7 @@ class Report:
             over = difference([loss(result) for result in results], [loss(result) for result in own])
             repeated = Estimate.of([next(iter(result["reporting"].values()))["repeated"] for result in results])
             shown = [row.title, perplexity(results), over]
-            lines.append([*shown, f"{repeated.mean:.2f} ± {repeated.error:.2f}", perplexity(results, last)])
+            lines.append([*shown, f"{repeated:.2f}", perplexity(results, last)])
         return table(["", "perplexity", f"loss over {reference.title}", "AR-Hit", f"perplexity at {last}"], lines)
 
     def decays(self) -> str:
@@ -198,8 +197,8 @@ class Report:
             reference = titles.get(references.get(row.title.partition(",")[0], ""), [])
             over = difference(*([100 * share for share in shares] for shares in (titles[row.title], reference)), digits=2)
             speed = Estimate.of([result["training"]["pictures_per_second"] for result in results])
-            shown = f"{100 * right.mean:.2f} ± {100 * right.error:.2f}"
-            lines.append([row.title, f"{results[0]['parameters'] / 1e3:.0f}k", shown, over, f"{speed.mean:,.0f}"])
+            parameters = f"{results[0]['parameters'] / 1e3:.0f}k"
+            lines.append([row.title, parameters, f"{right.scaled(100):.2f}", over, f"{speed.mean:,.0f}"])
         header = ["model", "parameters", "right, %", "over causal ViR, or over pooling", "pictures/s in training"]
         return table(header, lines)
 
@@ -216,7 +215,7 @@ class Report:
                         row.title,
                         str(size),
                         f"{results[0]['state']:,}",
-                        *(f"{share.mean:.0f} ± {share.error:.0f}" for share in shares),
+                        *(f"{share:.0f}" for share in shares),
                     ]
                 )
         return table(["model", "hidden size", "state, numbers", *(f"{pairs} pairs" for pairs in PAIRS)], lines)
