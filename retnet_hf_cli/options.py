@@ -24,6 +24,11 @@ Resume = Annotated[
     ),
 ]
 
+Field = Annotated[str, data_option(help="Where the text is in a .jsonl line or a row of a data set.")]
+Split = Annotated[str, data_option(help="Part of a data set.")]
+Subset = Annotated[str | None, data_option(help="Configuration of a data set.")]
+EvalFraction = Annotated[float, data_option(min=0.001, max=0.5, help="Share of the text held out for evaluation.")]
+
 
 def one_of(allowed: Collection[str]) -> Callable[[str | None], str | None]:
     """A callback that refuses, as a usage error, what is not among these names."""

@@ -12,7 +12,20 @@ from rich.console import Console
 from ..errors import InputError
 from ..known_names import DECAY_SCHEDULES
 from ..libraries import loading
-from ..options import Overwrite, Resume, Threads, data_option, model_option, one_of, run_option, training_option
+from ..options import (
+    EvalFraction,
+    Field,
+    Overwrite,
+    Resume,
+    Split,
+    Subset,
+    Threads,
+    data_option,
+    model_option,
+    one_of,
+    run_option,
+    training_option,
+)
 from ..sources import model_source, require_text
 from ..training.folder import TrainingFolder
 
@@ -74,12 +87,10 @@ def linearize(
             help="Query heads of one key/value head share one decay and one state, which is smaller by their number.",
         ),
     ] = False,
-    field: Annotated[str, data_option(help="Where the text is in a .jsonl line or a row of a data set.")] = "text",
-    split: Annotated[str, data_option(help="Part of a data set.")] = "train",
-    subset: Annotated[str | None, data_option(help="Configuration of a data set.")] = None,
-    eval_fraction: Annotated[
-        float, data_option(min=0.001, max=0.5, help="Share of the text held out for evaluation.")
-    ] = 0.05,
+    field: Field = "text",
+    split: Split = "train",
+    subset: Subset = None,
+    eval_fraction: EvalFraction = 0.05,
     block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 512,
     batch_size: Annotated[int, training_option(min=1, help="Sequences in a step.")] = 8,
     minutes: Annotated[

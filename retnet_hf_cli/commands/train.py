@@ -12,7 +12,20 @@ from rich.console import Console
 from ..errors import InputError
 from ..known_names import PRESETS
 from ..libraries import loading
-from ..options import Overwrite, Resume, Threads, data_option, model_option, one_of, run_option, training_option
+from ..options import (
+    EvalFraction,
+    Field,
+    Overwrite,
+    Resume,
+    Split,
+    Subset,
+    Threads,
+    data_option,
+    model_option,
+    one_of,
+    run_option,
+    training_option,
+)
 from ..sources import require_text
 from ..training.folder import TrainingFolder
 from .generate import invite
@@ -58,12 +71,10 @@ def train(
         str | None, model_option(help="Folder or Hub name of a tokenizer. Absent: a byte-level BPE is trained on the text.")
     ] = None,
     vocab_size: Annotated[int, model_option(min=258, help="Most tokens of a tokenizer that is trained.")] = 8192,
-    field: Annotated[str, data_option(help="Where the text is in a .jsonl line or a row of a data set.")] = "text",
-    split: Annotated[str, data_option(help="Part of a data set.")] = "train",
-    subset: Annotated[str | None, data_option(help="Configuration of a data set.")] = None,
-    eval_fraction: Annotated[
-        float, data_option(min=0.001, max=0.5, help="Share of the text held out for evaluation.")
-    ] = 0.05,
+    field: Field = "text",
+    split: Split = "train",
+    subset: Subset = None,
+    eval_fraction: EvalFraction = 0.05,
     block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 256,
     steps: Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")] = None,
     epochs: Annotated[float | None, training_option(min=0.001, help="Times through the text.", show_default="3")] = None,
