@@ -381,6 +381,14 @@ class RetNetConfig(PreTrainedConfig):
         """Whether some layers have softmax attention."""
         return any(kind != "linear_attention" for kind in self.layer_types)
 
+    def attention_window(self, kind: str) -> int | None:
+        """How many tokens the softmax attention of such a layer sees at the most; None if all, or if there is none.
+
+        Args:
+            kind: one of `layer_types`.
+        """
+        return {"sliding_attention": self.sliding_window, "linear_attention": self.retention_window}.get(kind)
+
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "num_hidden_layers" and getattr(self, "layer_types", None) and not self.is_hybrid:

@@ -251,7 +251,8 @@ class WindowedStateLayer(RetNetStateLayer):
         self.window.fill_(*windowed, next_position, cumulative_length)
 
     def join_(self, layers: "list[WindowedStateLayer]") -> None:
-        windows = copy.deepcopy(self.window)
+        windows = AttentionStateLayer(self.window.window)
+        windows.dtype, windows.device = self.window.dtype, self.window.device
         windows.join_([layer.window for layer in layers])
         matrices = RetNetStateLayer()
         matrices.dtype, matrices.device = self.dtype, self.device
@@ -294,9 +295,10 @@ def state_layers(config: PreTrainedConfig) -> list[StateLayer]:
     """An empty state for each layer of a model of this configuration."""
 
     def layer(kind: str) -> StateLayer:
+        window = config.attention_window(kind)
         if kind != "linear_attention":
-            return AttentionStateLayer(config.sliding_window if kind == "sliding_attention" else None)
-        return RetNetStateLayer() if config.retention_window is None else WindowedStateLayer(config.retention_window)
+            return AttentionStateLayer(window)
+        return RetNetStateLayer() if window is None else WindowedStateLayer(window)
 
     return [layer(kind) for kind in config.layer_types]
 

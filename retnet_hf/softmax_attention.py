@@ -51,12 +51,7 @@ def attention_plan(
     Raises:
         ValueError: for packed documents where the implementation is a flash attention, which takes no such mask.
     """
-    windows = {
-        "full_attention": None,
-        "sliding_attention": config.sliding_window,
-        "linear_attention": config.retention_window,
-    }
-    kinds = [kind for kind in windows if kind in config.layer_types]
+    kinds = sorted(set(config.layer_types))
     if config.retention_window is None and "linear_attention" in kinds:
         kinds.remove("linear_attention")
     implementation = "eager" if output_maps else config._attn_implementation
@@ -66,7 +61,7 @@ def attention_plan(
         past = None if layer is None else layer.columns
         if columns is None:
             columns = columns_of(layout, batch, past)
-        window = windows[kind]
+        window = config.attention_window(kind)
         whole = window is None or output_maps or "flash" in (implementation or "") or torch.compiler.is_compiling()
         size = columns.count.shape[1] if whole else max(BLOCK_SIZE, window)
         blocks[kind] = _blocks(implementation, layout, columns, past, window, size, dtype)
@@ -157,8 +152,7 @@ def softmax_attention(
     if past is not None:
         key, value, _ = (past.update if use_cache else past.with_past)(key, value, plan.columns)
     function = ALL_ATTENTION_FUNCTIONS.get_interface(plan.implementation, eager_attention)
-    config = module.config
-    window = {"sliding_attention": config.sliding_window, "linear_attention": config.retention_window}.get(kind)
+    window = module.config.attention_window(kind)
     key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
     for queries, keys, mask in plan.blocks[kind]:
         parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
