@@ -184,7 +184,47 @@ class RetNetHeadScale(nn.Module):
         return hidden_states * self.weight[heads, None].to(hidden_states.dtype)
 
 
-class RetNetRetention(FusesProjections):
+class RetNetTokenMixer(FusesProjections):
+    """What retention and softmax attention share: queries, keys and values of heads, and their norms.
+
+    Args:
+        gain: of the initialisation of the projections.
+    """
+
+    def __init__(self, config: RetNetConfig, layer_idx: int, gain: float) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim, self.value_head_dim = config.head_dim, config.value_head_dim
+        self.scaling = config.head_dim**-0.5
+        hidden_size, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        self.num_heads, self.num_key_value_groups = heads, heads // groups
+        bias = config.qkv_bias
+        self.q_proj = projection(hidden_size, heads * self.head_dim, gain, on_value_path=False, bias=bias)
+        self.k_proj = projection(hidden_size, groups * self.head_dim, gain, on_value_path=False, bias=bias)
+        self.v_proj = projection(hidden_size, groups * self.value_head_dim, gain, bias=bias)
+        self.projections = ("q_proj", "k_proj", "v_proj")
+        self.q_norm = self.k_norm = None
+        if config.use_qk_norm:
+            self.q_norm, self.k_norm = (RetNetHeadRMSNorm(self.head_dim, config.rms_norm_eps, affine=True) for _ in range(2))
+
+    def heads(self, hidden_states: Tensor) -> tuple[Tensor, ...]:
+        """Of hidden states (B, T, D): queries (B, H, T, K), keys (B, G, T, K), values (B, G, T, V), further projections."""
+        batch, length, _ = hidden_states.shape
+
+        def split(projected: Tensor, size: int) -> Tensor:  # (B, T, H * size) -> (B, H, T, size)
+            if length == 1:
+                return projected.view(batch, -1, 1, size)
+            return projected.view(batch, length, -1, size).transpose(1, 2)
+
+        query, key, value, *others = self.project(hidden_states)
+        query, key, value = split(query, self.head_dim), split(key, self.head_dim), split(value, self.value_head_dim)
+        if self.q_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        return query, key, value, *others
+
+
+class RetNetRetention(RetNetTokenMixer):
     """Gated multi-scale retention, equation 8 of the paper; with a window, softmax attention over the last tokens beside it.
 
     Attributes:
@@ -195,34 +235,22 @@ class RetNetRetention(FusesProjections):
     rank: int | None = None
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.config = config
-        self.layer_idx = layer_idx
-        self.head_dim = config.head_dim
-        self.value_head_dim = config.value_head_dim
-        self.scaling = config.head_dim**-0.5
+        gain = 2**-2.5
+        super().__init__(config, layer_idx, gain)
         self.bidirectional = config.bidirectional
-        heads, groups = config.num_attention_heads, config.num_key_value_heads
-        hidden_size, gain, bias = config.hidden_size, 2**-2.5, config.qkv_bias
-        self.q_proj = projection(hidden_size, heads * self.head_dim, gain, on_value_path=False, bias=bias)
-        self.k_proj = projection(hidden_size, groups * self.head_dim, gain, on_value_path=False, bias=bias)
-        self.v_proj = projection(hidden_size, groups * self.value_head_dim, gain, bias=bias)
+        values = self.num_heads * self.value_head_dim
         self.gated = config.use_output_gate
         if self.gated:
-            self.g_proj = projection(hidden_size, heads * self.value_head_dim, gain, on_value_path=False)
+            self.g_proj = projection(config.hidden_size, values, gain, on_value_path=False)
             self.gate_fn = ACT2FN[config.output_gate_act]
-        self.o_proj = projection(heads * self.value_head_dim, hidden_size, gain=2**-1)
-        self.q_norm = self.k_norm = None
-        if config.use_qk_norm:
-            self.q_norm, self.k_norm = (RetNetHeadRMSNorm(self.head_dim, config.rms_norm_eps, affine=True) for _ in range(2))
+            self.projections += ("g_proj",)
+        self.o_proj = projection(values, config.hidden_size, gain=2**-1)
         feature_map = config.feature_map_of(layer_idx)
         self.feature_map = None if feature_map is None else ACT2FN[feature_map]
         self.head_norm = None
         if config.use_head_norm:
             self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
-        self.window_scale = None if config.retention_window is None else RetNetHeadScale(heads)
-        self.num_heads, self.num_key_value_groups = heads, heads // groups
-        self.projections = ("q_proj", "k_proj", "v_proj", *(["g_proj"] if self.gated else []))
+        self.window_scale = None if config.retention_window is None else RetNetHeadScale(self.num_heads)
 
     def forward(
         self,
@@ -235,16 +263,7 @@ class RetNetRetention(FusesProjections):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Returns the mixed tokens (B, T, D), the retention map (B, H, T, T) if the plan asks for it, and the state."""
         batch, length, _ = hidden_states.shape
-
-        def heads(projected: Tensor, size: int) -> Tensor:  # (B, T, H * size) -> (B, H, T, size)
-            if plan.step_decay is not None:
-                return projected.view(batch, -1, 1, size)
-            return projected.view(batch, length, -1, size).transpose(1, 2)
-
-        query, key, value, *gate = self.project(hidden_states)
-        query, key, value = heads(query, self.head_dim), heads(key, self.head_dim), heads(value, self.value_head_dim)
-        if self.q_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value, *gate = self.heads(hidden_states)
         own_heads = slice(None)
         if query.shape[1] != self.num_heads:  # tensor parallel: this rank's heads, and their decays
             rank, decays = self.tensor_parallel_rank(), plan.log_decay.shape[0] * query.shape[1] // self.num_heads
@@ -341,29 +360,15 @@ class RetNetRetention(FusesProjections):
         return output, state
 
 
-class RetNetAttention(FusesProjections):
+class RetNetAttention(RetNetTokenMixer):
     """Softmax attention, in the layers of a hybrid that are not retention."""
 
     is_causal = True
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
-        super().__init__()
-        self.config = config
-        self.layer_idx = layer_idx
+        super().__init__(config, layer_idx, gain=1.0)
         self.kind = config.layer_types[layer_idx]
-        self.head_dim, self.value_head_dim = config.head_dim, config.value_head_dim
-        self.scaling = config.head_dim**-0.5
-        heads, groups = config.num_attention_heads, config.num_key_value_heads
-        self.num_key_value_groups = heads // groups
-        hidden_size, bias = config.hidden_size, config.qkv_bias
-        self.q_proj = projection(hidden_size, heads * self.head_dim, on_value_path=False, bias=bias)
-        self.k_proj = projection(hidden_size, groups * self.head_dim, on_value_path=False, bias=bias)
-        self.v_proj = projection(hidden_size, groups * self.value_head_dim, bias=bias)
-        self.o_proj = projection(heads * self.value_head_dim, hidden_size)
-        self.q_norm = self.k_norm = None
-        if config.use_qk_norm:
-            self.q_norm, self.k_norm = (RetNetHeadRMSNorm(self.head_dim, config.rms_norm_eps, affine=True) for _ in range(2))
-        self.projections = ("q_proj", "k_proj", "v_proj")
+        self.o_proj = projection(self.num_heads * self.value_head_dim, config.hidden_size)
 
     def forward(
         self,
@@ -375,12 +380,7 @@ class RetNetAttention(FusesProjections):
     ) -> tuple[Tensor, Tensor | None, None]:
         """Returns the mixed tokens (B, T, D), the weights (B, H, T, S) where there are any, and None."""
         batch, length, _ = hidden_states.shape
-        query, key, value = (
-            projected.view(batch, length, -1, size).transpose(1, 2)
-            for projected, size in zip(self.project(hidden_states), (self.head_dim, self.head_dim, self.value_head_dim))
-        )
-        if self.q_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = self.heads(hidden_states)
         if plan.key_rotation is not None:
             turn = rotate_step if plan.key_rotation[0].shape[-1] == self.head_dim else rotate
             query, key = (turn(vectors, *plan.key_rotation).to(value.dtype) for vectors in (query, key))
