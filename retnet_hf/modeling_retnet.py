@@ -185,13 +185,16 @@ class RetNetHeadScale(nn.Module):
 
 
 class RetNetTokenMixer(FusesProjections):
-    """What retention and softmax attention share: queries, keys and values of heads, and their norms.
+    """What retention and softmax attention share: the projections of heads, and the norms of queries and keys.
 
     Args:
-        gain: of the initialisation of the projections.
+        gated: whether there is one for a gate.
+        gain, output_gain: of the initialisation of those that lead to heads, and of the one that leads back.
     """
 
-    def __init__(self, config: RetNetConfig, layer_idx: int, gain: float) -> None:
+    def __init__(
+        self, config: RetNetConfig, layer_idx: int, gated: bool = False, gain: float = 1.0, output_gain: float = 1.0
+    ) -> None:
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
@@ -203,7 +206,10 @@ class RetNetTokenMixer(FusesProjections):
         self.q_proj = projection(hidden_size, heads * self.head_dim, gain, on_value_path=False, bias=bias)
         self.k_proj = projection(hidden_size, groups * self.head_dim, gain, on_value_path=False, bias=bias)
         self.v_proj = projection(hidden_size, groups * self.value_head_dim, gain, bias=bias)
-        self.projections = ("q_proj", "k_proj", "v_proj")
+        if gated:
+            self.g_proj = projection(hidden_size, heads * self.value_head_dim, gain, on_value_path=False)
+        self.projections = ("q_proj", "k_proj", "v_proj", *(["g_proj"] if gated else []))
+        self.o_proj = projection(heads * self.value_head_dim, hidden_size, output_gain)
         self.q_norm = self.k_norm = None
         if config.use_qk_norm:
             self.q_norm, self.k_norm = (RetNetHeadRMSNorm(self.head_dim, config.rms_norm_eps, affine=True) for _ in range(2))
@@ -235,16 +241,10 @@ class RetNetRetention(RetNetTokenMixer):
     rank: int | None = None
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
-        gain = 2**-2.5
-        super().__init__(config, layer_idx, gain)
-        self.bidirectional = config.bidirectional
-        values = self.num_heads * self.value_head_dim
+        super().__init__(config, layer_idx, config.use_output_gate, gain=2**-2.5, output_gain=2**-1)
         self.gated = config.use_output_gate
-        if self.gated:
-            self.g_proj = projection(config.hidden_size, values, gain, on_value_path=False)
-            self.gate_fn = ACT2FN[config.output_gate_act]
-            self.projections += ("g_proj",)
-        self.o_proj = projection(values, config.hidden_size, gain=2**-1)
+        self.bidirectional = config.bidirectional
+        self.gate_fn = ACT2FN[config.output_gate_act] if self.gated else None
         feature_map = config.feature_map_of(layer_idx)
         self.feature_map = None if feature_map is None else ACT2FN[feature_map]
         self.head_norm = None
@@ -366,9 +366,8 @@ class RetNetAttention(RetNetTokenMixer):
     is_causal = True
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx, gain=1.0)
+        super().__init__(config, layer_idx)
         self.kind = config.layer_types[layer_idx]
-        self.o_proj = projection(self.num_heads * self.value_head_dim, config.hidden_size)
 
     def forward(
         self,
