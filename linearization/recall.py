@@ -22,14 +22,21 @@ def associative_examples(
     """Pairs of a key and a value, and the same pairs in another order: MQAR (arXiv 2312.04927).
 
     Args:
-        keys: token ids, at least `pairs` of them; none comes twice in a sequence. values: token ids.
+        keys, values: token ids, of which none comes twice in a half of a sequence.
 
     Returns:
         ids (B, 4 P), and labels (B, 4 P): the value that follows at the keys of the second half, -100 elsewhere.
+
+    Raises:
+        ValueError: for fewer keys or values than pairs.
     """
-    chosen = torch.rand(count, len(keys), generator=generator).argsort(dim=1)[:, :pairs]  # (B, P)
-    first_keys = keys[chosen]
-    first_values = values[torch.randint(len(values), (count, pairs), generator=generator)]
+    if min(len(keys), len(values)) < pairs:
+        raise ValueError(f"there must be {pairs} keys and values at least, got {len(keys)} and {len(values)}.")
+
+    def drawn(ids: Tensor) -> Tensor:  # (B, P)
+        return ids[torch.rand(count, len(ids), generator=generator).argsort(dim=1)[:, :pairs]]
+
+    first_keys, first_values = drawn(keys), drawn(values)
     order = torch.rand(count, pairs, generator=generator).argsort(dim=1)
     both_keys = torch.cat([first_keys, first_keys.gather(1, order)], dim=1)  # (B, 2 P)
     both_values = torch.cat([first_values, first_values.gather(1, order)], dim=1)
@@ -45,11 +52,16 @@ def needle_examples(
     """Blocks of a text with a few random tokens somewhere in them, and the first of those tokens again at the end.
 
     Args:
-        stream: (tokens,) of the text, at least `length` of them. vocabulary: token ids, at least `CHOICES` of them.
+        stream: (tokens,) of the text, at least `length` of them. vocabulary: token ids.
 
     Returns:
         ids (B, length), and choices (B, CHOICES) for the token that follows, of which the first is right.
+
+    Raises:
+        ValueError: for too small a vocabulary.
     """
+    if len(vocabulary) < NEEDLE + CHOICES - 1:
+        raise ValueError(f"a needle and its choices take {NEEDLE + CHOICES - 1} token ids, got {len(vocabulary)}.")
     text = length - NEEDLE - CUE
     blocks = []
     for starts in torch.randint(len(stream) - text + 1, (count,), generator=generator).tolist():
@@ -64,16 +76,17 @@ def needle_examples(
 
 
 @torch.no_grad()
-def _chosen(model: PreTrainedModel, ids: Tensor, places: Tensor, choices: Tensor) -> Tensor:
-    """Which of the choices (B, P, C) is the most likely after each of the places (B, P) in ids (B, T): (B, P) token ids."""
+def _share_found(model: PreTrainedModel, ids: Tensor, places: Tensor, choices: Tensor, right: Tensor) -> float:
+    """The share of places (B, P) in ids (B, T) after which what is right (B, P) is the likeliest of the choices (B, P, C)."""
     found = []
     for rows in torch.arange(len(ids)).split(max(1, BATCH_TOKENS // ids.shape[1])):
         hidden = model.model(ids[rows].to(model.device), use_cache=False).last_hidden_state  # (B, T, D)
         at = places[rows, :, None].expand(-1, -1, hidden.shape[-1]).to(hidden.device)
         logits = model.lm_head(hidden.gather(1, at)).cpu()  # (B, P, vocabulary)
-        best = logits.gather(2, choices[rows]).argmax(-1, keepdim=True)
-        found.append(choices[rows].gather(2, best)[..., 0])
-    return torch.cat(found)
+        others = logits.gather(2, choices[rows]).masked_fill(choices[rows] == right[rows, :, None], -torch.inf)
+        # a tie is not found, and neither is what is not a number
+        found.append(logits.gather(2, right[rows, :, None])[..., 0] > others.amax(-1))
+    return torch.cat(found).float().mean().item()
 
 
 def associative_recall(
@@ -89,7 +102,7 @@ def associative_recall(
     ids, labels = associative_examples(vocabulary[:half], vocabulary[half:], pairs, count, generator)
     places = torch.arange(2 * pairs, 4 * pairs, 2).expand(count, -1)  # (B, P)
     choices = ids[:, None, 1 : 2 * pairs : 2].expand(-1, pairs, -1)  # (B, P, P)
-    return (_chosen(model, ids, places, choices) == labels[:, 2 * pairs :: 2]).float().mean().item()
+    return _share_found(model, ids, places, choices, labels[:, 2 * pairs :: 2])
 
 
 def needle_recall(
@@ -98,4 +111,4 @@ def needle_recall(
     """Share of needles that a model goes on with, among `CHOICES`, at depths all over a text of so many tokens."""
     ids, choices = needle_examples(stream, vocabulary, length, count, torch.Generator().manual_seed(seed))
     places = torch.full((count, 1), length - 1)
-    return (_chosen(model, ids, places, choices[:, None])[:, 0] == choices[:, 0]).float().mean().item()
+    return _share_found(model, ids, places, choices[:, None], choices[:, :1])

@@ -75,7 +75,7 @@ def test_pairs_are_asked_for_in_another_order():
     orders = set()
     for row, wanted in zip(ids.tolist(), labels.tolist()):
         named = dict(zip(row[:8:2], row[1:8:2]))
-        assert len(named) == 4
+        assert len(named) == len(set(named.values())) == 4
         assert set(named) <= set(keys.tolist())
         assert set(named.values()) <= set(values.tolist())
         assert dict(zip(row[8::2], row[9::2])) == named
@@ -120,6 +120,27 @@ class Echo(torch.nn.Module):
                 if before:
                     logits[row, place, tokens[before[0] + 1]] = 1.0 if self.recalls else -1.0
         return type("Outputs", (), {"last_hidden_state": logits})
+
+
+class Constant(Echo):
+    """Expects everything equally, or nothing that is a number."""
+
+    def read(self, ids, use_cache):
+        return type("Outputs", (), {"last_hidden_state": torch.full((*ids.shape, 200), 1.0 if self.recalls else torch.nan)})
+
+
+@pytest.mark.parametrize("model", [Constant(True), Constant(False)], ids=["ties", "not a number"])
+def test_what_is_not_likelier_than_all_others_is_not_found(model):
+    vocabulary, stream = torch.arange(100, 180), torch.arange(1000) % 7
+    assert associative_recall(model, vocabulary, pairs=8) == 0
+    assert needle_recall(model, stream, vocabulary, length=50) == 0
+
+
+def test_too_small_a_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="8 keys and values at least, got 7 and 8"):
+        associative_recall(Echo(True), torch.arange(15), pairs=8)
+    with pytest.raises(ValueError, match="take 17 token ids, got 16"):
+        needle_recall(Echo(True), torch.arange(100), torch.arange(16), length=50)
 
 
 @pytest.mark.parametrize("recalls", [True, False])

@@ -21,6 +21,7 @@ from ..quality import texts
 from ..quality.cells import Cell
 from ..quality.rivals import of_equal_size
 from ..quality.training import train
+from ..whole_files import write_whole
 from . import source
 
 
@@ -75,11 +76,14 @@ class LinearizationCell(Cell):
         return self.linearized() if self.model in LINEARIZED else self.from_scratch()
 
     def made_source(self) -> dict[str, Any]:
-        began = time.perf_counter()
-        self.source.mkdir(parents=True, exist_ok=True)
-        source.write_source(self.source, self.seed)
-        seconds = time.perf_counter() - began
-        return {"seconds": seconds, **measured(AutoModelForCausalLM.from_pretrained(self.source))}
+        record = self.source / "training.json"
+        if not record.is_file():
+            began = time.perf_counter()
+            self.source.mkdir(parents=True, exist_ok=True)
+            source.write_source(self.source, self.seed)
+            write_whole(record, json.dumps({"seconds": time.perf_counter() - began}))
+        trained = json.loads(record.read_text(encoding="utf-8"))
+        return trained | measured(AutoModelForCausalLM.from_pretrained(self.source))
 
     def linearized(self) -> dict[str, Any]:
         text = self.source / source.FILE

@@ -25,7 +25,7 @@ def measure(seed: int, threads: int) -> None:
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()
     missing = [cell for cell in cells(seed) if not cell.path(RESULTS).is_file()]
-    if missing and missing[0].model != "source" and not (missing[0].source / "config.json").is_file():
+    if missing and missing[0].model != "source" and not (missing[0].source / "training.json").is_file():
         missing.insert(0, cells(seed)[0])
     for cell in missing:
         began = time.monotonic()

@@ -180,7 +180,7 @@ class Linearization:
         """The student with softmax attention again in the layers that retention cannot take the place of, if asked for."""
         if not self.recipe.kept.hardest:
             return student
-        blocks = TokenBlocks(self.evaluation.numpy(), self.recipe.block_size).blocks[:MEASURED_BLOCKS].long()
+        blocks = TokenBlocks(self.training.numpy(), self.recipe.block_size).blocks[:MEASURED_BLOCKS].long()
         kept = self.recipe.kept.after_alignment(measure_layers(student, self.teacher, blocks))
         hybrid = self.transferred(kept)
         for layer in retention_layers(hybrid):
