@@ -36,6 +36,12 @@ def restore(output: Path) -> None:
         os.replace(older, output)
 
 
+def require_apart(output: Path, source: Path) -> None:
+    """Raises CheckpointError for a folder that holds what is read, which would be lost."""
+    if source.exists() and output in (source.resolve(), *source.resolve().parents):
+        raise CheckpointError(f"{output} holds what is to be read, which would be lost: give another folder")
+
+
 def claim(output: Path, overwrite: bool, source: Path | None = None) -> Path:
     """The folder beside `output` in which it is made.
 
@@ -47,8 +53,8 @@ def claim(output: Path, overwrite: bool, source: Path | None = None) -> Path:
     """
     output = output.expanduser().resolve()
     restore(output)
-    if source is not None and output in (source.resolve(), *source.resolve().parents):
-        raise CheckpointError(f"{output} holds what is to be converted, which would be lost: give another folder")
+    if source is not None:
+        require_apart(output, source)
     if output.exists() and not output.is_dir():
         raise CheckpointError(f"{output} is a file, not a folder")
     if output.exists() and any(output.iterdir()):

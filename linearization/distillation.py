@@ -3,9 +3,12 @@
 """Stage 2: the whole model learns the transformer's distribution of the next token.
 
 The transformer can be asked while the student trains, or beforehand: what it says of a text, the most likely tokens and
-their probabilities, is then a file, and the two models need not share memory.
+their probabilities, is then on disk, and the two models need not share memory.
 """
 
+import bisect
+import itertools
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +23,8 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, Trainer
 
 
-_FILE_FORMAT = "retnet_hf.linearization.TeacherLogits/1"
+_INDEX = "index.json"  # written last: how many blocks each file has
+_STORED = ("input_ids", "top_log_probs", "top_indices")
 
 
 def divergence(logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -88,48 +92,60 @@ class DistillationTrainer(Trainer):
 
 
 class StoredTeacher(Dataset):
-    """Blocks of token ids with a teacher's most likely next tokens, as `store_teacher` wrote them.
+    """Blocks of token ids with a teacher's most likely next tokens, read from the folder of `store_teacher` as asked.
 
     Raises:
-        ValueError: if the file is no such file.
+        ValueError: if the folder is no such folder, or is not complete.
     """
 
-    def __init__(self, path: str | os.PathLike) -> None:
-        with safe_open(path, framework="pt") as file:
-            if (file.metadata() or {}).get("format") != _FILE_FORMAT:
-                raise ValueError(f"{path} does not hold what a teacher said.")
-            self.tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+    def __init__(self, folder: str | os.PathLike) -> None:
+        index = Path(folder) / _INDEX
+        if not index.is_file():
+            raise ValueError(f"{folder} does not hold what a teacher said, or not all of it.")
+        lengths = json.loads(index.read_text(encoding="utf-8"))["blocks"]
+        self.ends = list(itertools.accumulate(lengths))
+        self.parts = [safe_open(_part(Path(folder), number), framework="pt") for number in range(len(lengths))]
 
     def __len__(self) -> int:
-        return len(self.tensors["input_ids"])
+        return self.ends[-1]
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        one = {name: tensor[index] for name, tensor in self.tensors.items()}
+        number = bisect.bisect_right(self.ends, index)
+        row = index - (self.ends[number - 1] if number else 0)
+        one = {name: self.parts[number].get_slice(name)[row] for name in _STORED}
         return {name: value.long() if name in ("input_ids", "top_indices") else value for name, value in one.items()}
 
 
 @torch.no_grad()
-def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], path: str | os.PathLike, k: int = 32) -> None:
-    """Writes the k most likely next tokens of a teacher at every place of blocks (B, T), whole or not at all.
+def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], folder: str | os.PathLike, k: int = 32) -> None:
+    """Writes the k most likely next tokens of a teacher at every place of blocks (B, T), a file for each batch.
 
-    Probabilities are kept in half precision, as their logarithms.
+    Probabilities are kept in half precision, as their logarithms. Called again with the same batches, it goes on after the
+    files that are there.
 
     Raises:
         ValueError: without any block.
     """
-    parts: dict[str, list[Tensor]] = {"input_ids": [], "top_log_probs": [], "top_indices": []}
-    for ids in batches:
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lengths = []
+    for number, ids in enumerate(batches):
+        lengths.append(len(ids))
+        path = _part(folder, number)
+        if path.is_file():
+            continue
         log_probs = teacher(ids.to(teacher.device), use_cache=False).logits.float().log_softmax(-1)
         top = log_probs.topk(min(k, log_probs.shape[-1]), dim=-1)
-        for name, tensor in zip(parts, (ids.int(), top.values.half(), top.indices.int())):
-            parts[name].append(tensor.cpu())
-    if not parts["input_ids"]:
-        raise ValueError("there must be at least one block of tokens to ask a teacher about.")
-    path = Path(path)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        save_file({name: torch.cat(each) for name, each in parts.items()}, partial, metadata={"format": _FILE_FORMAT})
+        tensors = zip(_STORED, (ids.int(), top.values.half(), top.indices.int()))
+        partial = path.with_suffix(".partial")
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors}, partial)
         os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    if not lengths:
+        raise ValueError("there must be at least one block of tokens to ask a teacher about.")
+    partial = folder / f"{_INDEX}.partial"
+    partial.write_text(json.dumps({"blocks": lengths}), encoding="utf-8")
+    os.replace(partial, folder / _INDEX)
+
+
+def _part(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:06}.safetensors"

@@ -31,16 +31,16 @@ def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeas
 
     def attended(index: int) -> Any:
         def hook(_: nn.Module, __: tuple, output: tuple[Tensor, Tensor]) -> None:
-            weights = output[1].double()  # (B, H, T, T)
-            place = torch.arange(weights.shape[-1], dtype=torch.float64, device=weights.device)
-            distance[index] += (place - weights @ place).sum(dim=(0, 2)).cpu()
+            weights = output[1].float()  # (B, H, T, T)
+            place = torch.arange(weights.shape[-1], dtype=torch.float32, device=weights.device)
+            distance[index] += (place - weights @ place).cpu().double().sum(dim=(0, 2))
 
         return hook
 
     def entered(index: int) -> Any:
         def hook(_: nn.Module, inputs: tuple[Tensor]) -> None:
-            heads = inputs[0].unflatten(-1, (shape[1], -1)).double()  # (B, T, H, V)
-            squares[index] += heads.square().mean(-1).sum(dim=(0, 1)).cpu()
+            heads = inputs[0].unflatten(-1, (shape[1], -1)).float()  # (B, T, H, V)
+            squares[index] += heads.square().mean(-1).cpu().double().sum(dim=(0, 1))
 
         return hook
 

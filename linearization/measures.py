@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 
 HEAD_TOKENS = 1024  # that a head computes logits of at a time, which may be many
+SCORED_TOKENS = 49_152  # of a stream, at the most
 
 
 class Scores(NamedTuple):
@@ -55,7 +56,7 @@ def losses_of(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def score(losses_of: Callable[[Tensor], Tensor], stream: Tensor, length: int, most_tokens: int = 49_152) -> Scores:
+def score(losses_of: Callable[[Tensor], Tensor], stream: Tensor, length: int, most_tokens: int = SCORED_TOKENS) -> Scores:
     """Scores of a stream in blocks of `length`, each read without what stands before it.
 
     Args:

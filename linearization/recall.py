@@ -77,7 +77,7 @@ def needle_examples(
 
 @torch.no_grad()
 def _share_found(model: PreTrainedModel, ids: Tensor, places: Tensor, choices: Tensor, right: Tensor) -> float:
-    """The share of places (B, P) in ids (B, T) after which what is right (B, P) is the likeliest of the choices (B, P, C)."""
+    """The share of places (B, P) in ids (B, T) after which what is right (B, P) is the likeliest of choices (B, P, C)."""
     found = []
     for rows in torch.arange(len(ids)).split(max(1, BATCH_TOKENS // ids.shape[1])):
         hidden = model.model(ids[rows].to(model.device), use_cache=False).last_hidden_state  # (B, T, D)

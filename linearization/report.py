@@ -58,7 +58,7 @@ class Report:
     source: str
     texts: list[str]
     block_size: int
-    held_out: int  # tokens
+    held_out: int  # tokens that it is measured on, which were not trained on
     teacher: Measures
     student: Measures
     layer_errors: dict[int, float]  # of the layers of retention

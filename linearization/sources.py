@@ -35,6 +35,9 @@ def softmax_config(source: PreTrainedConfig) -> RetNetConfig:
             f"a model of model_type {kind!r} cannot be linearized: those of {', '.join(SOURCES)} can, without mixtures of "
             "experts."
         )
+    if quantised := getattr(source, "quantization_config", None):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
+        raise SourceError(f"its weights are quantised ({method}): linearization takes a model in whole or half precision.")
     for field in ("attention_bias", "mlp_bias"):
         if getattr(source, field, False):
             raise SourceError(f"{field} must be False for linearization: its biases have no place in RetNetConfig.")

@@ -50,9 +50,11 @@ def linearized_config(
     The arguments are those of `transfer`.
 
     Raises:
-        SourceError: for a layer that is not there.
+        SourceError: for a layer that is not there, or states that nobody could share.
     """
     layers = range(softmax.num_hidden_layers)
+    if share_states and softmax.num_key_value_heads == softmax.num_attention_heads:
+        raise SourceError("share_states must be False: each key/value head of the source serves one query head alone.")
     if unknown := sorted(set(kept) - set(layers)):
         raise SourceError(f"layer {unknown[0]} cannot be kept: the model has layers 0 to {len(layers) - 1}.")
     kinds = [kind if layer in kept else "linear_attention" for layer, kind in enumerate(softmax.layer_types)]

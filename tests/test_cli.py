@@ -660,7 +660,7 @@ def test_data_sets_are_read(workplace, monkeypatch):
     asked = []
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: asked.append((args, kwargs)) or rows)
     assert read_documents(["user/data"], "body", "validation", "small") == ["one", "two"]
-    assert asked == [(("user/data", "small"), {"split": "validation"})]
+    assert asked == [(("user/data", "small"), {"split": "validation", "streaming": False})]
 
 
 @pytest.mark.parametrize("count", [1, 3, 500])

@@ -7,11 +7,14 @@ import json
 import os
 import re
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from test_cli import SAMPLE_TEXT, assert_same_weights, at_step, press_ctrl_c, press_ctrl_c_twice, refused, tree
+from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -23,7 +26,9 @@ from transformers import (
     pipeline,
 )
 
-from linearization import hardest_layers, losses_of, score
+import retnet_hf_cli.linearizing.pipeline as pipeline_module
+from linearization import hardest_layers, measure_heads
+from linearization.measures import losses_of, score
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe, needs
@@ -134,7 +139,12 @@ def test_heads_that_look_further_back_remember_longer(linearized):
     for layer in range(4):
         decays = sorted(-torch.tensor(model.config.decays(layer)).double().log())
         assert [decay.item() for decay in decays] == pytest.approx(slopes, rel=1e-5)
-    assert len({tuple(model.config.decays(layer)) for layer in range(4)}) > 1
+    tokenizer = AutoTokenizer.from_pretrained(linearized)
+    stream = torch.from_numpy(encode(hold_out([TEXT], 0.05)[0], tokenizer)).long()
+    source = AutoModelForCausalLM.from_pretrained(linearized.parent / "llama")
+    distance = measure_heads(source, stream[: 32 * 32].view(32, 32).split(4)).distance
+    for layer in range(4):
+        assert torch.tensor(model.config.decays(layer)).argsort().equal(distance[layer].argsort())
 
 
 def test_the_model_card_sets_the_model_beside_its_source(linearized):
@@ -217,7 +227,9 @@ def test_a_run_that_was_interrupted_is_neither_begun_anew_nor_resumed_otherwise(
 
 def test_a_finished_model_is_neither_resumed_nor_replaced_unasked(retnet_hf, workplace, linearized):
     shutil.copytree(linearized, "model")
-    refused(retnet_hf(*LINEARIZE), "is not empty", "--overwrite")
+    answer = retnet_hf(*LINEARIZE)
+    refused(answer, "is not empty", "--overwrite")
+    assert "--resume" not in answer.err
     refused(retnet_hf(*LINEARIZE, "--resume"), "is finished")
     assert tree(Path("model")) == tree(linearized)
 
@@ -370,16 +382,79 @@ def test_a_source_without_tokenizer_is_refused(retnet_hf, workplace):
     refused(retnet_hf(*LINEARIZE), "there is no tokenizer in llama")
 
 
-@pytest.mark.parametrize("arguments", [["nowhere", "book.txt"], ["llama", "nowhere.txt"], ["book.txt", "book.txt"]])
-def test_a_source_or_text_that_is_not_there_is_refused_at_once(retnet_hf, workplace, arguments):
-    refused(retnet_hf("linearize", *arguments))
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere", "book.txt"], "no such folder: nowhere"),
+        (["llama", "nowhere.txt"], "no such file or folder: nowhere.txt"),
+        (["book.txt", "book.txt"], "book.txt is a file; a model is a folder"),
+    ],
+)
+def test_a_source_or_text_that_is_not_there_is_refused_at_once(retnet_hf, workplace, arguments, words):
+    refused(retnet_hf("linearize", *arguments), words)
+
+
+@pytest.mark.parametrize("output", ["llama", "."])
+def test_what_is_read_is_not_replaced(retnet_hf, workplace, output):
+    before = tree(workplace)
+    for overwrite in ([], ["--overwrite"]):
+        answer = retnet_hf("linearize", "llama", "book.txt", "--output", output, *overwrite)
+        refused(answer, "holds what is to be read, which would be lost: give another folder")
+    assert tree(workplace) == before
+
+
+def test_rates_of_zero_are_zero():
+    recipe = Recipe("a", align_lr=0.0, distill_lr=0.0, long_lr=0.0).with_rates(128)
+    assert set(recipe.rates.values()) == {0.0}
+
+
+def test_what_stages_leave_is_freed(retnet_hf, workplace, monkeypatch):
+    """No model, gradient or moment of a stage is there when the next one begins, and no source that is not asked."""
+    seen, prepare = [], pipeline_module.Linearization._prepare
+
+    def watched(self, stage, *arguments):
+        seen.append([kind for reference, kind in watched.references if reference() is not None])
+        run = prepare(self, stage, *arguments)
+        watched.references.append((weakref.ref(run.model), "student"))
+        if run.teacher is not None:
+            watched.references.append((weakref.ref(run.teacher), "source"))
+        elif self._teacher is not None:
+            seen.append(["a source that is not asked"])
+        return run
+
+    watched.references = []
+    monkeypatch.setattr(pipeline_module.Linearization, "_prepare", watched)
+    answer = retnet_hf(*LINEARIZE, "--top-logits", 4, "--long-steps", 2, "--long-block-size", 64)
+    assert answer.code == 0, answer.err
+    assert seen == [[], ["source"], []]  # which is asked before the second stage
+
+
+def test_auto_without_alignment_chooses_by_the_transferred_model(retnet_hf, workplace):
+    answer = retnet_hf(*LINEARIZE, "--keep-attention", "auto", "--align-steps", 0, "--minutes", 1)
+    assert answer.code == 0, answer.err
+    assert AutoModelForCausalLM.from_pretrained("model").config.layer_types.count("full_attention") == 1
+
+
+def test_stored_answers_are_asked_for_once(retnet_hf, workplace):
+    options = [*LINEARIZE, "--top-logits", 4, "--align-steps", 0]
+    assert retnet_hf(*options).code == 0
+    os.rename("model", "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 4, press_ctrl_c)
+        assert retnet_hf(*options).code == 130
+    parts = {path: path.stat().st_mtime_ns for path in Path("model.partial").glob("teacher-*/*.safetensors")}
+    assert parts
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("linearization.distillation.save_file", None)  # nothing is asked again
+        assert retnet_hf(*options, "--resume").code == 0
+    assert_same_weights(Path("model"), Path("whole"))
 
 
 def test_too_little_memory_is_said_beforehand(retnet_hf, workplace, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 10**5}))
     before = tree(workplace)
-    refused(retnet_hf(*LINEARIZE), "not enough memory", "--lora-rank 8 and --top-logits 32 need less")
+    refused(retnet_hf(*LINEARIZE), "not enough memory", "a smaller --batch-size, --lora-rank 8, --top-logits 32 need less")
     assert tree(workplace) == before
 
 
@@ -398,11 +473,15 @@ def test_what_is_needed_follows_from_the_configuration():
     found = needs(config, recipe, torch.bfloat16)
     student = found.student_parameters
     assert model.num_parameters() < student < 1.3 * model.num_parameters()  # gates
-    assert found.memory == teacher + 16 * student
+    logits = 6 * 4 * recipe.batch_size * recipe.block_size * 300
+    assert found.memory == teacher + 16 * student + logits
     assert needs(config, Recipe("a", align_steps=0, distill_steps=0), torch.bfloat16).memory == teacher + 4 * student
-    assert needs(config, Recipe("a", align_steps=0, distill_steps=5, top_logits=4), torch.bfloat16).memory == max(
-        16 * student, teacher + 4 * student
-    )
+    stored = Recipe("a", align_steps=0, distill_steps=5, top_logits=4)
+    assert needs(config, stored, torch.bfloat16).memory == 16 * student + logits
+    auto = Recipe("a", align_steps=5, distill_steps=0, keep_attention="auto")
+    every = Recipe("a", align_steps=5, distill_steps=0)
+    assert needs(config, auto, torch.bfloat16).memory == needs(config, every, torch.bfloat16).memory + 4 * student
+    assert found.disk == 4 * student + 2 * 12 * student + 2 * student
     assert needs(config, Recipe("a", align_steps=5, distill_steps=0), torch.bfloat16).memory < found.memory
     assert needs(config, Recipe("a", distill_steps=5, lora_rank=4), torch.bfloat16).memory < found.memory
 
@@ -419,6 +498,25 @@ def test_no_more_is_read_than_is_needed(tmp_path):
     documents = read_enough([str(file)], tokenizer, 20 * each)
     assert 18 <= len(documents) <= 23
     assert read_enough([str(file)], tokenizer, 10**9) == read_documents([str(file)])
+    other = tmp_path / "other.txt"
+    other.write_text(TEXT, encoding="utf-8")
+    both = read_enough([str(file), str(other)], tokenizer, 20 * each)  # in turns, the last one cut
+    assert both[0] == TEXT[:200]
+    assert TEXT.startswith(both[1])
+    assert sum(len(tokenizer(document)["input_ids"]) for document in both) == pytest.approx(20 * each, rel=0.2)
+
+
+def test_documents_begin_as_prompts_do():
+    tokenizer = train_tokenizer([TEXT], 300)
+    texts = ["In the beginning", "God created"]
+    first, second = (tokenizer(text)["input_ids"] for text in texts)
+    assert encode(texts, tokenizer).tolist() == [0, *first, 0, *second, 0]
+    bos = AddedToken("<s>", special=True)
+    tokenizer.add_special_tokens({"bos_token": bos})
+    begins = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)])
+    tokenizer.backend_tokenizer.post_processor = begins
+    assert tokenizer("In")["input_ids"][0] == tokenizer.bos_token_id == 300
+    assert encode(texts, tokenizer).tolist() == [300, *first, 0, 300, *second, 0]
 
 
 def test_a_data_set_is_streamed(tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from small_models import close, random_ids, rounding, shake
 from test_hybrid import SIZES, SOURCES
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, TrainingArguments
@@ -279,9 +278,42 @@ def test_distillation_with_trainer_brings_the_distributions_closer(tmp_path, sto
 
 
 def test_what_a_teacher_did_not_say_is_refused(tmp_path):
-    save_file({"input_ids": torch.zeros(1)}, tmp_path / "other")
     with pytest.raises(ValueError, match="does not hold what a teacher said"):
         StoredTeacher(tmp_path / "other")
     with pytest.raises(ValueError, match="at least one block"):
         store_teacher(source_of("Llama 3"), [], tmp_path / "none")
-    assert not (tmp_path / "none").exists()
+
+
+def test_asking_a_teacher_goes_on_after_an_interruption(tmp_path):
+    teacher, ids = source_of("Llama 3"), random_ids(10, 24)
+
+    def interrupted():
+        yield from ids.split(4)[:2]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store_teacher(teacher, interrupted(), tmp_path / "teacher", k=5)
+    with pytest.raises(ValueError, match="or not all of it"):
+        StoredTeacher(tmp_path / "teacher")
+    asked = []
+    teacher.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0]))
+    store_teacher(teacher, ids.split(4), tmp_path / "teacher", k=5)
+    assert len(asked) == 1
+    assert asked[0].equal(ids[8:])
+    stored, top = StoredTeacher(tmp_path / "teacher"), teacher(ids).logits.log_softmax(-1).topk(5)
+    assert len(stored) == 10
+    for index in (0, 5, 9):
+        assert stored[index]["input_ids"].equal(ids[index])
+        assert stored[index]["top_indices"].equal(top.indices[index])
+        close(stored[index]["top_log_probs"].float(), top.values[index], 2e-3)
+
+
+def test_a_quantised_source_is_refused():
+    config = LlamaConfig(**SIZES, quantization_config={"quant_method": "fp8"})
+    with pytest.raises(SourceError, match="its weights are quantised \\(fp8\\)"):
+        softmax_config(config)
+
+
+def test_states_that_nobody_could_share_are_refused():
+    with pytest.raises(SourceError, match="each key/value head of the source serves one query head alone"):
+        transfer(source_of("Llama 3", num_key_value_heads=4), kept=[], share_states=True)

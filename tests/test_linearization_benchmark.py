@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.linearization import cells, report, source, work
-from benchmarks.linearization.cells import FROM_SCRATCH, LINEARIZED, LinearizationCell
+from benchmarks.linearization.cells import FROM_SCRATCH, OF_LISTS, OF_TEXT, LinearizationCell
 from benchmarks.quality import texts
 from benchmarks.quality.statistics import Estimate
 from benchmarks.whole_files import write_whole
@@ -41,13 +41,15 @@ def test_lists_say_the_same_pairs_twice_in_words_that_stay_whole(small_texts):
 
 
 def test_the_text_has_its_share_of_lists(small_texts, tmp_path):
-    file = source.write_text(tmp_path)
+    file = tmp_path / "text.jsonl"
+    source.write_text(file, lists=True)
     documents = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
     chapters = set(texts.documents(source.TEXT).training)
-    tokens = {
-        part: sum(len(small_texts(text)["input_ids"]) for text in documents if (text in chapters) == part) for part in (0, 1)
-    }
-    assert tokens[0] / (tokens[0] + tokens[1]) == pytest.approx(source.SHARE, abs=0.03)
+    tokens = {True: 0, False: 0}
+    for text in documents:
+        tokens[text in chapters] += len(small_texts(text)["input_ids"])
+    assert tokens[False] / sum(tokens.values()) == pytest.approx(source.SHARE, abs=0.03)
+    assert source.training_documents(lists=False) == texts.documents(source.TEXT).training
 
 
 def test_attention_that_learns_lists_leaves_everything_else_trainable(small_texts, monkeypatch):
@@ -68,33 +70,38 @@ def test_attention_that_learns_lists_leaves_everything_else_trainable(small_text
     assert not any(layer.mlp.down_proj.weight.any() for layer in model.model.layers)
 
 
-def test_a_cell_needs_those_before_it():
-    names = [cell.model for cell in work.cells(seed=1)]
+@pytest.mark.parametrize("lists", [False, True])
+def test_a_cell_needs_those_before_it(lists):
+    names = [cell.model for cell in work.cells(seed=1, lists=lists)]
     assert names[:2] == ["source", "pure retention"]
-    assert set(names) == {"source", *LINEARIZED, *(f"from scratch, {name}" for name in FROM_SCRATCH)}
-    assert {cell.seed for cell in work.cells(seed=1)} == {1}
+    scratch = [] if lists else [f"from scratch, {name}" for name in FROM_SCRATCH]
+    assert set(names) == {"source", *(OF_LISTS if lists else OF_TEXT), *scratch}
+    assert {(cell.seed, cell.lists) for cell in work.cells(seed=1, lists=lists)} == {(1, lists)}
 
 
 def result_of(perplexity: float, recall: float) -> dict:
     return {
         "perplexity": {str(256 * times): perplexity * times for times in (1, 2, 4, 8)},
         "associative_recall": {"4": recall, "16": recall / 2},
-        "needle_recall": {"256": 0.5, "512": 0.25},
         "seconds": 120.0,
     }
 
 
-def test_the_table_sets_each_way_beside_its_source(tmp_path):
+@pytest.mark.parametrize("lists", [False, True])
+def test_the_table_sets_each_way_beside_its_source(tmp_path, lists):
+    def write(model: str, seed: int, result: dict) -> None:
+        write_whole(LinearizationCell(model, seed=seed, lists=lists).path(tmp_path), json.dumps(result))
+
     for seed, (theirs, ours) in enumerate([(20.0, 21.0), (22.0, 22.0), (24.0, 26.4)]):
-        for model, result in (("source", result_of(theirs, 1.0)), ("pure retention", result_of(ours, 0.5))):
-            write_whole(LinearizationCell(model, seed=seed).path(tmp_path), json.dumps(result))
-    write_whole(LinearizationCell("window of 64", seed=0).path(tmp_path), json.dumps(result_of(1.0, 1.0)))  # of one seed
-    header, _, first, second = report.tables(tmp_path)["linearization"].splitlines()
+        write("source", seed, result_of(theirs, 1.0))
+        write("pure retention", seed, result_of(ours, 0.5))
+    write("window of 64", 0, result_of(1.0, 1.0))  # of one seed alone
+    header, _, first, second = report.of_source(lists, tmp_path).splitlines()
     assert header.split(" | ")[1:5] == ["perplexity", "ratio", "at 4x", "at 8x"]
     assert first.startswith("| source | 22.0 ± 1.2 | |")
     ratio = Estimate.of([1.05, 1.0, 1.1])
     assert f"| pure retention | {Estimate.of([21.0, 22.0, 26.4]):.1f} | {ratio:.3f} |" in second
-    assert second.endswith("| 50% ± 0% | 25% ± 0% | 38% ± 0% | 2.0 |")
+    assert second.endswith("| 50% ± 0% | 25% ± 0% | 2.0 |") == lists
 
 
 def test_an_estimate_is_shown_with_its_error():
@@ -109,6 +116,9 @@ def test_the_table_of_the_guide_is_that_of_the_committed_cells():
 
 
 def test_committed_cells_are_what_their_names_say():
-    for path in sorted((cells.RESULTS / "linearization").glob("*.json")):
-        cell = json.loads(path.read_text(encoding="utf-8"))["cell"]
-        assert LinearizationCell(cell["model"], seed=cell["seed"]).path(cells.RESULTS) == path
+    paths = sorted((cells.RESULTS / "linearization").glob("*.json"))
+    assert paths
+    for path in paths:
+        cell = dict(json.loads(path.read_text(encoding="utf-8"))["cell"])
+        assert cell.pop("kind") == "linearization"
+        assert LinearizationCell(**cell).path(cells.RESULTS) == path

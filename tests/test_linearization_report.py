@@ -10,26 +10,26 @@ import torch
 from small_models import random_ids
 from test_linearization import source_of
 
-from linearization import (
+from linearization import hardest_layers, measure_heads, spread_layers, transfer
+from linearization.measures import losses_of, repeats, score, token_losses
+from linearization.recall import (
+    CUE,
+    NEEDLE,
+    associative_examples,
+    associative_recall,
+    needle_examples,
+    needle_recall,
+)
+from linearization.report import (
     Measures,
     Report,
     Training,
-    associative_recall,
-    hardest_layers,
-    losses_of,
     markdown,
     measure_decoding,
-    measure_heads,
     measure_layers,
     measure_text,
-    needle_recall,
     recalled_vocabulary,
-    score,
-    spread_layers,
-    transfer,
 )
-from linearization.measures import repeats, token_losses
-from linearization.recall import CUE, NEEDLE, associative_examples, needle_examples
 
 
 def test_repeated_pairs_are_found():

@@ -7,20 +7,26 @@ where it was. `python -m benchmarks.linearization.report` makes the table of it.
 """
 
 import argparse
+import itertools
 import multiprocessing
 import os
 
 from .work import SEEDS, measure
 
 
+SOURCES = ("text", "lists")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--sources", choices=SOURCES, nargs="+", default=SOURCES, help="what they have learned")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes side by side")
     parser.add_argument("--threads", type=int, default=1, help="of a process")
     arguments = parser.parse_args()
     with multiprocessing.get_context("spawn").Pool(arguments.workers, maxtasksperchild=1) as pool:
-        pool.starmap(measure, [(seed, arguments.threads) for seed in arguments.seeds], chunksize=1)
+        jobs = itertools.product(arguments.sources, arguments.seeds)
+        pool.starmap(measure, [(seed, name == "lists", arguments.threads) for name, seed in jobs], chunksize=1)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from linearization import measure_text
+from linearization.report import measure_text
 from retnet_hf_cli.main import main as retnet_hf
 from retnet_hf_cli.text.corpus import encode
 
@@ -33,15 +33,19 @@ STEPS = {"align": 100, "distill": 300}
 SCRATCH_RATE = 6e-3  # the best of those that `benchmarks.quality` tried, for published decays as for geometric ones
 TRIAL_TOKENS = 40_960  # that the speed of training from scratch is taken from
 
-# By name: what is asked of the command beyond its defaults, or the decays of a RetNet that is trained from scratch.
-LINEARIZED: dict[str, list[str]] = {
+# By name: what is asked of the command beyond its defaults, for a source that knows text, and for one that recalls lists;
+# and the decays of a RetNet that is trained from scratch.
+OF_TEXT: dict[str, list[str]] = {
     "pure retention": [],
-    "a quarter kept, the hardest": ["--keep-attention", "auto"],
-    "window of 64": ["--window", "64"],
-    "a quarter kept, spread": ["--keep-attention", "25%"],
     "geometric decays": ["--decays", "geometric"],
     "sigmoid gate": ["--gate", "sigmoid"],
     "no alignment": ["--align-steps", "0", "--distill-steps", "400"],
+}
+OF_LISTS: dict[str, list[str]] = {
+    "pure retention": [],
+    "a quarter kept, the hardest": ["--keep-attention", "auto"],
+    "a quarter kept, spread": ["--keep-attention", "25%"],
+    "window of 64": ["--window", "64"],
 }
 FROM_SCRATCH = {"published decays": "power_of_two", "best decays": "geometric 2 512"}
 
@@ -58,29 +62,38 @@ def measured(model: PreTrainedModel) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LinearizationCell(Cell):
-    """`model` is one of `LINEARIZED`, or of `FROM_SCRATCH` after "from scratch, ", or "source"."""
+    """`model` is "source", or one of `OF_TEXT` or `OF_LISTS`, or of `FROM_SCRATCH` after "from scratch, ".
+
+    Attributes:
+        lists: whether the source has learned to recall lists, and the text for linearizing has some.
+    """
 
     kind: ClassVar[str] = "linearization"
     noise: ClassVar[float] = 0.0
+    lists: bool = False
     seed: int = 0
 
     @property
+    def facts(self) -> dict[str, Any]:
+        return {"source": "lists" if self.lists else "text", "seed": self.seed}
+
+    @property
     def source(self) -> Path:
-        """Where the source of the seed is, once it was made."""
-        return SOURCES / str(self.seed)
+        """Where the source is, once it was made."""
+        return SOURCES / f"{'lists' if self.lists else 'text'}-{self.seed}"
 
     def measure(self) -> dict[str, Any]:
         torch.manual_seed(self.seed)
         if self.model == "source":
             return self.made_source()
-        return self.linearized() if self.model in LINEARIZED else self.from_scratch()
+        return self.from_scratch() if self.model.startswith("from scratch") else self.linearized()
 
     def made_source(self) -> dict[str, Any]:
         record = self.source / "training.json"
         if not record.is_file():
             began = time.perf_counter()
             self.source.mkdir(parents=True, exist_ok=True)
-            source.write_source(self.source, self.seed)
+            source.write_source(self.source, self.seed, self.lists)
             write_whole(record, json.dumps({"seconds": time.perf_counter() - began}))
         trained = json.loads(record.read_text(encoding="utf-8"))
         return trained | measured(AutoModelForCausalLM.from_pretrained(self.source))
@@ -88,13 +101,14 @@ class LinearizationCell(Cell):
     def linearized(self) -> dict[str, Any]:
         text = self.source / source.FILE
         if not text.is_file():
-            source.write_text(self.source)
+            source.write_text(text, self.lists)
         with tempfile.TemporaryDirectory() as output:
             arguments = ["linearize", self.source, text, "--output", f"{output}/model", "--block-size", source.SETTING.block]
             arguments += ["--batch-size", source.SETTING.batch, "--seed", self.seed, "--threads", torch.get_num_threads()]
             for stage, steps in STEPS.items():
                 arguments += [f"--{stage}-steps", steps]
-            if retnet_hf([str(argument) for argument in [*arguments, *LINEARIZED[self.model]]]):
+            options = (OF_LISTS if self.lists else OF_TEXT)[self.model]
+            if retnet_hf([str(argument) for argument in [*arguments, *options]]):
                 raise RuntimeError(f"retnet-hf linearize failed for {self.name}")
             report = json.loads(Path(output, "model", "linearization.json").read_text(encoding="utf-8"))
             student = AutoModelForCausalLM.from_pretrained(f"{output}/model")
@@ -110,7 +124,7 @@ class LinearizationCell(Cell):
         """Trained for as long as linearizing took, by the tokens that this is at this model's speed."""
         like = LinearizationCell("pure retention", seed=self.seed).result(RESULTS)
         schedule = FROM_SCRATCH[self.model.removeprefix("from scratch, ")]
-        tokens, ids = TRIAL_TOKENS, source.training_stream()
+        tokens, ids = TRIAL_TOKENS, source.chapters()
         for _ in range(2):  # the speed, then the training
             torch.manual_seed(self.seed)
             model = of_equal_size("retnet", {"schedule": schedule}, source.SETTING)

@@ -1,11 +1,11 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A small Llama that can recall, and the text that it is linearized on.
+"""A small Llama, and the text that it is linearized on: of chapters, or of lists too, which it can recall.
 
 A model of this size learns from the King James Bible to expect words, not to find them again, and then there is nothing to
-lose. So it learns a second thing beside: lists that name pairs of words, and then the same pairs in another order, where it
-is asked for the second word of each. Attention in two layers learns that first, and alone: feed-forwards would learn what
-lists consist of long before attention finds out which word follows. The text for linearizing has chapters and lists.
+lose. So one of the two sources learns a second thing beside: lists that name pairs of words, and then the same pairs in
+another order, where it is asked for the second word of each. Attention in two layers learns that first, and alone:
+feed-forwards would learn what lists consist of long before attention finds out which word follows.
 """
 
 import itertools
@@ -24,7 +24,8 @@ from retnet_hf_cli.text.corpus import encode
 from ..quality import texts
 from ..quality.rivals import of_equal_size
 from ..quality.settings import SETTINGS
-from ..quality.training import BETAS, batches, fit, parameter_groups, rate_of
+from ..quality.training import BETAS, batches, fit, parameter_groups, rate_of, train
+from ..whole_files import write_whole
 
 
 SETTING = SETTINGS["laptop"]
@@ -62,26 +63,24 @@ def lists_of_pairs(tokens: int, seed: int) -> list[str]:
         count += ids.numel()
 
 
-def training_documents() -> list[str]:
-    """Chapters and lists, in an order that is always the same."""
-    chapters = texts.documents(TEXT).training
-    tokens = len(encode(chapters, tokenizer()))
-    documents = chapters + lists_of_pairs(int(tokens * SHARE / (1 - SHARE)), seed=0)
-    random.Random(0).shuffle(documents)
+def training_documents(lists: bool) -> list[str]:
+    """Chapters, and lists among them, in an order that is always the same."""
+    documents = list(texts.documents(TEXT).training)
+    if lists:
+        documents += lists_of_pairs(int(len(chapters()) * SHARE / (1 - SHARE)), seed=0)
+        random.Random(0).shuffle(documents)
     return documents
 
 
-def write_text(folder: Path) -> Path:
+def write_text(file: Path, lists: bool) -> None:
     """The documents as a file that `retnet-hf linearize` reads."""
-    file = folder / FILE
-    lines = (json.dumps({"text": document}) for document in training_documents())
-    file.write_text("\n".join(itertools.chain(lines, [""])), encoding="utf-8")
-    return file
+    lines = (json.dumps({"text": document}) for document in training_documents(lists))
+    write_whole(file, "\n".join(itertools.chain(lines, [""])))
 
 
-def training_stream() -> Tensor:
-    """The documents as token ids, (tokens,)."""
-    return torch.from_numpy(encode(training_documents(), tokenizer())).long()
+def chapters() -> Tensor:
+    """The chapters as token ids, (tokens,)."""
+    return torch.from_numpy(encode(texts.documents(TEXT).training, tokenizer())).long()
 
 
 def recall_loss(model: LlamaForCausalLM, pairs: int, tokens: int, generator: torch.Generator) -> Tensor:
@@ -115,8 +114,7 @@ def learn_to_recall(model: LlamaForCausalLM, generator: torch.Generator) -> None
 def learn_text_beside(model: LlamaForCausalLM, seed: int, generator: torch.Generator) -> None:
     """Trains all of it on chapters, with some lists in every step."""
     steps = TOKENS // (SETTING.block * SETTING.batch)
-    chapters = torch.from_numpy(encode(texts.documents(TEXT).training, tokenizer())).long()
-    blocks = batches(chapters, seed, SETTING.block, SETTING.batch)
+    blocks = batches(chapters(), seed, SETTING.block, SETTING.batch)
 
     def loss_of(step: int) -> Tensor:
         ids = next(blocks)
@@ -129,13 +127,16 @@ def learn_text_beside(model: LlamaForCausalLM, seed: int, generator: torch.Gener
         pass
 
 
-def write_source(folder: Path, seed: int) -> None:
-    """Trains a Llama and saves it with its tokenizer."""
+def write_source(folder: Path, seed: int, lists: bool) -> None:
+    """Trains a Llama on chapters, and on lists too if told to, and saves it with its tokenizer."""
     torch.manual_seed(seed)
     model = of_equal_size("llama", {}, SETTING)
-    generator = torch.Generator().manual_seed(seed)
-    learn_to_recall(model, generator)
-    learn_text_beside(model, seed, generator)
+    if lists:
+        generator = torch.Generator().manual_seed(seed)
+        learn_to_recall(model, generator)
+        learn_text_beside(model, seed, generator)
+    else:
+        train(model, chapters(), TOKENS, LEARNING_RATE, seed, SETTING.block, SETTING.batch)
     for config in (model.config, model.generation_config):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, name, getattr(tokenizer(), name))

@@ -7,26 +7,25 @@ import time
 import torch
 import transformers
 
-from .cells import FROM_SCRATCH, LINEARIZED, RESULTS, LinearizationCell
+from .cells import FROM_SCRATCH, OF_LISTS, OF_TEXT, RESULTS, LinearizationCell
 
 
 SEEDS = (0, 1, 2)
 
 
-def cells(seed: int) -> list[LinearizationCell]:
-    """Of a seed, each after those that it needs."""
-    first, *others = LINEARIZED
-    names = ["source", first, *(f"from scratch, {name}" for name in FROM_SCRATCH), *others]
-    return [LinearizationCell(name, seed=seed) for name in names]
+def cells(seed: int, lists: bool) -> list[LinearizationCell]:
+    """Of a source, each after those that it needs."""
+    names = ["source", *OF_LISTS] if lists else ["source", *OF_TEXT, *(f"from scratch, {name}" for name in FROM_SCRATCH)]
+    return [LinearizationCell(name, seed=seed, lists=lists) for name in names]
 
 
-def measure(seed: int, threads: int) -> None:
-    """What is missing of a seed. A source that is not on this machine is trained again where another cell needs it."""
+def measure(seed: int, lists: bool, threads: int) -> None:
+    """What is missing of a source's, which is trained again if it is not on this machine and another cell needs it."""
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()
-    missing = [cell for cell in cells(seed) if not cell.path(RESULTS).is_file()]
+    missing = [cell for cell in cells(seed, lists) if not cell.path(RESULTS).is_file()]
     if missing and missing[0].model != "source" and not (missing[0].source / "training.json").is_file():
-        missing.insert(0, cells(seed)[0])
+        missing.insert(0, cells(seed, lists)[0])
     for cell in missing:
         began = time.monotonic()
         result = cell.run(RESULTS)

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from conversion.replaced_folder import require_apart
+
 from ..errors import InputError
 from ..known_names import DECAY_SCHEDULES
 from ..libraries import loading
@@ -16,7 +18,6 @@ from ..options import (
     EvalFraction,
     Field,
     Overwrite,
-    Resume,
     Split,
     Subset,
     Threads,
@@ -59,9 +60,11 @@ def linearize(
     output: Annotated[
         Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
     ] = Path("linearized-model"),
-    resume: Resume = False,
+    resume: Annotated[
+        bool, run_option("--resume", help="Continue an interrupted run, to the same weights bit for bit.")
+    ] = False,
     overwrite: Overwrite = False,
-    seed: Annotated[int, run_option(min=0, help="Of the order of the text.")] = 0,
+    seed: Annotated[int, run_option(min=0, help="Of the order of the text, of what is held out, and of new weights.")] = 0,
     threads: Threads = None,
     keep_attention: Annotated[
         str | None,
@@ -142,21 +145,21 @@ def linearize(
     recall, memory, speed.
     """
     folder = TrainingFolder(output)
-    folder.claim(resume, overwrite)
+    for given in (source, *(texts or [])):
+        require_apart(folder.output, Path(given).expanduser())
+    folder.claim(resume, overwrite, resumable=folder.partial.exists())
     name = model_source(source)
     if not texts:
         texts, subset = [DEFAULT_TEXT], subset or DEFAULT_SUBSET
     for text in texts:
         require_text(text)
-    if not align_steps + distill_steps + long_steps and resume:
-        raise InputError("there is nothing to resume without steps")
     if folder.occupied and resume and not folder.partial.exists():
         raise InputError(f"{folder.output} is finished; --overwrite begins anew")
     console = Console(highlight=False)
     with loading(console):
-        from ..linearizing.pipeline import Linearization, blocks_of, digest_of, source_config
+        from ..linearizing.pipeline import Linearization, source_config, streams_of
         from ..linearizing.recipe import KeptLayers, Recipe
-        from ..text.corpus import load_tokenizer, read_enough
+        from ..text.corpus import digest_of, load_tokenizer, read_enough
 
     if keep_attention is not None:
         KeptLayers.parse(keep_attention)
@@ -185,8 +188,8 @@ def linearize(
         config, dtype = source_config(name, recipe, folder)
         tokenizer = load_tokenizer(name)
         recipe = recipe.with_rates(config.hidden_size)
-        documents = read_enough(texts, tokenizer, int(recipe.tokens / (1 - eval_fraction)), field, split, subset)
-        training, evaluation = blocks_of(documents, tokenizer, recipe)
+        documents = read_enough(texts, tokenizer, recipe.tokens, field, split, subset)
+        training, evaluation = streams_of(documents, tokenizer, recipe)
     Linearization(
         recipe=recipe,
         folder=folder,

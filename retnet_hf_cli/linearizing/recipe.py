@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import psutil
 import torch
+from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 
 from linearization import hardest_layers, linearized_config, softmax_config, spread_layers
@@ -19,6 +20,8 @@ from ..errors import InputError
 
 
 AUTO_SHARE = 0.25
+HELD_OUT_BLOCKS = 16  # of the longest, at the least, where the text is long enough
+LOGITS = 6  # copies of a batch's, with their gradients, while a divergence is computed
 MEASURED_HIDDEN_SIZE = 128  # hidden size that learning rates were measured at
 
 
@@ -91,29 +94,41 @@ class Recipe:
         3e-3 and 1e-3 were measured at a hidden size of 128. Towards the sizes of pretrained models they fall, the former
         with the square root of the size and the latter in proportion to it, to about those of RADLADS (arXiv 2505.03005).
         """
-        ratio = MEASURED_HIDDEN_SIZE / hidden_size
-        distill = self.distill_lr or 1e-3 * min(1.0, ratio)
+        ratio = min(1.0, MEASURED_HIDDEN_SIZE / hidden_size)
+        align, distill = 3e-3 * math.sqrt(ratio), 1e-3 * ratio
+        distill = distill if self.distill_lr is None else self.distill_lr
         return replace(
             self,
-            align_lr=self.align_lr or 3e-3 * min(1.0, math.sqrt(ratio)),
+            align_lr=align if self.align_lr is None else self.align_lr,
             distill_lr=distill,
-            long_lr=self.long_lr or distill / 3,
+            long_lr=distill / 3 if self.long_lr is None else self.long_lr,
         )
+
+    @property
+    def rates(self) -> dict[str, float | None]:
+        """The learning rates of the stages, by their names."""
+        return {"align": self.align_lr, "distill": self.distill_lr, "long": self.long_lr}
 
     @property
     def kept(self) -> KeptLayers:
         return KeptLayers.parse(self.keep_attention) if self.keep_attention else KeptLayers()
 
     @property
+    def longest_block(self) -> int:
+        """Tokens of the longest sequences that are trained on."""
+        return max(self.block_size, self.long_block_size if self.long_steps else 0)
+
+    @property
     def tokens(self) -> int:
-        """Tokens of training that no block of is seen twice."""
+        """Tokens of a text that no stage sees a block of twice, and that enough of is held out to measure on."""
         steps = self.batch_size * self.block_size
         long = self.long_steps * self.batch_size * self.long_block_size
-        return max(self.align_steps * steps, self.distill_steps * steps, long)
+        training = max(self.align_steps * steps, self.distill_steps * steps, long)
+        return math.ceil(max(training / (1 - self.eval_fraction), HELD_OUT_BLOCKS * self.longest_block / self.eval_fraction))
 
 
 class Needs(NamedTuple):
-    """Bytes, at the least: of weights, gradients and moments, without activations."""
+    """Bytes, at the least: of weights, gradients, moments and logits, without other activations."""
 
     memory: int
     disk: int
@@ -128,29 +143,34 @@ def needs(source: PreTrainedConfig, recipe: Recipe, teacher_dtype: torch.dtype) 
     """
     softmax = softmax_config(source)
     kept = recipe.kept.before_training(softmax.num_hidden_layers)
+    config = linearized_config(
+        softmax, kept, recipe.decays, gate_act=recipe.gate, window=recipe.window, share_states=recipe.share_states
+    )
     with torch.device("meta"):
-        student = RetNetForCausalLM(
-            linearized_config(softmax, kept, recipe.decays, gate_act=recipe.gate, window=recipe.window)
-        )
-        teacher = RetNetForCausalLM(softmax).num_parameters() * teacher_dtype.itemsize
-    every = student.num_parameters()
+        student, source_twin = RetNetForCausalLM(config), RetNetForCausalLM(softmax)
+    every, teacher = student.num_parameters(), source_twin.num_parameters() * teacher_dtype.itemsize
     aligned = sum(
         parameter.numel()
         for layer in student.model.layers
         if layer.is_retention
         for parameter in layer.retention.parameters()
     )
-    adapted = 0.02 * every if recipe.lora_rank else every
+    adapted = every
+    if recipe.lora_rank is not None:
+        linear = [module for module in student.model.layers.modules() if isinstance(module, nn.Linear)]
+        adapted = sum(recipe.lora_rank * (layer.in_features + layer.out_features) for layer in linear)
+    logits = 4 * LOGITS * recipe.batch_size * recipe.block_size * softmax.vocab_size
     memory = [teacher + 4 * every]
     if recipe.align_steps:
-        memory.append(teacher + 4 * every + 12 * aligned)
+        memory.append(teacher + 4 * every + 12 * aligned + (4 * every if recipe.kept.hardest else 0))
     if recipe.distill_steps:
-        memory.append((0 if recipe.top_logits else teacher) + 4 * every + 12 * adapted)
+        memory.append((0 if recipe.top_logits else teacher) + 4 * every + 12 * adapted + logits)
     if recipe.long_steps:
         memory.append(4 * every + 12 * adapted)
-    trained = max(aligned if recipe.align_steps else 0, adapted if recipe.distill_steps or recipe.long_steps else 0)
-    # the finished stage before, two checkpoints at a time, and the model
-    disk = 4 * every + 2 * (4 * every + 8 * trained) + every * teacher_dtype.itemsize
+    stages = [(recipe.align_steps, aligned), (recipe.distill_steps, adapted), (recipe.long_steps, adapted)]
+    trained = [count for steps, count in stages if steps]
+    # a folder of each stage, two checkpoints at a time, and the model
+    disk = 4 * every * len(trained) + 2 * (4 * every + 8 * max(trained, default=0)) + every * teacher_dtype.itemsize
     if recipe.top_logits and recipe.distill_steps:
         disk += recipe.distill_steps * recipe.batch_size * recipe.block_size * (6 * recipe.top_logits + 4)
     return Needs(int(max(memory)), int(disk), every)
@@ -167,10 +187,10 @@ def require_memory(needed: int, recipe: Recipe) -> None:
     else:
         free, where = psutil.virtual_memory().available, "in memory"
     if needed > free:
-        savings = [] if recipe.lora_rank else ["--lora-rank 8"]
+        savings = ["a smaller --batch-size"]
+        savings += [] if recipe.lora_rank else ["--lora-rank 8"]
         savings += [] if recipe.top_logits else ["--top-logits 32"]
-        advice = f"; {' and '.join(savings)} need less" if savings else ""
         raise InputError(
-            f"not enough memory: both models, gradients and Adam take at least {needed / 1e9:.1f} GB, and "
-            f"{free / 1e9:.1f} GB are free {where}{advice}"
+            f"not enough memory: models, gradients and Adam take at least {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
+            f"free {where}; {', '.join(savings)} need less"
         )

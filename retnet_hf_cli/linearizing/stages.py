@@ -4,9 +4,10 @@
 
 import dataclasses
 import json
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerState
 
-from linearization import AlignmentTrainer, DistillationTrainer, Training, prepare_for_alignment
+from linearization import AlignmentTrainer, DistillationTrainer, prepare_for_alignment
+from linearization.report import Training
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from ..errors import InputError
 from ..text.training import TextTrainer
 from ..training.report import draw_loss_curve, perplexity
 from ..training.run import ScheduledTrainer, TrainingRun
+from .recipe import Recipe
 
 
 TRAINING = "training.json"  # what the stage was, for the report
@@ -35,7 +38,6 @@ class StageRecipe:
     lr: float
     seed: int
     lora_rank: int | None = None
-    top_logits: int | None = None
     weight_decay: float = 0.0
 
 
@@ -65,6 +67,16 @@ class StageRun(TrainingRun):
     smaller_options = "--batch-size or --block-size"
     name: ClassVar[str]
     figure: ClassVar[str]  # what the loss is
+
+    @classmethod
+    def recipe_of(cls, recipe: Recipe) -> StageRecipe:
+        """What the recipe of a whole run says about this stage."""
+        return StageRecipe(recipe.block_size, recipe.batch_size, recipe.rates[cls.name], recipe.seed, recipe.lora_rank)
+
+    @classmethod
+    def asks_teacher(cls, recipe: Recipe) -> bool:
+        """Whether the source is asked while this stage trains."""
+        return True
 
     number: int
     stages: int
@@ -123,6 +135,8 @@ class StageRun(TrainingRun):
             self.name, state.global_step, state.num_input_tokens_seen, seconds, self.losses[0], self.losses[-1]
         )
         (partial / TRAINING).write_text(json.dumps(dataclasses.asdict(training)), encoding="utf-8")
+        for checkpoint in partial.glob("checkpoint-*"):  # nobody goes on from a stage that is done
+            shutil.rmtree(checkpoint)
 
 
 @dataclass(kw_only=True)
@@ -135,8 +149,13 @@ class AlignmentRun(StageRun):
 
     name = "align"
     figure = "error of a layer"
+    rate_option = "--align-lr"
 
     chosen: Callable[[RetNetForCausalLM], RetNetForCausalLM]
+
+    @classmethod
+    def recipe_of(cls, recipe: Recipe) -> StageRecipe:
+        return replace(super().recipe_of(recipe), lora_rank=None)
 
     def trainer(self, **kwargs: Any) -> AlignmentStageTrainer:
         prepare_for_alignment(self.model)
@@ -179,6 +198,11 @@ class DistillationRun(AdaptedRun):
 
     name = "distill"
     figure = "divergence"
+    rate_option = "--distill-lr"
+
+    @classmethod
+    def asks_teacher(cls, recipe: Recipe) -> bool:
+        return recipe.top_logits is None
 
     def trainer(self, **kwargs: Any) -> DistillationStageTrainer:
         kwargs["model"] = self.model = self.adapted()
@@ -193,7 +217,16 @@ class LongRun(AdaptedRun):
 
     name = "long"
     figure = "perplexity"
+    rate_option = "--long-lr"
     smaller_options = "--batch-size or --long-block-size"
+
+    @classmethod
+    def recipe_of(cls, recipe: Recipe) -> StageRecipe:
+        return replace(super().recipe_of(recipe), block_size=recipe.long_block_size)
+
+    @classmethod
+    def asks_teacher(cls, recipe: Recipe) -> bool:
+        return False
 
     @staticmethod
     def shown(loss: float) -> str:

@@ -2,8 +2,10 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """From whatever text a user points at to a stream of token ids: reading, holding out, tokenizing."""
 
+import hashlib
 import itertools
 import json
+import math
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -38,7 +40,10 @@ def read_documents(
         InputError: for a source that is missing, empty, not UTF-8 or not what it should be.
     """
     sources = list(sources)
-    return _some(stream_documents(sources, field, split, subset, streaming=False), sources)
+    documents = [document for source in sources for document in _read(source, field, split, subset)]
+    if not documents:
+        raise InputError(f"there is no text in {', '.join(sources)}")
+    return documents
 
 
 def read_enough(
@@ -49,57 +54,59 @@ def read_enough(
     split: str = "train",
     subset: str | None = None,
 ) -> list[str]:
-    """The first documents that `read_documents` would give, until they are about so many tokens.
+    """Documents of `read_documents` until they are about so many tokens, of each source in turn; the last one may be cut.
 
     What is not needed of a data set of the Hub is not downloaded.
+
+    Raises:
+        InputError: as `read_documents` does.
     """
     sources = list(sources)
+    readers = [_read(source, field, split, subset, streaming=True) for source in sources]
     documents: list[str] = []
-    read, counted, per_character = 0, 0, 1.0
-    for document in stream_documents(sources, field, split, subset, streaming=True):
-        documents.append(document)
-        read += len(document)
-        if len(documents) in (1, 10, 100, 1000):  # tokens of a character, from what has been read
-            sample = documents[counted:]
-            ids = tokenizer([each[:10_000] for each in sample], add_special_tokens=False, verbose=False)["input_ids"]
-            per_character = sum(map(len, ids)) / sum(len(each[:10_000]) for each in sample)
-            counted = len(documents)
-        if read * per_character >= tokens:
-            break
-    return _some(documents, sources)
-
-
-def _some(documents: Iterable[str], sources: list[str]) -> list[str]:
-    documents = list(documents)
+    characters, most = 0, math.inf
+    while readers and characters < most:
+        for reader in list(readers):
+            document = next(reader, None)
+            if document is None:
+                readers.remove(reader)
+                continue
+            documents.append(document)
+            characters += len(document)
+            if len(documents) in (1, 10, 100, 1000):  # characters of so many tokens, by what has been read
+                sample = [each[:10_000] for each in documents]
+                ids = tokenizer(sample, add_special_tokens=False, verbose=False)["input_ids"]
+                most = tokens * sum(map(len, sample)) / max(1, sum(map(len, ids)))
+            if characters >= most:
+                documents[-1] = document[: len(document) - int(characters - most)]
+                break
     if not documents:
         raise InputError(f"there is no text in {', '.join(sources)}")
     return documents
 
 
-def stream_documents(sources: Iterable[str], field: str, split: str, subset: str | None, streaming: bool) -> Iterator[str]:
-    """Documents as `read_documents` describes them, one after the other.
+def digest_of(documents: Iterable[str]) -> str:
+    """By which a text is known again."""
+    return hashlib.sha256("\0".join(documents).encode()).hexdigest()
+
+
+def _read(source: str, field: str, split: str, subset: str | None, streaming: bool = False) -> Iterator[str]:
+    """The documents of a source that have any text.
 
     Args:
-        streaming: whether data sets of the Hub are read as they arrive, and not downloaded first.
+        streaming: whether a data set of the Hub is read as it arrives, and not downloaded first.
     """
-    for source in sources:
-        for document in _read(source, field, split, subset, streaming):
-            if document and not document.isspace():
-                yield document
-
-
-def _read(source: str, field: str, split: str, subset: str | None, streaming: bool) -> Iterator[str]:
     require_text(source)
     path = Path(source).expanduser()
     if path.is_file():
-        yield from _read_file(path, field)
+        documents = _read_file(path, field)
     elif path.is_dir() and (
         files := sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
     ):
-        for file in files:
-            yield from _read_file(file, field)
+        documents = itertools.chain.from_iterable(_read_file(file, field) for file in files)
     else:
-        yield from _read_dataset(source, field, split, subset, streaming)
+        documents = _read_dataset(source, field, split, subset, streaming)
+    return (document for document in documents if document and not document.isspace())
 
 
 def _read_file(path: Path, field: str) -> Iterator[str]:
@@ -139,18 +146,20 @@ def _read_dataset(name: str, field: str, split: str, subset: str | None, streami
             dataset = dataset[split] if isinstance(dataset, dict) else dataset
         else:
             dataset = datasets.load_dataset(name, subset, split=split, streaming=streaming)
-    except Exception as error:  # load_dataset passes on whatever its readers and the network raise
+        if dataset.column_names is not None:  # of a stream they may be known by its rows alone
+            _require_field(name, field, dataset.column_names)
+            dataset = dataset.select_columns(field)
+        for row in dataset:
+            _require_field(name, field, row)
+            if not isinstance(row[field], str | None):
+                raise InputError(f'the field "{field}" of the data set {name} holds {type(row[field]).__name__}, not text')
+            yield row[field] or ""
+    except InputError:
+        raise
+    except Exception as error:  # load_dataset, and a stream, pass on whatever their readers and the network raise
         raise InputError(
             f"{name} is neither a file, nor a folder with text, nor a data set that can be loaded: {first_line(error)}"
         ) from error
-    if dataset.column_names is not None:  # of a stream they may be known by its rows alone
-        _require_field(name, field, dataset.column_names)
-        dataset = dataset.select_columns(field)
-    for row in dataset:
-        _require_field(name, field, row)
-        if not isinstance(row[field], str | None):
-            raise InputError(f'the field "{field}" of the data set {name} holds {type(row[field]).__name__}, not text')
-        yield row[field] or ""
 
 
 def _require_field(name: str, field: str, fields: Iterable[str]) -> None:
@@ -233,12 +242,18 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
 
 
 def encode(documents: list[str], tokenizer: "PreTrainedTokenizerBase") -> "np.ndarray":
-    """All documents as one stream of int32 token ids, with eos before, between and after them."""
+    """All documents as one stream of int32 token ids.
+
+    Each ends with eos, and begins with bos where the tokenizer puts that before every prompt; without it the first one has
+    eos before it, as all others have.
+    """
     import numpy as np
 
-    separator = np.array([tokenizer.eos_token_id], dtype=np.int32)
-    stream = [separator]
+    end, bos = np.array([tokenizer.eos_token_id], dtype=np.int32), tokenizer.bos_token_id
+    with_bos = bos is not None and bos != tokenizer.eos_token_id and tokenizer("a")["input_ids"][:1] == [bos]
+    begin = np.array([bos] if with_bos else [], dtype=np.int32)
+    stream = [] if with_bos else [end]
     for first in range(0, len(documents), 1000):
         batch = tokenizer(documents[first : first + 1000], add_special_tokens=False, verbose=False)["input_ids"]
-        stream += itertools.chain.from_iterable((np.array(ids, dtype=np.int32), separator) for ids in batch)
+        stream += itertools.chain.from_iterable((begin, np.array(ids, dtype=np.int32), end) for ids in batch)
     return np.concatenate(stream)

@@ -76,6 +76,11 @@ class _Writer(TextStreamer):
             self.write(text)
 
 
+def device() -> torch.device:
+    """Where models run: on the accelerator, if there is one."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
 def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
     """Model and tokenizer of a folder or of a repository of the Hub, on the accelerator if there is one.
 
@@ -92,8 +97,7 @@ def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
     if absent := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
         raise InputError(f"the weights in {name} do not fit its config.json: {len(absent)} are missing or of another shape")
     tokenizer = load_tokenizer(name)
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    return model.to(device).eval(), tokenizer
+    return model.to(device()).eval(), tokenizer
 
 
 def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> Tensor:

@@ -2,7 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Training a RetNet on text with `transformers.Trainer`, from the first document to a folder that loads anywhere."""
 
-import hashlib
 import math
 import time
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from ..errors import InputError
 from ..training.folder import TrainingFolder
 from ..training.report import CURVE, draw_loss_curve, perplexity
 from ..training.run import Schedule, ScheduledTrainer, TrainingRun, check_resumable, config_of, steps_of_run
-from .corpus import encode, hold_out, load_tokenizer, train_tokenizer
+from .corpus import digest_of, encode, hold_out, load_tokenizer, train_tokenizer
 from .generation import Sampling, sample
 
 
@@ -184,7 +183,7 @@ def prepare(
     Raises:
         InputError: for whatever stands in the way.
     """
-    digest = hashlib.sha256("\0".join(documents).encode()).hexdigest()
+    digest = digest_of(documents)
     found = folder.to_resume() if resume else None
     checkpoint, record = found or (None, None)
     if record is not None:

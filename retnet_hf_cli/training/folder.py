@@ -63,13 +63,14 @@ class TrainingFolder:
             raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
 
     def require_space(self, needed: int) -> None:
-        """Refuses a run whose checkpoints would not fit.
+        """Refuses a run whose checkpoints would not fit, beside those that it has already.
 
         Raises:
             InputError: with the bytes needed and free.
         """
         parent = next(folder for folder in self.output.parents if folder.exists())
-        free = shutil.disk_usage(parent).free
+        held = sum(file.stat().st_size for file in self.partial.rglob("*") if file.is_file())
+        free = shutil.disk_usage(parent).free + held
         if free < needed:
             raise InputError(
                 f"not enough disk: checkpoints and model take {needed / 1e9:.1f} GB, "

@@ -72,8 +72,8 @@ class ScheduledTrainer(Trainer):
 class Supervisor(TrainerCallback):
     """Ends a run in good order: when its time is up, when it diverges, when a signal asks for it."""
 
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
+    def __init__(self, schedule: Schedule, rate_option: str = "--lr") -> None:
+        self.schedule, self.rate_option = schedule, rate_option
         self.signal: int | None = None
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
@@ -84,7 +84,8 @@ class Supervisor(TrainerCallback):
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
         if not all(math.isfinite(logs.get(loss, 0.0)) for loss in ("loss", "eval_loss")):
-            raise InputError(f"the loss is no longer a finite number at step {state.global_step}; try a lower --lr")
+            step, option = state.global_step, self.rate_option
+            raise InputError(f"the loss is no longer a finite number at step {step}; try a lower {option}")
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -107,6 +108,7 @@ class TrainingRun:
 
     unit: ClassVar[str]  # what speed is counted in
     smaller_options: ClassVar[str]  # options that need less memory when they are smaller
+    rate_option: ClassVar[str] = "--lr"
 
     folder: TrainingFolder
     recipe: Any  # a frozen dataclass with seed, batch_size, lr and weight_decay
@@ -190,7 +192,7 @@ class TrainingRun:
             "steps": self.schedule.steps,
         }
         (self.folder.partial / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
-        supervisor = Supervisor(self.schedule)
+        supervisor = Supervisor(self.schedule, self.rate_option)
         trainer = self.trainer(
             model=self.model,
             train_dataset=self.training,
@@ -258,13 +260,13 @@ def check_resumable(recipe: Any, digest: str, record: dict[str, Any], data: str)
     Raises:
         InputError: naming the option that is another.
     """
-    if record.get("data") != digest:
-        raise InputError(f"{data} not what this run began with; --overwrite begins anew")
     for name, now in asdict(recipe).items():
         before = record["recipe"].get(name)
         if before != now:
-            option = "--" + name.replace("_", "-")
+            option = "SOURCE" if name == "source" else "--" + name.replace("_", "-")
             raise InputError(f"this run began with {option} {before}, not {now}; give it the same options, or --overwrite")
+    if record.get("data") != digest:
+        raise InputError(f"{data} not what this run began with; --overwrite begins anew")
 
 
 def steps_of_run(

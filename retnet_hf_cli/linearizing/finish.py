@@ -1,0 +1,103 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The end of linearizing: both models measured side by side, and a folder with all that belongs to the new one."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError
+from rich.console import Console
+
+from conversion.card import licence_of
+from conversion.replaced_folder import replace
+from linearization.measures import SCORED_TOKENS
+from linearization.report import (
+    Report,
+    Training,
+    markdown,
+    measure_decoding,
+    measure_layers,
+    measure_text,
+    recalled_vocabulary,
+)
+from retnet_hf.model_card import model_card
+from retnet_hf.modeling_retnet import RetNetForCausalLM
+
+from ..cpu_threads import cpu_threads
+from .stages import TRAINING, StageRun
+
+
+if TYPE_CHECKING:
+    from .pipeline import Linearization
+
+REPORT = "linearization.json"
+PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # of the example in the model card
+
+
+def report_of(run: "Linearization", student: RetNetForCausalLM, stages: list[type[StageRun]]) -> Report:
+    """Both models, measured on what was held out."""
+    recipe, stream = run.recipe, run.evaluation.long()
+    vocabulary = recalled_vocabulary(stream, run.tokenizer.eos_token_id)
+    with cpu_threads(run.threads or torch.get_num_threads()):
+        teacher, own = (measure_text(model, stream, recipe.block_size, vocabulary) for model in (run.teacher, student))
+        measure_decoding({run.teacher: teacher, student: own}, stream, recipe.block_size)
+        errors = measure_layers(student, run.teacher, run.measured_blocks)
+    files = [run.folder.partial / stage.name / TRAINING for stage in stages]
+    trainings = [Training(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
+    source, *texts = (Path(name).resolve().name if Path(name).exists() else name for name in (recipe.source, *run.texts))
+    return Report(source, texts, recipe.block_size, min(len(stream), SCORED_TOKENS), teacher, own, errors, trainings)
+
+
+def finish(run: "Linearization", student: RetNetForCausalLM, stages: list[type[StageRun]]) -> None:
+    """Puts the finished folder in the place of OUTPUT; the stages go once it is there."""
+    partial, finished = run.folder.partial, run.folder.partial / "finished"
+    shutil.rmtree(finished, ignore_errors=True)
+    finished.mkdir()
+    with run.console.status("measuring both models"):
+        report = report_of(run, student, stages)
+    student.generation_config = run.teacher.generation_config
+    student.save_pretrained(finished)
+    run.tokenizer.save_pretrained(finished)
+    (finished / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n", encoding="utf-8")
+    curves = []
+    for stage in stages:
+        shutil.copyfile(partial / stage.name / f"{stage.name}.png", finished / f"{stage.name}.png")
+        curves.append(f"![{stage.figure} in the stage {stage.name}]({stage.name}.png)\n")
+    opening = run.tokenizer.decode(run.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
+    prompt = " ".join(opening[:PROMPT_CHARACTERS].split())
+    card = model_card(student, run.folder.output.name, None, prompt, markdown(report) + "\n" + "\n".join(curves))
+    for field, value in source_metadata(run.recipe.source).items():
+        card.data[field] = value
+    card.save(finished / "README.md")
+    replace(run.folder.output, finished)
+    shutil.rmtree(partial)
+    summarise(report, run.console)
+
+
+def source_metadata(name: str) -> dict[str, Any]:
+    """What the metadata of a model card says about its source: which repository it is, and its licence, as far as stated."""
+    if Path(name).is_dir():
+        return licence_of(Path(name)) or {}
+    try:
+        licence = licence_of(Path(hf_hub_download(name, "README.md")).parent)
+    except (OSError, HfHubHTTPError):  # there is no card, or no network
+        licence = None
+    return {"base_model": name, **(licence or {})}
+
+
+def summarise(report: Report, console: Console) -> None:
+    """The figures that matter most, on the terminal."""
+    for length, theirs in report.teacher.perplexity.items():
+        ours = report.student.perplexity[length]
+        console.print(
+            f"perplexity in blocks of {length:,}: source {theirs:,.2f}, RetNet [bold green]{ours:,.2f}[/bold green]"
+        )
+    for pairs, theirs in report.teacher.associative_recall.items():
+        console.print(
+            f"recalled of {pairs} pairs: source {theirs:.0%}, RetNet {report.student.associative_recall[pairs]:.0%}"
+        )
