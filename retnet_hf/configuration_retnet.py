@@ -421,13 +421,13 @@ class RetNetConfig(PreTrainedConfig):
         schedule = self.decay_schedule[layer] if self.has_decays_per_layer else self.decay_schedule
         return scheduled_decays(schedule, self.num_attention_heads, self.decay_range)
 
-    def shares_states(self, layer: int = 0) -> bool:
+    def shares_states(self, layer: int) -> bool:
         """Whether the query heads that one key/value head serves share a matrix of the state: their decays are equal."""
         groups = self.num_key_value_heads
         served, decays = self.num_attention_heads // groups, self.decays(layer)
         return served > 1 and all(len(set(decays[head : head + served])) == 1 for head in range(0, len(decays), served))
 
-    def state_heads(self, layer: int = 0) -> int:
+    def state_heads(self, layer: int) -> int:
         """Matrices (K, V) in the state of a layer of retention: as many as query heads, or as key/value heads if shared."""
         return self.num_key_value_heads if self.shares_states(layer) else self.num_attention_heads
 

@@ -602,6 +602,11 @@ def retention(
             "key and value must have the same batch, heads and tokens, and their heads divide those of query, "
             f"got query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}."
         )
+    if log_decay.shape not in ((query.shape[1],), (key.shape[1],)):
+        raise ValueError(
+            f"log_decay must have an entry for each head of query, {query.shape[1]}, or of key, {key.shape[1]}, "
+            f"got {tuple(log_decay.shape)}."
+        )
     states = state_heads(query, key, log_decay.numel())
     if initial_state is not None and initial_state.shape[1] != states:
         raise ValueError(f"initial_state must have {states} heads, one for each decay, got {tuple(initial_state.shape)}.")

@@ -480,13 +480,13 @@ class RetNetState(Cache):
             raise ValueError(f"{path} does not hold a saved RetNetState.")
         if metadata.get("fingerprint") != state.config.state_fingerprint:
             raise ValueError(f"{path} holds the state of a model of another configuration than this one.")
+        if "sha256" in metadata and metadata["sha256"] != _checksum(saved):
+            raise ValueError(f"{path} is damaged: its values are not those that were saved.")
         try:
             tensors = _with_shared_states(saved, state.config)
             _check_saved(tensors, state)
         except ValueError as error:
             raise ValueError(f"{path} {error}") from error
-        if "sha256" in metadata and metadata["sha256"] != _checksum(saved):
-            raise ValueError(f"{path} is damaged: its values are not those that were saved.")
         for index, layer in enumerate(state.layers):
             layer.fill_(*(tensors[f"layers.{index}.{name}"].to(device) for name in layer.SAVED))
         return state
@@ -515,7 +515,7 @@ def _with_shared_states(tensors: dict[str, Tensor], config: PreTrainedConfig) ->
             continue
         of_heads = state.unflatten(1, (config.num_key_value_heads, -1))
         tensors[name] = of_heads[:, :, 0].contiguous()
-        if (of_heads - tensors[name].unsqueeze(2)).norm() > 1e-4 * of_heads.norm():
+        if not (of_heads - tensors[name].unsqueeze(2)).norm() <= 1e-4 * of_heads.norm():  # nor where it is not a number
             raise ValueError(f"holds {name} with heads that differ, though they share one state.")
     return tensors
 
