@@ -116,9 +116,6 @@ def transfer(
     with torch.device("meta"):
         model = RetNetForCausalLM(config)
     model = model.to_empty(device=source.device)
-    model.init_weights()
-    model.to(source.dtype)
-
     for mine, theirs in zip(model.model.layers, source.model.layers, strict=True):
         mixer = mine.retention if mine.is_retention else mine.attention
         names = ["q_proj", "k_proj", "v_proj", "o_proj", *(["q_norm", "k_norm"] if config.use_qk_norm else [])]
@@ -132,6 +129,8 @@ def transfer(
     _copy(model.model.norm, source.model.norm)
     if not config.tie_word_embeddings:
         _copy(model.lm_head, source.lm_head)
+    model.init_weights()  # of what has no counterpart
+    model.to(source.dtype)
 
     for layer in layers:
         if config.layer_types[layer] == "linear_attention":
@@ -143,6 +142,8 @@ def transfer(
 def _copy(mine: nn.Module, theirs: nn.Module) -> None:
     """The parameters of one module into those of another, which must be alike in names and shapes."""
     mine.load_state_dict(theirs.state_dict())
+    for parameter in mine.parameters():
+        parameter._is_hf_initialized = True  # for transformers, which leaves it alone then
 
 
 def _calibrate(model: RetNetForCausalLM, layer: int, measures: HeadMeasures | None) -> None:
