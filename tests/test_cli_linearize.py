@@ -26,6 +26,7 @@ from transformers import (
     pipeline,
 )
 
+import retnet_hf_cli.linearizing.finish as finish_module
 import retnet_hf_cli.linearizing.pipeline as pipeline_module
 from linearization import hardest_layers, measure_heads
 from linearization.measures import losses_of, score
@@ -211,6 +212,37 @@ def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, line
     assert not Path("model.partial").exists()
 
 
+@pytest.mark.parametrize("options", [[], ["--lora-rank", 2]], ids=["all weights", "lora"])
+def test_a_crash_between_the_last_checkpoint_and_the_end_of_a_stage(retnet_hf, workplace, monkeypatch, options):
+    command = [*LINEARIZE, "--align-steps", 0, *options]
+    assert retnet_hf(*command).code == 0
+    os.rename("model", "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("retnet_hf_cli.linearizing.stages.StageRun.finish", crash)
+        with pytest.raises(RuntimeError, match="power cut"):
+            retnet_hf(*command)
+    assert [path.name for path in Path("model.partial/distill.partial").glob("checkpoint-*")] == ["checkpoint-6"]
+    answer = retnet_hf(*command, "--resume")
+    assert answer.code == 0, answer.err
+    assert_same_weights(Path("model"), Path("whole"))
+
+
+def test_a_crash_after_the_end_is_made_good_by_resuming(retnet_hf, workplace, linearized, monkeypatch):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("retnet_hf_cli.linearizing.finish.replace", crash)
+        with pytest.raises(RuntimeError, match="power cut"):
+            retnet_hf(*LINEARIZE)
+    assert not Path("model").exists()
+    answer = retnet_hf(*LINEARIZE, "--resume")
+    assert "stage" not in answer.out  # all of them are done
+    assert_same_weights(Path("model"), linearized)
+    assert not Path("model.partial").exists()
+
+
+def crash(*_):
+    raise RuntimeError("power cut")
+
+
 def test_a_run_that_was_interrupted_is_neither_begun_anew_nor_resumed_otherwise(retnet_hf, workplace):
     with pytest.MonkeyPatch.context() as patch:
         at_step(patch, 4, press_ctrl_c)
@@ -345,6 +377,27 @@ def test_learning_rates_fall_with_the_hidden_size():
     assert (small.align_lr, small.distill_lr) == (3e-3, 1e-3)
     assert (large.align_lr, large.distill_lr) == pytest.approx((7.5e-4, 6.25e-5))
     assert Recipe("a", distill_lr=3e-5).with_rates(2048).distill_lr == 3e-5
+
+
+def test_a_card_names_the_repository_of_its_source_and_its_licence(tmp_path, monkeypatch):
+    (tmp_path / "README.md").write_text("---\nlicense: llama3.2\n---\nA Llama.\n", encoding="utf-8")
+    monkeypatch.setattr(finish_module, "hf_hub_download", lambda name, file: str(tmp_path / file))
+    assert finish_module.source_metadata("meta/llama") == {"base_model": "meta/llama", "license": "llama3.2"}
+
+    def offline(name, file):
+        raise OSError("no network")
+
+    monkeypatch.setattr(finish_module, "hf_hub_download", offline)
+    assert finish_module.source_metadata("meta/llama") == {"base_model": "meta/llama"}
+
+
+def test_a_source_in_shards_is_read(retnet_hf, workplace):
+    AutoModelForCausalLM.from_pretrained("llama").save_pretrained("llama", max_shard_size="50KB")
+    Path("llama/model.safetensors").unlink(missing_ok=True)
+    assert len(list(Path("llama").glob("model-*.safetensors"))) > 2
+    answer = retnet_hf(*LINEARIZE, "--align-steps", 0, "--distill-steps", 0, "--keep-attention", "0,1,2,3")
+    assert answer.code == 0, answer.err
+    assert Path("model/model.safetensors").is_file()
 
 
 # what is refused before any work

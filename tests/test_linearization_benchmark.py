@@ -95,12 +95,14 @@ def test_the_table_sets_each_way_beside_its_source(tmp_path, lists):
     for seed, (theirs, ours) in enumerate([(20.0, 21.0), (22.0, 22.0), (24.0, 26.4)]):
         write("source", seed, result_of(theirs, 1.0))
         write("pure retention", seed, result_of(ours, 0.5))
-    write("window of 64", 0, result_of(1.0, 1.0))  # of one seed alone
-    header, _, first, second = report.of_source(lists, tmp_path).splitlines()
-    assert header.split(" | ")[1:5] == ["perplexity", "ratio", "at 4x", "at 8x"]
-    assert first.startswith("| source | 22.0 ± 1.2 | |")
+    other = list(OF_LISTS if lists else OF_TEXT)[-1]
+    write(other, 0, result_of(30.0, 1.0))  # of one seed alone
+    header, _, first, second, third = report.of_source(lists, tmp_path).splitlines()
+    assert header.split(" | ")[1:6] == ["seeds", "perplexity", "ratio", "at 4x", "at 8x"]
+    assert first.startswith("| source | 3 | 22.0 ± 1.2 | |")
+    assert third.startswith(f"| {other} | 1 | 30.0 | 1.500 |")
     ratio = Estimate.of([1.05, 1.0, 1.1])
-    assert f"| pure retention | {Estimate.of([21.0, 22.0, 26.4]):.1f} | {ratio:.3f} |" in second
+    assert f"| pure retention | 3 | {Estimate.of([21.0, 22.0, 26.4]):.1f} | {ratio:.3f} |" in second
     assert second.endswith("| 50% ± 0% | 25% ± 0% | 2.0 |") == lists
 
 

@@ -18,32 +18,30 @@ PAGE = ROOT / "docs" / "guides" / "linearize.md"
 Result = dict[str, Any]
 
 
-def results(cells: list[LinearizationCell], folder: Path = RESULTS) -> list[Result] | None:
-    """Seed by seed, if all were measured."""
-    found = [cell.result(folder) for cell in cells]
-    return None if None in found else found
-
-
 def of_source(lists: bool, folder: Path = RESULTS) -> str:
-    """Every way to a RetNet that all seeds were measured of, beside its source."""
-    lines, sources = [], None
+    """Every way to a RetNet beside its source, over the seeds that it was measured of."""
+    lines = []
     for row in zip(*(cells(seed, lists) for seed in SEEDS)):
-        found = results(list(row), folder)
-        sources = found if row[0].model == "source" else sources
-        if found is None or sources is None:
-            continue
-        trained, _, fourth, eighth = found[0]["perplexity"]
-        ratio = Estimate.of(
-            [own["perplexity"][trained] / theirs["perplexity"][trained] for own, theirs in zip(found, sources)]
-        )
-        shown = [row[0].model, f"{Estimate.of([each['perplexity'][trained] for each in found]):.1f}"]
-        shown.append("" if found is sources else f"{ratio:.3f}")
-        shown += [f"{Estimate.of([each['perplexity'][length] for each in found]):.1f}" for length in (fourth, eighth)]
-        if lists:
-            shown += [f"{Estimate.of([each['associative_recall'][pairs] for each in found]):.0%}" for pairs in ("4", "16")]
-        lines.append([*shown, f"{statistics.mean(each['seconds'] for each in found) / 60:.1f}"])
-    header = ["", "perplexity", "ratio", "at 4x", "at 8x", *(["4 pairs", "16 pairs"] if lists else []), "minutes"]
+        found = [
+            (cell.result(folder), LinearizationCell("source", seed=cell.seed, lists=lists).result(folder)) for cell in row
+        ]
+        pairs = [(own, theirs) for own, theirs in found if own and theirs]
+        if pairs:
+            lines.append([row[0].model, *_figures(pairs, row[0].model == "source", lists)])
+    header = ["", "seeds", "perplexity", "ratio", "at 4x", "at 8x", *(["4 pairs", "16 pairs"] if lists else []), "minutes"]
     return table(header, lines)
+
+
+def _figures(pairs: list[tuple[Result, Result]], is_source: bool, lists: bool) -> list[str]:
+    """Of results beside those of their sources, seed by seed."""
+    found = [own for own, _ in pairs]
+    trained, _, *longer = found[0]["perplexity"]
+    ratio = Estimate.of([own["perplexity"][trained] / theirs["perplexity"][trained] for own, theirs in pairs])
+    first, *others = (f"{Estimate.of([each['perplexity'][length] for each in found]):.1f}" for length in (trained, *longer))
+    shown = [str(len(pairs)), first, "" if is_source else f"{ratio:.3f}", *others]
+    if lists:
+        shown += [f"{Estimate.of([each['associative_recall'][count] for each in found]):.0%}" for count in ("4", "16")]
+    return [*shown, f"{statistics.mean(each['seconds'] for each in found) / 60:.1f}"]
 
 
 def tables(folder: Path = RESULTS) -> dict[str, str]:

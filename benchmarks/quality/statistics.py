@@ -25,7 +25,9 @@ class Estimate(NamedTuple):
         return cls(mean(values), error, len(values))
 
     def __format__(self, spec: str) -> str:
-        """The mean and its error, both by a format of floats: f"{estimate:.2f}"."""
+        """The mean and its error, if there is one, both by a format of floats: f"{estimate:.2f}"."""
+        if math.isinf(self.error):
+            return f"{self.mean:{spec}}"
         return f"{self.mean:{spec}} ± {self.error:{spec.lstrip('+')}}"
 
     def scaled(self, factor: float) -> "Estimate":
