@@ -5,13 +5,15 @@
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
+from transformers import PreTrainedModel
 
 from conversion.card import licence_of
 from conversion.replaced_folder import replace
@@ -29,54 +31,52 @@ from retnet_hf.model_card import model_card
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from ..cpu_threads import cpu_threads
+from .job import Job
 from .stages import TRAINING, StageRun
 
-
-if TYPE_CHECKING:
-    from .pipeline import Linearization
 
 REPORT = "linearization.json"
 PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # of the example in the model card
 
 
-def report_of(run: "Linearization", student: RetNetForCausalLM, stages: list[type[StageRun]]) -> Report:
+def report_of(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, stages: Sequence[type[StageRun]]) -> Report:
     """Both models, measured on what was held out."""
-    recipe, stream = run.recipe, run.evaluation.long()
-    vocabulary = recalled_vocabulary(stream, run.tokenizer.eos_token_id)
-    with cpu_threads(run.threads or torch.get_num_threads()):
-        teacher, own = (measure_text(model, stream, recipe.block_size, vocabulary) for model in (run.teacher, student))
-        measure_decoding({run.teacher: teacher, student: own}, stream, recipe.block_size)
-        errors = measure_layers(student, run.teacher, run.measured_blocks)
-    files = [run.folder.partial / stage.name / TRAINING for stage in stages]
+    recipe, stream = job.recipe, job.evaluation.long()
+    vocabulary = recalled_vocabulary(stream, job.tokenizer.eos_token_id)
+    with cpu_threads(job.threads or torch.get_num_threads()):
+        theirs, own = (measure_text(model, stream, recipe.block_size, vocabulary) for model in (teacher, student))
+        measure_decoding({teacher: theirs, student: own}, stream, recipe.block_size)
+        errors = measure_layers(student, teacher, job.measured_blocks)
+    files = [job.folder.partial / stage.name / TRAINING for stage in stages]
     trainings = [Training(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
-    source, *texts = (Path(name).resolve().name if Path(name).exists() else name for name in (recipe.source, *run.texts))
-    return Report(source, texts, recipe.block_size, min(len(stream), SCORED_TOKENS), teacher, own, errors, trainings)
+    source, *texts = (Path(name).resolve().name if Path(name).exists() else name for name in (recipe.source, *job.texts))
+    return Report(source, texts, recipe.block_size, min(len(stream), SCORED_TOKENS), theirs, own, errors, trainings)
 
 
-def finish(run: "Linearization", student: RetNetForCausalLM, stages: list[type[StageRun]]) -> None:
+def finish(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, stages: Sequence[type[StageRun]]) -> None:
     """Puts the finished folder in the place of OUTPUT; the stages go once it is there."""
-    partial, finished = run.folder.partial, run.folder.partial / "finished"
+    partial, finished = job.folder.partial, job.folder.partial / "finished"
     shutil.rmtree(finished, ignore_errors=True)
     finished.mkdir()
-    with run.console.status("measuring both models"):
-        report = report_of(run, student, stages)
-    student.generation_config = run.teacher.generation_config
+    with job.console.status("measuring both models"):
+        report = report_of(job, teacher, student, stages)
+    student.generation_config = teacher.generation_config
     student.save_pretrained(finished)
-    run.tokenizer.save_pretrained(finished)
+    job.tokenizer.save_pretrained(finished)
     (finished / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n", encoding="utf-8")
     curves = []
     for stage in stages:
         shutil.copyfile(partial / stage.name / f"{stage.name}.png", finished / f"{stage.name}.png")
         curves.append(f"![{stage.figure} in the stage {stage.name}]({stage.name}.png)\n")
-    opening = run.tokenizer.decode(run.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
+    opening = job.tokenizer.decode(job.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
     prompt = " ".join(opening[:PROMPT_CHARACTERS].split())
-    card = model_card(student, run.folder.output.name, None, prompt, markdown(report) + "\n" + "\n".join(curves))
-    for field, value in source_metadata(run.recipe.source).items():
+    card = model_card(student, job.folder.output.name, None, prompt, markdown(report) + "\n" + "\n".join(curves))
+    for field, value in source_metadata(job.recipe.source).items():
         card.data[field] = value
     card.save(finished / "README.md")
-    replace(run.folder.output, finished)
+    replace(job.folder.output, finished)
     shutil.rmtree(partial)
-    summarise(report, run.console)
+    summarise(report, job.console)
 
 
 def source_metadata(name: str) -> dict[str, Any]:

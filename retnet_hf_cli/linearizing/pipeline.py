@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -41,11 +40,12 @@ from ..training.folder import RECORD, TrainingFolder
 from ..training.progress import resumable, show_training
 from ..training.run import Schedule, check_resumable
 from .finish import finish
+from .job import Job
 from .recipe import Recipe, needs, require_memory
 from .stages import AlignmentRun, DistillationRun, LongRun, StageRun, import_peft
 
 
-MEASURED_BLOCKS, EVALUATED_BLOCKS = 32, 64  # that heads and layers are measured on; that a stage is evaluated on
+EVALUATED_BLOCKS = 64  # that a stage is evaluated on
 MEASURED_TOKENS, ASKED_BLOCKS = 2048, 8  # of a forward pass that keeps attention weights; that are stored in one file
 
 
@@ -90,27 +90,17 @@ def streams_of(documents: list[str], tokenizer: PreTrainedTokenizerBase, recipe:
 
 
 @dataclass(kw_only=True)
-class Linearization:
+class Linearization(Job):
     """A run for which everything is ready but the weights.
 
     Attributes:
-        texts: names of what was read, for the model card. training, evaluation: (tokens,) token ids.
         minutes: for all stages together, which they share out by their steps.
+        eval_every: steps between evaluations, each with a checkpoint; a tenth of a stage if absent.
         resume: whether to go on with what is in the folder.
     """
 
-    recipe: Recipe
-    folder: TrainingFolder
-    console: Console
-    tokenizer: PreTrainedTokenizerBase
-    dtype: torch.dtype
-    texts: list[str]
-    training: Tensor
-    evaluation: Tensor
-    digest: str
     minutes: float | None = None
     eval_every: int | None = None
-    threads: int | None = None
     resume: bool = False
     _teacher: PreTrainedModel | None = None
     _head_measures: HeadMeasures | None = None
@@ -140,11 +130,6 @@ class Linearization:
             blocks = self.measured_blocks.split(max(1, MEASURED_TOKENS // self.recipe.block_size))
             self._head_measures = measure_heads(self.teacher, blocks)
         return self._head_measures
-
-    @property
-    def measured_blocks(self) -> Tensor:
-        """Some blocks of the text that is trained on, (N, T)."""
-        return TokenBlocks(self.training.numpy(), self.recipe.block_size).blocks[:MEASURED_BLOCKS].long()
 
     def transferred(self, kept: Sequence[int]) -> RetNetForCausalLM:
         """The RetNet before training, in float32."""
@@ -199,7 +184,7 @@ class Linearization:
                     self.let_go()
                 before = folder.output
             with leaving_order():
-                finish(self, self._load(before).to(self.dtype).eval(), [stage for stage, _ in self.stages])
+                finish(self, self.teacher, self._load(before).to(self.dtype).eval(), [stage for stage, _ in self.stages])
         finally:
             self._discard()
         minutes = (time.monotonic() - start) / 60
