@@ -1,0 +1,640 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Retention on a GPU: the functions of `retention.py`, as Triton kernels."""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .retention import (
+    StepDecay,
+    _grouped_at_once,
+    chunkwise_retention,
+    compute_dtype,
+    decay_tables,
+    recurrent_step_,
+    state_heads,
+)
+
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class Tiles(NamedTuple):
+    """What one program works on, and how it is compiled."""
+
+    chunk: int  # C, tokens of a chunk: rows of every tile
+    inner: int  # how much of a product's inner size is in shared memory at a time
+    columns: int  # of the result
+    warps: int
+    stages: int
+
+
+def size_of_tile(size: int, largest: int) -> int:
+    """The smallest tile that holds `size`, a power of two from 16, which is the least a matrix unit takes, to `largest`."""
+    return min(max(16, triton.next_power_of_2(size)), largest)
+
+
+def read_tiles(dtype: torch.dtype, chunk: int, inner: int, columns: int) -> Tiles:
+    """For `read_kernel`, whose results are (C, columns) and whose products run over `inner`."""
+    if dtype == torch.bfloat16:
+        return Tiles(chunk, size_of_tile(inner, 64), size_of_tile(columns, 128), 8 if chunk == 128 else 4, 3)
+    return Tiles(chunk, size_of_tile(inner, 32), size_of_tile(columns, 64), 4, 2)
+
+
+def state_tiles(dtype: torch.dtype, chunk: int, rows: int, columns: int) -> Tiles:
+    """For `states_kernel`, whose results are (rows, columns) of a state."""
+    if dtype == torch.bfloat16:
+        return Tiles(chunk, size_of_tile(rows, 64), size_of_tile(columns, 128), 4, 3)
+    return Tiles(chunk, size_of_tile(rows, 64), size_of_tile(columns, 64), 4, 2)
+
+
+def chunk_size_of(dtype: torch.dtype, length: int, chunk_size: int | None) -> int:
+    """C: a tile holds a whole chunk, so that it is a power of two, at most 128, or 64 in float32."""
+    largest = 128 if dtype == torch.bfloat16 else 64
+    return size_of_tile(min(length, chunk_size or largest), largest)
+
+
+def segments_of(programs: int, chunks: int, processors: int) -> int:
+    """In how many parts of the sequence states are computed at a time.
+
+    More than one costs a second pass, so that it must be worth two: 4 at least, and 4 chunks in each.
+    """
+    segments = min(processors // programs, chunks // 4)
+    return segments if segments >= 4 else 1
+
+
+@triton.jit
+def load_rows(base, first, stride, length, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
+    """Tokens first, first + 1, ... of one head: (ROWS, COLUMNS) from `column` on; 0 beyond the last token and column."""
+    rows = tl.arange(0, ROWS)
+    columns = column + tl.arange(0, COLUMNS)
+    pointers = base + first.to(tl.int64) * stride + rows[:, None] * stride + columns[None, :]
+    return tl.load(pointers, mask=(first + rows < length)[:, None] & (columns < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def load_ages(layout, batch, batches, first, length, C: tl.constexpr, MARKED: tl.constexpr):
+    """Age, document and document as a key of each token of a chunk, then age and document before and after the chunk.
+
+    Without mask and reset the age of a token is its number, and there is one document.
+    """
+    entries = first + 1 + tl.arange(0, C)
+    end = tl.minimum(first + C, length)
+    if MARKED:
+        ages = layout + batch * (length + 1)
+        documents = ages + batches * (length + 1)
+        key_documents = documents + batches * (length + 1)
+        there = entries <= length
+        age = tl.load(ages + entries, mask=there, other=0)
+        document = tl.load(documents + entries, mask=there, other=-2)
+        key_document = tl.load(key_documents + entries, mask=there, other=-1)
+        before, document_before = tl.load(ages + first), tl.load(documents + first)
+        after, document_after = tl.load(ages + end), tl.load(documents + end)
+        return age, document, key_document, before, document_before, after, document_after
+    else:
+        return entries, entries, entries, first, first, end, first
+
+
+@triton.jit
+def power(rate, distance):
+    """γ^distance, where rate is log2 γ. Below 0 are only distances of what is not seen."""
+    return tl.exp2(rate * tl.maximum(distance, 0).to(tl.float32))
+
+
+@triton.jit
+def states_kernel(
+    key,  # (B, G, T, K)
+    value,  # (B, G, T, V)
+    log_decay,  # (M,)
+    layout,  # (3, B, T + 1)
+    initial,  # (B, M, K, V)
+    sums,  # (B, M, segments, K, V)
+    states,  # (B, M, N, K, V)
+    final,  # (B, M, K, V)
+    batches,
+    length,
+    chunks,
+    chunks_in_segment,
+    key_batch,
+    key_head,
+    key_token,
+    value_batch,
+    value_head,
+    value_token,
+    M: tl.constexpr,
+    READERS: tl.constexpr,
+    SHARING: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    TILE_K: tl.constexpr,
+    TILE_V: tl.constexpr,
+    BACKWARD: tl.constexpr,
+    SUMS_ONLY: tl.constexpr,
+    MARKED: tl.constexpr,
+    HAS_INITIAL: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One tile of a state, from chunk to chunk of one segment of the sequence; stored as each chunk finds it.
+
+    With SUMS_ONLY, what a segment adds to the state; else its programs start from the sums of those before it. Backward,
+    the gradient of the state: from the last chunk to the first, key and value being query and output's gradient, of all
+    READERS heads of which each matrix has a gradient.
+    """
+    TILES_V: tl.constexpr = (V + TILE_V - 1) // TILE_V
+    TILES: tl.constexpr = (K + TILE_K - 1) // TILE_K * TILES_V
+    tile, segment = tl.program_id(0) % TILES, tl.program_id(0) // TILES
+    matrix, batch = tl.program_id(1) % M, (tl.program_id(1) // M).to(tl.int64)
+    first_k, first_v = tile // TILES_V * TILE_K, tile % TILES_V * TILE_V
+    rows, columns = first_k + tl.arange(0, TILE_K), first_v + tl.arange(0, TILE_V)
+    inside = rows[:, None] * V + columns[None, :]
+    there = (rows < K)[:, None] & (columns < V)[None, :]
+    of_matrix = batch * M + matrix
+    segments = tl.cdiv(chunks, chunks_in_segment)
+    rate = tl.load(log_decay + matrix).to(tl.float32) * LOG2_E
+
+    state = tl.zeros((TILE_K, TILE_V), tl.float32)
+    if not SUMS_ONLY:
+        if HAS_INITIAL:
+            state += tl.load(initial + of_matrix * K * V + inside, mask=there, other=0.0).to(tl.float32)
+        for done in range(0, segments - 1 - segment if BACKWARD else segment):
+            other = segments - 1 - done if BACKWARD else done
+            start = other * chunks_in_segment * C
+            end = tl.minimum(start + chunks_in_segment * C, length)
+            distance, same = end - start, True
+            if MARKED:
+                ages = layout + batch * (length + 1)
+                documents = ages + batches * (length + 1)
+                distance = tl.load(ages + end) - tl.load(ages + start)
+                same = tl.load(documents + end) == tl.load(documents + start)
+            of_segment = sums + (of_matrix * segments + other) * K * V
+            state = state * tl.where(same, power(rate, distance), 0.0)
+            state += tl.load(of_segment + inside, mask=there, other=0.0)
+
+    first_chunk = segment * chunks_in_segment
+    in_segment = tl.minimum(chunks_in_segment, chunks - first_chunk)
+    for step in range(0, in_segment):
+        chunk = first_chunk + (in_segment - 1 - step if BACKWARD else step)
+        if not SUMS_ONLY:
+            tl.store(states + (of_matrix * chunks + chunk) * K * V + inside, state.to(DTYPE), mask=there)
+        first = chunk * C
+        age, document, key_document, before, document_before, after, document_after = load_ages(
+            layout, batch, batches, first, length, C, MARKED
+        )
+        left = power(rate, after - before)
+        weight = power(rate, age - before if BACKWARD else after - age)
+        if MARKED:
+            left = tl.where(document_before == document_after, left, 0.0)
+            weight = tl.where(document == document_before if BACKWARD else key_document == document_after, weight, 0.0)
+        state = state * left
+        for reader in range(0, READERS):
+            head = ((matrix * READERS + reader) // SHARING).to(tl.int64)
+            keys = load_rows(
+                key + batch * key_batch + head * key_head, first, key_token, length, first_k, C, TILE_K, K
+            )  # (C, TILE_K)
+            values = load_rows(
+                value + batch * value_batch + head * value_head, first, value_token, length, first_v, C, TILE_V, V
+            )  # (C, TILE_V)
+            keys = (keys.to(tl.float32) * weight[:, None]).to(DTYPE)
+            state = tl.dot(tl.trans(keys), values.to(DTYPE), state, input_precision=PRECISION)
+
+    if SUMS_ONLY:
+        tl.store(sums + (of_matrix * segments + segment) * K * V + inside, state, mask=there)
+    elif segment == (0 if BACKWARD else segments - 1):
+        tl.store(final + of_matrix * K * V + inside, state.to(final.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def read_kernel(
+    query,  # (B, H, T, K)
+    key,  # (B, G, T, K)
+    value,  # (B, G, T, V)
+    states,  # (B, M, N, K, V)
+    log_decay,  # (M,)
+    layout,  # (3, B, T + 1)
+    output,  # (B, H, T, V)
+    batches,
+    length,
+    chunks,
+    query_batch,
+    query_head,
+    query_token,
+    key_batch,
+    key_head,
+    key_token,
+    value_batch,
+    value_head,
+    value_token,
+    output_batch,
+    output_head,
+    output_token,
+    HEADS: tl.constexpr,
+    READERS: tl.constexpr,
+    SHARING: tl.constexpr,
+    HEADS_OF_MATRIX: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    C: tl.constexpr,
+    TILE_K: tl.constexpr,
+    TILE_V: tl.constexpr,
+    BACKWARD: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
+    MARKED: tl.constexpr,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """(Q Kᵀ ⊙ D) V + Q S of one chunk, a tile of the columns: the output, and in other roles every gradient.
+
+    Backward, D is transposed, since what a token did to later ones is summed, and the sum is over READERS heads.
+    """
+    TILES: tl.constexpr = (V + TILE_V - 1) // TILE_V
+    tile, chunk = tl.program_id(0) % TILES, tl.program_id(0) // TILES
+    own, batch = (tl.program_id(1) % HEADS).to(tl.int64), (tl.program_id(1) // HEADS).to(tl.int64)
+    first, first_v = chunk * C, tile * TILE_V
+    age, document, key_document, before, document_before, after, document_after = load_ages(
+        layout, batch, batches, first, length, C, MARKED
+    )
+    tokens, inner, columns = tl.arange(0, C), tl.arange(0, TILE_K), first_v + tl.arange(0, TILE_V)
+    if BACKWARD:
+        distance, visible = age[None, :] - age[:, None], tokens[None, :] >= tokens[:, None]
+    else:
+        distance, visible = age[:, None] - age[None, :], tokens[None, :] <= tokens[:, None]
+    if MARKED:
+        if BACKWARD:
+            visible = visible & (document[None, :] == key_document[:, None])
+        else:
+            visible = visible & (key_document[None, :] == document[:, None])
+
+    total = tl.zeros((C, TILE_V), tl.float32)
+    for reader in range(0, READERS):
+        reading = own * READERS + reader
+        head, matrix = reading // SHARING, reading // HEADS_OF_MATRIX
+        rate = tl.load(log_decay + matrix).to(tl.float32) * LOG2_E
+        state = states + ((batch * (HEADS * READERS // HEADS_OF_MATRIX) + matrix) * chunks + chunk) * K * V
+        scores = tl.zeros((C, C), tl.float32)
+        read = tl.zeros((C, TILE_V), tl.float32)
+        for k in range(0, K, TILE_K):
+            queries = load_rows(
+                query + batch * query_batch + own * query_head, first, query_token, length, k, C, TILE_K, K
+            ).to(DTYPE)  # (C, TILE_K)
+            keys = load_rows(key + batch * key_batch + head * key_head, first, key_token, length, k, C, TILE_K, K).to(
+                DTYPE
+            )  # (C, TILE_K)
+            rows = k + inner
+            inside = rows[:, None] + columns[None, :] * K if TRANSPOSED else rows[:, None] * V + columns[None, :]
+            there = (rows < K)[:, None] & (columns < V)[None, :]
+            scores = tl.dot(queries, tl.trans(keys), scores, input_precision=PRECISION)
+            read = tl.dot(queries, tl.load(state + inside, mask=there, other=0.0), read, input_precision=PRECISION)
+
+        weight = power(rate, after - age if BACKWARD else age - before)
+        if MARKED:
+            weight = tl.where(key_document == document_after if BACKWARD else document == document_before, weight, 0.0)
+        if BACKWARD:  # heads that share a state share its gradient, which is counted once
+            weight = tl.where(reading % HEADS_OF_MATRIX == 0, weight, 0.0)
+        total += read * weight[:, None]
+        scores = tl.where(visible, scores * power(rate, distance), 0.0)
+        values = load_rows(
+            value + batch * value_batch + head * value_head, first, value_token, length, first_v, C, TILE_V, V
+        ).to(DTYPE)  # (C, TILE_V)
+        total = tl.dot(scores.to(DTYPE), values, total, input_precision=PRECISION)
+
+    pointers = output + batch * output_batch + own * output_head + first.to(tl.int64) * output_token
+    pointers = pointers + tokens[:, None] * output_token + columns[None, :]
+    there = (first + tokens < length)[:, None] & (columns < V)[None, :]
+    tl.store(pointers, total.to(output.dtype.element_ty), mask=there)
+
+
+class Scan(NamedTuple):
+    """What all kernels of one call share."""
+
+    log_decay: Tensor  # (M,)
+    layout: Tensor | None  # (3, B, T + 1)
+    heads: tuple[int, int, int]  # H, G, M
+    chunk_size: int
+    dtype: torch.dtype  # of the operands of products
+    precision: str
+
+    def options(self) -> dict:
+        kinds = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+        return {"MARKED": self.layout is not None, "DTYPE": kinds[self.dtype], "PRECISION": self.precision}
+
+
+def token_layout(mask: Tensor | None, reset: Tensor | None, batch: int) -> Tensor | None:
+    """(3, B, T + 1) int32: age, document and document as a key after each token, 0 before the first; None if all are alike.
+
+    The age counts tokens that are there, the document counts resets. An absent token is a key of no document.
+    """
+    if mask is None and reset is None:
+        return None
+    mask = torch.ones_like(reset) if mask is None else mask
+    age = mask.cumsum(-1)
+    document = torch.zeros_like(age) if reset is None else reset.cumsum(-1)
+    planes = torch.stack([plane.expand(batch, -1) for plane in (age, document, document.where(mask, -1))])
+    return torch.nn.functional.pad(planes, (1, 0)).to(torch.int32)
+
+
+def product_type(*operands: Tensor) -> tuple[torch.dtype, str]:
+    """The type of the operands of products, and how Triton multiplies them.
+
+    float16 is multiplied as TF32, which holds each of its numbers and the range of sums of them.
+    """
+    types = {operand.dtype for operand in operands}
+    if types == {torch.bfloat16}:
+        return torch.bfloat16, "ieee"
+    coarse = torch.float32 not in types or torch.get_float32_matmul_precision() != "highest"
+    return torch.float32, "tf32" if coarse else "ieee"
+
+
+def with_dense_rows(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def empty_rows(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+    """(B, heads, T, X), laid out in memory as `like` is."""
+    batch, groups, length, size = like.shape
+    if heads == groups:
+        empty = torch.empty_like(like, dtype=dtype)
+        if empty.stride(-1) == 1:
+            return empty
+    return torch.empty(batch, length, heads, size, dtype=dtype, device=like.device).transpose(1, 2)
+
+
+def processors_of(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def scan_states(
+    scan: Scan, key: Tensor, value: Tensor, initial: Tensor | None, final_dtype: torch.dtype, backward: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The state (B, M, N, K, V) that each chunk finds, and (B, M, K, V) after the last."""
+    batch, heads, length, key_dim = key.shape
+    value_dim, matrices = value.shape[-1], scan.heads[2]
+    chunks = triton.cdiv(length, scan.chunk_size)
+    tiles = state_tiles(scan.dtype, scan.chunk_size, key_dim, value_dim)
+    of_state = triton.cdiv(key_dim, tiles.inner) * triton.cdiv(value_dim, tiles.columns)
+    segments = segments_of(of_state * batch * matrices, chunks, processors_of(key.device))
+    chunks_in_segment = triton.cdiv(chunks, segments)
+    segments = triton.cdiv(chunks, chunks_in_segment)
+
+    states = key.new_empty(batch, matrices, chunks, key_dim, value_dim, dtype=scan.dtype)
+    final = key.new_empty(batch, matrices, key_dim, value_dim, dtype=final_dtype)
+    sums = key.new_empty(batch, matrices, segments, key_dim, value_dim, dtype=torch.float32) if segments > 1 else final
+    for sums_only in (True, False) if segments > 1 else (False,):
+        states_kernel[(of_state * segments, batch * matrices)](
+            key,
+            value,
+            scan.log_decay,
+            scan.layout if scan.layout is not None else final,
+            initial if initial is not None else final,
+            sums,
+            states,
+            final,
+            batch,
+            length,
+            chunks,
+            chunks_in_segment,
+            *key.stride()[:3],
+            *value.stride()[:3],
+            M=matrices,
+            READERS=heads // matrices if backward else 1,
+            SHARING=1 if backward else matrices // heads,
+            K=key_dim,
+            V=value_dim,
+            C=scan.chunk_size,
+            TILE_K=tiles.inner,
+            TILE_V=tiles.columns,
+            BACKWARD=backward,
+            SUMS_ONLY=sums_only,
+            HAS_INITIAL=initial is not None,
+            **scan.options(),
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+    return states, final
+
+
+def read_states(
+    scan: Scan,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    states: Tensor,
+    output: Tensor,
+    backward: bool = False,
+    transposed: bool = False,
+) -> Tensor:
+    """`read_kernel` into `output`, which is returned."""
+    batch, _, length, key_dim = query.shape
+    value_dim, (heads, groups, matrices) = value.shape[-1], scan.heads
+    chunks = triton.cdiv(length, scan.chunk_size)
+    tiles = read_tiles(scan.dtype, scan.chunk_size, key_dim, value_dim)
+    readers = heads // groups if backward else 1
+    read_kernel[(triton.cdiv(value_dim, tiles.columns) * chunks, batch * output.shape[1])](
+        query,
+        key,
+        value,
+        states,
+        scan.log_decay,
+        scan.layout if scan.layout is not None else states,
+        output,
+        batch,
+        length,
+        chunks,
+        *query.stride()[:3],
+        *key.stride()[:3],
+        *value.stride()[:3],
+        *output.stride()[:3],
+        HEADS=output.shape[1],
+        READERS=readers,
+        SHARING=1 if backward else heads // groups,
+        HEADS_OF_MATRIX=heads // matrices,
+        K=key_dim,
+        V=value_dim,
+        C=scan.chunk_size,
+        TILE_K=tiles.inner,
+        TILE_V=tiles.columns,
+        BACKWARD=backward,
+        TRANSPOSED=transposed,
+        **scan.options(),
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    return output
+
+
+class ChunkwiseRetentionTriton(torch.autograd.Function):
+    """Equation 7 and its gradient. Keeps the operands alone and computes states again, as `ChunkwiseRetention` does."""
+
+    @staticmethod
+    def forward(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
+        scan, query, key, value, initial_state = prepare(
+            query, key, value, log_decay, initial_state, mask, reset, chunk_size
+        )
+        with torch.cuda.device_of(query):
+            states, final = scan_states(scan, key, value, initial_state, torch.float32)
+            output = empty_rows(value, query.shape[1], torch.float32)
+            return read_states(scan, query, key, value, states, output), final
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        *tensors, ctx.chunk_size = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx, output_gradient, state_gradient):
+        query, key, value, log_decay, initial_state, mask, reset = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a gradient of the gradient is asked for
+            tables = decay_tables(log_decay.float(), query.shape[2], ctx.chunk_size, mask, reset)
+            operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
+            results = _grouped_at_once(query, key, value, tables, initial_state)
+            gradients = torch.autograd.grad(
+                results, operands, (output_gradient, state_gradient), create_graph=True, allow_unused=True
+            )
+            gradients = (*gradients, None) if initial_state is None else gradients
+            return *gradients[:3], None, gradients[3], None, None, None
+
+        state_dtype = torch.float32 if initial_state is None else initial_state.dtype
+        scan, query, key, value, initial_state = prepare(
+            query, key, value, log_decay, initial_state, mask, reset, ctx.chunk_size
+        )
+        gradient, state_gradient = with_dense_rows(output_gradient), state_gradient.contiguous()
+        heads, groups = query.shape[1], key.shape[1]
+        with torch.cuda.device_of(query):
+            after, initial_gradient = scan_states(scan, query, gradient, state_gradient, state_dtype, backward=True)
+            of_value, of_key = empty_rows(value, groups, value.dtype), empty_rows(key, groups, key.dtype)
+            read_states(scan, key, query, gradient, after, of_value, backward=True)
+            read_states(scan, value, gradient, query, after, of_key, backward=True, transposed=True)
+            del after  # before states of the same size
+            before, _ = scan_states(scan, key, value, initial_state, torch.float32)
+            of_query = empty_rows(query, heads, query.dtype)
+            read_states(scan, gradient, value, key, before, of_query, transposed=True)
+        return of_query, of_key, of_value, None, None if initial_state is None else initial_gradient, None, None, None
+
+
+def prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
+    """What kernels are given: a `Scan`, and the operands with rows that are dense in memory."""
+    heads = query.shape[1], key.shape[1], state_heads(query, key, log_decay.numel())
+    dtype, precision = product_type(query, key, value)
+    chunk_size = chunk_size_of(dtype, query.shape[2], chunk_size)
+    scan = Scan(log_decay.contiguous(), token_layout(mask, reset, query.shape[0]), heads, chunk_size, dtype, precision)
+    initial_state = None if initial_state is None else initial_state.contiguous()
+    return scan, *(with_dense_rows(operand) for operand in (query, key, value)), initial_state
+
+
+def chunkwise_retention_triton(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    initial_state: Tensor | None = None,
+    mask: Tensor | None = None,
+    reset: Tensor | None = None,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`retention.chunkwise_retention`, whose arguments and results these are, on a GPU.
+
+    `chunk_size` is rounded up to a power of two from 16 to what a tile holds, 128 in bfloat16 and 64 otherwise. float64, and a
+    gradient of log_decay, are left to PyTorch.
+    """
+    operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
+    recorded = torch.is_grad_enabled()
+    if compute_dtype(*operands) == torch.float64 or (recorded and log_decay.requires_grad):
+        return chunkwise_retention(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
+    arguments = (query, key, value, log_decay, initial_state, mask, reset, chunk_size)
+    if recorded and any(tensor.requires_grad for tensor in operands):
+        return ChunkwiseRetentionTriton.apply(*arguments)
+    return ChunkwiseRetentionTriton.forward(*arguments)
+
+
+@triton.jit
+def step_kernel(
+    query,  # (B, H, K)
+    key,  # (B, G, K)
+    value,  # (B, G, V)
+    left,  # (B|1, M)
+    written,  # (B)
+    state,  # (B, M, K, V)
+    output,  # (B, H, V)
+    query_batch,
+    query_head,
+    key_batch,
+    key_head,
+    value_batch,
+    value_head,
+    left_batch,
+    state_batch,
+    state_matrix,
+    state_row,
+    M: tl.constexpr,
+    READERS: tl.constexpr,
+    SHARING: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    ALL_K: tl.constexpr,
+    TILE_V: tl.constexpr,
+    HAS_WRITTEN: tl.constexpr,
+):
+    """A tile of columns of one state takes in a token and is read by its heads while it is in registers."""
+    matrix, batch = (tl.program_id(1) % M).to(tl.int64), (tl.program_id(1) // M).to(tl.int64)
+    rows, columns = tl.arange(0, ALL_K), tl.program_id(0) * TILE_V + tl.arange(0, TILE_V)
+    pointers = state + batch * state_batch + matrix * state_matrix + rows[:, None] * state_row + columns[None, :]
+    there = (rows < K)[:, None] & (columns < V)[None, :]
+    dtype = state.dtype.element_ty
+    head = matrix // SHARING
+    keys = tl.load(key + batch * key_batch + head * key_head + rows, mask=rows < K, other=0.0).to(dtype)
+    values = tl.load(value + batch * value_batch + head * value_head + columns, mask=columns < V, other=0.0).to(dtype)
+    if HAS_WRITTEN:
+        keys = keys * tl.load(written + batch)
+    kept = tl.load(pointers, mask=there, other=0.0) * tl.load(left + batch * left_batch + matrix)
+    kept += keys[:, None] * values[None, :]
+    tl.store(pointers, kept, mask=there)
+    for reader in range(0, READERS):
+        reading = matrix * READERS + reader
+        queries = tl.load(query + batch * query_batch + reading * query_head + rows, mask=rows < K, other=0.0).to(dtype)
+        found = tl.sum(queries[:, None] * kept, axis=0)
+        tl.store(output + (batch * M * READERS + reading) * V + columns, found, mask=columns < V)
+
+
+def recurrent_step_triton_(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> Tensor:
+    """`retention.recurrent_step_` in one launch: updates `state` (B, M, K, V) in place, returns the output (B, H, 1, V).
+
+    Not recorded for gradients; a state whose rows are not dense in memory is left to PyTorch.
+    """
+    operands = (query, key, value, state)
+    if state.stride(-1) != 1 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands)):
+        return recurrent_step_(query, key, value, decay, state)
+    query, key, value = (with_dense_rows(tensor) for tensor in (query, key, value))
+    (batch, heads, _, key_dim), value_dim, matrices = query.shape, value.shape[-1], state.shape[1]
+    output = state.new_empty(batch, heads, 1, value_dim)
+    all_k = triton.next_power_of_2(key_dim)
+    tile = size_of_tile(value_dim, max(16, min(64, 8192 // all_k)))
+    with torch.cuda.device_of(query):
+        step_kernel[(triton.cdiv(value_dim, tile), batch * matrices)](
+            query,
+            key,
+            value,
+            decay.state,
+            state if decay.key is None else decay.key,
+            state,
+            output,
+            *query.stride()[:2],
+            *key.stride()[:2],
+            *value.stride()[:2],
+            0 if decay.state.shape[0] == 1 else decay.state.stride(0),
+            *state.stride()[:3],
+            M=matrices,
+            READERS=heads // matrices,
+            SHARING=matrices // key.shape[1],
+            K=key_dim,
+            V=value_dim,
+            ALL_K=all_k,
+            TILE_V=tile,
+            HAS_WRITTEN=decay.key is not None,
+            num_warps=4,
+        )
+    return output
