@@ -48,7 +48,7 @@ def read_tiles(dtype: torch.dtype, chunk: int, inner: int, columns: int) -> Tile
 def state_tiles(dtype: torch.dtype, chunk: int, rows: int, columns: int) -> Tiles:
     """For `states_kernel`, whose results are (rows, columns) of a state."""
     if dtype == torch.bfloat16:
-        return Tiles(chunk, size_of_tile(rows, 64), size_of_tile(columns, 128), 4, 3)
+        return Tiles(chunk, size_of_tile(rows, 64), size_of_tile(columns, 128), 8 if chunk == 128 else 4, 3)
     return Tiles(chunk, size_of_tile(rows, 64), size_of_tile(columns, 64), 4, 2)
 
 
@@ -502,7 +502,8 @@ class ChunkwiseRetentionTriton(torch.autograd.Function):
         scan, query, key, value, initial_state = prepare(
             query, key, value, log_decay, initial_state, mask, reset, ctx.chunk_size
         )
-        gradient, state_gradient = with_dense_rows(output_gradient), state_gradient.contiguous()
+        # narrowed once, rather than by each program that reads it
+        gradient, state_gradient = with_dense_rows(output_gradient.to(scan.dtype)), state_gradient.contiguous()
         heads, groups = query.shape[1], key.shape[1]
         with torch.cuda.device_of(query):
             after, initial_gradient = scan_states(scan, query, gradient, state_gradient, state_dtype, backward=True)
@@ -538,8 +539,8 @@ def chunkwise_retention_triton(
 ) -> tuple[Tensor, Tensor]:
     """`retention.chunkwise_retention`, whose arguments and results these are, on a GPU.
 
-    `chunk_size` is rounded up to a power of two from 16 to what a tile holds, 128 in bfloat16 and 64 otherwise. float64, and a
-    gradient of log_decay, are left to PyTorch.
+    `chunk_size` is rounded up to a power of two from 16 to what a tile holds: 128 in bfloat16, else 64. float64, and a gradient
+    of log_decay, are left to PyTorch.
     """
     operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
     recorded = torch.is_grad_enabled()

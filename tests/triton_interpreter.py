@@ -1,0 +1,181 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The Triton kernels under Triton's interpreter, against the recurrence in float64: a process of its own, since the variable that
+chooses the interpreter is read when triton is imported.
+
+Reads a dictionary of cases as JSON, and prints for each the largest error of every result in units of what it may be.
+"""
+
+import json
+import os
+import sys
+from unittest import mock
+
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from retnet_hf import retention_triton
+from retnet_hf.retention import recurrent_retention, recurrent_step_, step_decay
+
+
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+
+
+def multiply_bfloat16_as_a_device_does() -> None:
+    """The interpreter keeps bfloat16 as 16 bits, which it multiplies as integers, and cuts off what it should round."""
+    builder = interpreter.InterpreterBuilder
+    dot, cast = builder.create_dot, builder.cast_impl
+
+    def widened(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def rounded(numbers):
+        bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+    def create_dot(self, left, right, *rest):
+        return dot(self, widened(left), widened(right), *rest)
+
+    def cast_impl(self, source, target):
+        if source.dtype.scalar == tl.float32 and target.scalar == tl.bfloat16:
+            return interpreter.TensorHandle(rounded(source.data), tl.bfloat16)
+        return cast(self, source, target)
+
+    builder.create_dot, builder.cast_impl = create_dot, cast_impl
+
+
+class Case:
+    """Random operands of one size, and weights of all results, whose gradients are compared."""
+
+    def __init__(
+        self,
+        length=37,
+        key_dim=16,
+        value_dim=24,
+        batch=1,
+        heads=2,
+        groups=None,
+        decays=None,
+        dtype="float32",
+        scale=1.0,
+        initial=True,
+        mask=False,
+        reset=False,
+        tokens_first=False,
+        **options,
+    ):
+        generator = torch.Generator().manual_seed(length + key_dim)
+        groups, decays = groups or heads, decays or heads
+        self.dtype, self.options = getattr(torch, dtype), options
+
+        def normal(heads, *sizes, dtype=self.dtype, scale=scale):
+            if tokens_first:  # as a model has them: heads are a view
+                tokens, size = sizes
+                return (torch.randn(batch, tokens, heads, size, generator=generator) * scale).to(dtype).transpose(1, 2)
+            return (torch.randn(batch, heads, *sizes, generator=generator) * scale).to(dtype)
+
+        self.operands = [normal(heads, length, key_dim), normal(groups, length, key_dim), normal(groups, length, value_dim)]
+        self.operands += [normal(decays, key_dim, value_dim, dtype=torch.float32).contiguous()] if initial else []
+        self.log_decay = torch.log(0.3 + 0.7 * torch.rand(decays, generator=generator))
+        self.mask = torch.rand(batch, length, generator=generator) < 0.6 if mask else None
+        self.reset = torch.rand(batch, length, generator=generator) < 0.2 if reset else None
+        self.weights = [
+            normal(heads, length, value_dim, dtype=torch.float32, scale=1.0),
+            normal(decays, key_dim, value_dim, dtype=torch.float32, scale=1.0),
+        ]
+        if mask:  # outputs at absent tokens have no meaning
+            self.weights[0] = self.weights[0] * self.mask[:, None, :, None]
+
+    def results(self, function, dtype=None, change=lambda tensor: tensor) -> dict[str, torch.Tensor]:
+        """Of a form of retention: output, state, and all gradients, in one dtype or in those the case has."""
+        leaves = [change(operand.to(dtype or operand.dtype)).detach().requires_grad_() for operand in self.operands]
+        state = leaves[3] if len(leaves) > 3 else None
+        output, final = function(*leaves[:3], self.log_decay.to(dtype or torch.float32), state, self.mask, self.reset)
+        weights = [change(weight.to(output.dtype)) for weight in self.weights]
+        gradients = torch.autograd.grad([output, final], leaves, weights)
+        output = output if self.mask is None else output * self.mask[:, None, :, None]
+        names = ["output", "final state", "query gradient", "key gradient", "value gradient", "initial state gradient"]
+        return dict(zip(names, [output, final, *gradients]))
+
+    def errors(self) -> dict[str, float]:
+        chunk_size, segments = self.options.get("chunk_size", 16), self.options.get("segments")
+
+        def chunkwise(*operands):
+            return retention_triton.chunkwise_retention_triton(*operands, chunk_size)
+
+        def small_tiles(dtype, chunk, *sizes):
+            return retention_triton.Tiles(chunk, 16, 16, 4, 1)
+
+        with mock.patch.multiple(
+            retention_triton,
+            segments_of=(lambda *_: segments) if segments else retention_triton.segments_of,
+            read_tiles=small_tiles if self.options.get("small_tiles") else retention_triton.read_tiles,
+            state_tiles=small_tiles if self.options.get("small_tiles") else retention_triton.state_tiles,
+        ):
+            actual = self.results(chunkwise)
+        expected = self.results(recurrent_retention, torch.float64)
+        # Results are sums of products, whose sizes without their signs bound what rounding does to them: of operands that
+        # are sums themselves or have been decayed, three in a row at most, and of a gradient at its end; and in float32 of
+        # every addend.
+        sizes = self.results(recurrent_retention, torch.float64, torch.abs)
+        addends = sum(self.operands[0].shape[-2:]) + self.operands[2].shape[-1] + 32
+        relative = 4 * ROUNDING[self.dtype] + addends * ROUNDING[torch.float32]
+        return {name: worst(actual[name], expected[name], relative * sizes[name] + 1e-7) for name in expected}
+
+
+def worst(actual, expected, allowed) -> float:
+    """The largest error in units of what is allowed; a number that is none counts as one that is not."""
+    error = ((actual.double() - expected).abs() / allowed).max().item()
+    return error if error == error else float("inf")
+
+
+def steps(heads=2, groups=None, decays=None, dtype="float32", mask=False, reset=False, key_dim=20, value_dim=24) -> dict:
+    """Some tokens of decoding, against the same steps in PyTorch."""
+    case = Case(4, key_dim, value_dim, 2, heads, groups, decays, dtype, mask=mask, reset=reset)
+    state = case.operands[3].clone()
+    expected_state, outputs = state.double(), []
+    pointer = state.data_ptr()
+    for n in range(4):
+        marks = [None if marks is None else marks[:, n : n + 1] for marks in (case.mask, case.reset)]
+        token = [operand[:, :, n : n + 1] for operand in case.operands[:3]]
+        output = retention_triton.recurrent_step_triton_(*token, step_decay(case.log_decay, *marks), state)
+        exact = step_decay(case.log_decay.double(), *marks)
+        outputs.append((output, recurrent_step_(*(operand.double() for operand in token), exact, expected_state)))
+    assert state.data_ptr() == pointer
+    found = {"output": max(worst(*pair, 1e-5 * key_dim) for pair in outputs), "state": worst(state, expected_state, 1e-5)}
+    return found
+
+
+def left_to_pytorch() -> dict:
+    """A gradient of the gradient, and one of log_decay."""
+    case = Case(9, 4, 5)
+    found = {}
+    for name, function in (("actual", retention_triton.chunkwise_retention_triton), ("expected", recurrent_retention)):
+        leaves = [operand.double() if name == "expected" else operand for operand in case.operands]
+        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        log_decay = case.log_decay.to(leaves[0].dtype)
+        output, final = function(*leaves[:3], log_decay, leaves[3])
+        first = torch.autograd.grad(output.square().sum() + final.sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(gradient.square().sum() for gradient in first), leaves)
+        log_decay = log_decay.detach().requires_grad_()
+        (of_decay,) = torch.autograd.grad(function(*leaves[:3], log_decay, leaves[3])[0].sum(), log_decay)
+        found[name] = [*second, of_decay]
+    names = ("query", "key", "value", "state", "log_decay")
+    pairs = zip(names, found["actual"], found["expected"])
+    return {name: worst(actual, expected, 1e-4 * expected.abs().max()) for name, actual, expected in pairs}
+
+
+if __name__ == "__main__":
+    multiply_bfloat16_as_a_device_does()
+    torch.set_num_threads(1)
+    cases = json.loads(sys.stdin.read())
+    found = {name: Case(**case).errors() for name, case in cases["chunkwise"].items()}
+    found |= {name: steps(**case) for name, case in cases["steps"].items()}
+    print(json.dumps(found | {"left to PyTorch": left_to_pytorch()}))
