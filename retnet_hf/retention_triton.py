@@ -256,19 +256,7 @@ def read_kernel(
     tile, chunk = tl.program_id(0) % TILES, tl.program_id(0) // TILES
     own, batch = (tl.program_id(1) % HEADS).to(tl.int64), (tl.program_id(1) // HEADS).to(tl.int64)
     first, first_v = chunk * C, tile * TILE_V
-    age, document, key_document, before, document_before, after, document_after = load_ages(
-        layout, batch, batches, first, length, C, MARKED
-    )
     tokens, inner, columns = tl.arange(0, C), tl.arange(0, TILE_K), first_v + tl.arange(0, TILE_V)
-    if BACKWARD:
-        distance, visible = age[None, :] - age[:, None], tokens[None, :] >= tokens[:, None]
-    else:
-        distance, visible = age[:, None] - age[None, :], tokens[None, :] <= tokens[:, None]
-    if MARKED:
-        if BACKWARD:
-            visible = visible & (document[None, :] == key_document[:, None])
-        else:
-            visible = visible & (key_document[None, :] == document[:, None])
 
     total = tl.zeros((C, TILE_V), tl.float32)
     for reader in range(0, READERS):
@@ -291,12 +279,25 @@ def read_kernel(
             scores = tl.dot(queries, tl.trans(keys), scores, input_precision=PRECISION)
             read = tl.dot(queries, tl.load(state + inside, mask=there, other=0.0), read, input_precision=PRECISION)
 
+        # only now, so that no register holds them during the products
+        age, document, key_document, before, document_before, after, document_after = load_ages(
+            layout, batch, batches, first, length, C, MARKED
+        )
         weight = power(rate, after - age if BACKWARD else age - before)
         if MARKED:
             weight = tl.where(key_document == document_after if BACKWARD else document == document_before, weight, 0.0)
         if BACKWARD:  # heads that share a state share its gradient, which is counted once
             weight = tl.where(reading % HEADS_OF_MATRIX == 0, weight, 0.0)
         total += read * weight[:, None]
+        if BACKWARD:
+            distance, visible = age[None, :] - age[:, None], tokens[None, :] >= tokens[:, None]
+        else:
+            distance, visible = age[:, None] - age[None, :], tokens[None, :] <= tokens[:, None]
+        if MARKED:
+            if BACKWARD:
+                visible = visible & (document[None, :] == key_document[:, None])
+            else:
+                visible = visible & (key_document[None, :] == document[:, None])
         scores = tl.where(visible, scores * power(rate, distance), 0.0)
         values = load_rows(
             value + batch * value_batch + head * value_head, first, value_token, length, first_v, C, TILE_V, V
