@@ -38,24 +38,26 @@ def size_of_tile(size: int, largest: int) -> int:
     return min(max(16, triton.next_power_of_2(size)), largest)
 
 
+def largest_chunk(dtype: torch.dtype, device: torch.device) -> int:
+    """C where nothing else is asked for. On Hopper and data-centre Blackwell operands need no registers, and 128 fit."""
+    large = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] in (9, 10)
+    return 128 if large and dtype == torch.bfloat16 else 64
+
+
 def read_tiles(dtype: torch.dtype, chunk: int, inner: int, columns: int) -> Tiles:
     """For `read_kernel`, whose results are (C, columns) and whose products run over `inner`."""
     if dtype == torch.bfloat16:
-        return Tiles(chunk, size_of_tile(inner, 64), size_of_tile(columns, 128), 8 if chunk == 128 else 4, 3)
-    return Tiles(chunk, size_of_tile(inner, 32), size_of_tile(columns, 64), 4, 2)
+        warps, stages = (8, 3) if chunk == 128 else (4, 2)
+        return Tiles(chunk, size_of_tile(inner, 64), size_of_tile(columns, 128), warps, stages)
+    return Tiles(chunk, size_of_tile(inner, 32), size_of_tile(columns, 64), 8, 2)
 
 
 def state_tiles(dtype: torch.dtype, chunk: int, rows: int, columns: int) -> Tiles:
     """For `states_kernel`, whose results are (rows, columns) of a state."""
     if dtype == torch.bfloat16:
-        return Tiles(chunk, size_of_tile(rows, 64), size_of_tile(columns, 128), 8 if chunk == 128 else 4, 3)
+        warps, stages = (8, 3) if chunk == 128 else (4, 2)
+        return Tiles(chunk, size_of_tile(rows, 64), size_of_tile(columns, 128), warps, stages)
     return Tiles(chunk, size_of_tile(rows, 64), size_of_tile(columns, 64), 4, 2)
-
-
-def chunk_size_of(dtype: torch.dtype, length: int, chunk_size: int | None) -> int:
-    """C: a tile holds a whole chunk, so that it is a power of two, at most 128, or 64 in float32."""
-    largest = 128 if dtype == torch.bfloat16 else 64
-    return size_of_tile(min(length, chunk_size or largest), largest)
 
 
 def segments_of(programs: int, chunks: int, processors: int) -> int:
@@ -234,8 +236,8 @@ def read_kernel(
     output_head,
     output_token,
     HEADS: tl.constexpr,
-    READERS: tl.constexpr,
-    SHARING: tl.constexpr,
+    QUERY_SHARING: tl.constexpr,
+    KEY_SHARING: tl.constexpr,
     HEADS_OF_MATRIX: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
@@ -250,64 +252,59 @@ def read_kernel(
 ):
     """(Q Kᵀ ⊙ D) V + Q S of one chunk, a tile of the columns: the output, and in other roles every gradient.
 
-    Backward, D is transposed, since what a token did to later ones is summed, and the sum is over READERS heads.
+    With BACKWARD, D is transposed: what a token did to later ones is summed.
     """
     TILES: tl.constexpr = (V + TILE_V - 1) // TILE_V
     tile, chunk = tl.program_id(0) % TILES, tl.program_id(0) // TILES
-    own, batch = (tl.program_id(1) % HEADS).to(tl.int64), (tl.program_id(1) // HEADS).to(tl.int64)
+    head, batch = (tl.program_id(1) % HEADS).to(tl.int64), (tl.program_id(1) // HEADS).to(tl.int64)
+    matrix = head // HEADS_OF_MATRIX
     first, first_v = chunk * C, tile * TILE_V
-    tokens, inner, columns = tl.arange(0, C), tl.arange(0, TILE_K), first_v + tl.arange(0, TILE_V)
+    tokens, columns = tl.arange(0, C), first_v + tl.arange(0, TILE_V)
+    rate = tl.load(log_decay + matrix).to(tl.float32) * LOG2_E
+    state = states + ((batch * (HEADS // HEADS_OF_MATRIX) + matrix) * chunks + chunk) * K * V
+    queries = query + batch * query_batch + head // QUERY_SHARING * query_head
+    keys = key + batch * key_batch + head // KEY_SHARING * key_head
+    values = value + batch * value_batch + head // KEY_SHARING * value_head
 
-    total = tl.zeros((C, TILE_V), tl.float32)
-    for reader in range(0, READERS):
-        reading = own * READERS + reader
-        head, matrix = reading // SHARING, reading // HEADS_OF_MATRIX
-        rate = tl.load(log_decay + matrix).to(tl.float32) * LOG2_E
-        state = states + ((batch * (HEADS * READERS // HEADS_OF_MATRIX) + matrix) * chunks + chunk) * K * V
-        scores = tl.zeros((C, C), tl.float32)
-        read = tl.zeros((C, TILE_V), tl.float32)
-        for k in range(0, K, TILE_K):
-            queries = load_rows(
-                query + batch * query_batch + own * query_head, first, query_token, length, k, C, TILE_K, K
-            ).to(DTYPE)  # (C, TILE_K)
-            keys = load_rows(key + batch * key_batch + head * key_head, first, key_token, length, k, C, TILE_K, K).to(
-                DTYPE
-            )  # (C, TILE_K)
-            rows = k + inner
-            inside = rows[:, None] + columns[None, :] * K if TRANSPOSED else rows[:, None] * V + columns[None, :]
-            there = (rows < K)[:, None] & (columns < V)[None, :]
-            scores = tl.dot(queries, tl.trans(keys), scores, input_precision=PRECISION)
-            read = tl.dot(queries, tl.load(state + inside, mask=there, other=0.0), read, input_precision=PRECISION)
+    scores = tl.zeros((C, C), tl.float32)
+    result = tl.zeros((C, TILE_V), tl.float32)
+    for k in range(0, K, TILE_K):
+        rows = k + tl.arange(0, TILE_K)
+        inside = rows[:, None] + columns[None, :] * K if TRANSPOSED else rows[:, None] * V + columns[None, :]
+        there = (rows < K)[:, None] & (columns < V)[None, :]
+        part = tl.load(state + inside, mask=there, other=0.0)  # (TILE_K, TILE_V)
+        query_part = load_rows(queries, first, query_token, length, k, C, TILE_K, K).to(DTYPE)  # (C, TILE_K)
+        key_part = load_rows(keys, first, key_token, length, k, C, TILE_K, K).to(DTYPE)  # (C, TILE_K)
+        scores = tl.dot(query_part, tl.trans(key_part), scores, input_precision=PRECISION)
+        result = tl.dot(query_part, part, result, input_precision=PRECISION)
 
-        # only now, so that no register holds them during the products
-        age, document, key_document, before, document_before, after, document_after = load_ages(
-            layout, batch, batches, first, length, C, MARKED
-        )
-        weight = power(rate, after - age if BACKWARD else age - before)
-        if MARKED:
-            weight = tl.where(key_document == document_after if BACKWARD else document == document_before, weight, 0.0)
-        if BACKWARD:  # heads that share a state share its gradient, which is counted once
-            weight = tl.where(reading % HEADS_OF_MATRIX == 0, weight, 0.0)
-        total += read * weight[:, None]
+    # only now, so that no register holds them during the products
+    age, document, key_document, before, document_before, after, document_after = load_ages(
+        layout, batch, batches, first, length, C, MARKED
+    )
+    if BACKWARD:
+        weight = power(rate, after - age)
+        # heads that share a state share its gradient, which is counted once
+        reached = (key_document == document_after if MARKED else age > 0) & (head % HEADS_OF_MATRIX == 0)
+        distance, visible = age[None, :] - age[:, None], tokens[None, :] >= tokens[:, None]
+    else:
+        weight = power(rate, age - before)
+        reached = document == document_before if MARKED else age > 0
+        distance, visible = age[:, None] - age[None, :], tokens[None, :] <= tokens[:, None]
+    if MARKED:
         if BACKWARD:
-            distance, visible = age[None, :] - age[:, None], tokens[None, :] >= tokens[:, None]
+            visible = visible & (document[None, :] == key_document[:, None])
         else:
-            distance, visible = age[:, None] - age[None, :], tokens[None, :] <= tokens[:, None]
-        if MARKED:
-            if BACKWARD:
-                visible = visible & (document[None, :] == key_document[:, None])
-            else:
-                visible = visible & (key_document[None, :] == document[:, None])
-        scores = tl.where(visible, scores * power(rate, distance), 0.0)
-        values = load_rows(
-            value + batch * value_batch + head * value_head, first, value_token, length, first_v, C, TILE_V, V
-        ).to(DTYPE)  # (C, TILE_V)
-        total = tl.dot(scores.to(DTYPE), values, total, input_precision=PRECISION)
+            visible = visible & (key_document[None, :] == document[:, None])
+    result = result * tl.where(reached, weight, 0.0)[:, None]
+    scores = tl.where(visible, scores * power(rate, distance), 0.0).to(DTYPE)
+    value_part = load_rows(values, first, value_token, length, first_v, C, TILE_V, V).to(DTYPE)  # (C, TILE_V)
+    result = tl.dot(scores, value_part, result, input_precision=PRECISION)
 
-    pointers = output + batch * output_batch + own * output_head + first.to(tl.int64) * output_token
+    pointers = output + batch * output_batch + head * output_head + first.to(tl.int64) * output_token
     pointers = pointers + tokens[:, None] * output_token + columns[None, :]
     there = (first + tokens < length)[:, None] & (columns < V)[None, :]
-    tl.store(pointers, total.to(output.dtype.element_ty), mask=there)
+    tl.store(pointers, result.to(output.dtype.element_ty), mask=there)
 
 
 class Scan(NamedTuple):
@@ -425,17 +422,18 @@ def read_states(
     key: Tensor,
     value: Tensor,
     states: Tensor,
-    output: Tensor,
+    dtype: torch.dtype,
     backward: bool = False,
     transposed: bool = False,
 ) -> Tensor:
-    """`read_kernel` into `output`, which is returned."""
-    batch, _, length, key_dim = query.shape
-    value_dim, (heads, groups, matrices) = value.shape[-1], scan.heads
+    """What `read_kernel` computes, (B, H, T, V); backward (B, G, T, V), a sum over the heads that share a row."""
+    (batch, _, length, key_dim), value_dim = query.shape, value.shape[-1]
+    heads, groups, matrices = scan.heads
     chunks = triton.cdiv(length, scan.chunk_size)
     tiles = read_tiles(scan.dtype, scan.chunk_size, key_dim, value_dim)
-    readers = heads // groups if backward else 1
-    read_kernel[(triton.cdiv(value_dim, tiles.columns) * chunks, batch * output.shape[1])](
+    shared = backward and groups < heads
+    output = empty_rows(value, heads, torch.float32 if shared else dtype)
+    read_kernel[(triton.cdiv(value_dim, tiles.columns) * chunks, batch * heads)](
         query,
         key,
         value,
@@ -450,9 +448,9 @@ def read_states(
         *key.stride()[:3],
         *value.stride()[:3],
         *output.stride()[:3],
-        HEADS=output.shape[1],
-        READERS=readers,
-        SHARING=1 if backward else heads // groups,
+        HEADS=heads,
+        QUERY_SHARING=heads // groups if backward else 1,
+        KEY_SHARING=1 if backward else heads // groups,
         HEADS_OF_MATRIX=heads // matrices,
         K=key_dim,
         V=value_dim,
@@ -465,7 +463,7 @@ def read_states(
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    return output
+    return output.unflatten(1, (groups, -1)).sum(2).to(dtype) if shared else output
 
 
 class ChunkwiseRetentionTriton(torch.autograd.Function):
@@ -478,8 +476,7 @@ class ChunkwiseRetentionTriton(torch.autograd.Function):
         )
         with torch.cuda.device_of(query):
             states, final = scan_states(scan, key, value, initial_state, torch.float32)
-            output = empty_rows(value, query.shape[1], torch.float32)
-            return read_states(scan, query, key, value, states, output), final
+            return read_states(scan, query, key, value, states, torch.float32), final
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -505,16 +502,13 @@ class ChunkwiseRetentionTriton(torch.autograd.Function):
         )
         # narrowed once, rather than by each program that reads it
         gradient, state_gradient = with_dense_rows(output_gradient.to(scan.dtype)), state_gradient.contiguous()
-        heads, groups = query.shape[1], key.shape[1]
         with torch.cuda.device_of(query):
             after, initial_gradient = scan_states(scan, query, gradient, state_gradient, state_dtype, backward=True)
-            of_value, of_key = empty_rows(value, groups, value.dtype), empty_rows(key, groups, key.dtype)
-            read_states(scan, key, query, gradient, after, of_value, backward=True)
-            read_states(scan, value, gradient, query, after, of_key, backward=True, transposed=True)
+            of_value = read_states(scan, key, query, gradient, after, value.dtype, backward=True)
+            of_key = read_states(scan, value, gradient, query, after, key.dtype, backward=True, transposed=True)
             del after  # before states of the same size
             before, _ = scan_states(scan, key, value, initial_state, torch.float32)
-            of_query = empty_rows(query, heads, query.dtype)
-            read_states(scan, gradient, value, key, before, of_query, transposed=True)
+            of_query = read_states(scan, gradient, value, key, before, query.dtype, transposed=True)
         return of_query, of_key, of_value, None, None if initial_state is None else initial_gradient, None, None, None
 
 
@@ -522,7 +516,9 @@ def prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size
     """What kernels are given: a `Scan`, and the operands with rows that are dense in memory."""
     heads = query.shape[1], key.shape[1], state_heads(query, key, log_decay.numel())
     dtype, precision = product_type(query, key, value)
-    chunk_size = chunk_size_of(dtype, query.shape[2], chunk_size)
+    largest = largest_chunk(dtype, query.device)
+    # a tile holds a whole chunk
+    chunk_size = size_of_tile(min(query.shape[2], chunk_size or largest), largest)
     scan = Scan(log_decay.contiguous(), token_layout(mask, reset, query.shape[0]), heads, chunk_size, dtype, precision)
     initial_state = None if initial_state is None else initial_state.contiguous()
     return scan, *(with_dense_rows(operand) for operand in (query, key, value)), initial_state
@@ -540,8 +536,8 @@ def chunkwise_retention_triton(
 ) -> tuple[Tensor, Tensor]:
     """`retention.chunkwise_retention`, whose arguments and results these are, on a GPU.
 
-    `chunk_size` is rounded up to a power of two from 16 to what a tile holds: 128 in bfloat16, else 64. float64, and a gradient
-    of log_decay, are left to PyTorch.
+    `chunk_size` is rounded up to a power of two from 16 to what a tile holds: 64, or 128 in bfloat16 on Hopper. float64,
+    and a gradient of log_decay, are left to PyTorch.
     """
     operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
     recorded = torch.is_grad_enabled()

@@ -1,7 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The Triton kernels under Triton's interpreter, against the recurrence in float64: a process of its own, since the variable that
-chooses the interpreter is read when triton is imported.
+"""The Triton kernels under Triton's interpreter, against the recurrence in float64.
+
+A process of its own, since the variable that chooses the interpreter is read when triton is imported.
 
 Reads a dictionary of cases as JSON, and prints for each the largest error of every result in units of what it may be.
 """
@@ -65,6 +66,7 @@ class Case:
         decays=None,
         dtype="float32",
         scale=1.0,
+        weight_scale=1.0,
         initial=True,
         mask=False,
         reset=False,
@@ -87,8 +89,8 @@ class Case:
         self.mask = torch.rand(batch, length, generator=generator) < 0.6 if mask else None
         self.reset = torch.rand(batch, length, generator=generator) < 0.2 if reset else None
         self.weights = [
-            normal(heads, length, value_dim, dtype=torch.float32, scale=1.0),
-            normal(decays, key_dim, value_dim, dtype=torch.float32, scale=1.0),
+            normal(heads, length, value_dim, dtype=torch.float32, scale=weight_scale),
+            normal(decays, key_dim, value_dim, dtype=torch.float32, scale=weight_scale),
         ]
         if mask:  # outputs at absent tokens have no meaning
             self.weights[0] = self.weights[0] * self.mask[:, None, :, None]
@@ -106,6 +108,7 @@ class Case:
 
     def errors(self) -> dict[str, float]:
         chunk_size, segments = self.options.get("chunk_size", 16), self.options.get("segments")
+        largest = self.options.get("largest_chunk", 64)
 
         def chunkwise(*operands):
             return retention_triton.chunkwise_retention_triton(*operands, chunk_size)
@@ -115,6 +118,7 @@ class Case:
 
         with mock.patch.multiple(
             retention_triton,
+            largest_chunk=lambda *_: largest,
             segments_of=(lambda *_: segments) if segments else retention_triton.segments_of,
             read_tiles=small_tiles if self.options.get("small_tiles") else retention_triton.read_tiles,
             state_tiles=small_tiles if self.options.get("small_tiles") else retention_triton.state_tiles,
