@@ -15,6 +15,7 @@ import torch
 
 triton = pytest.importorskip("triton", reason="triton cannot be imported here")
 from triton import language as tl  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from retnet_hf import retention_triton  # noqa: E402
@@ -109,11 +110,49 @@ ROLES = {
 }
 
 
-def resources(result, target, dtype="bf16", marked=False) -> dict:
+# Bytes of shared memory of a multiprocessor, and the least number of programs it should hold.
+DEVICES = {80: (163 * 1024, 2), 90: (227 * 1024, 1), 100: (227 * 1024, 1)}
+
+
+@pytest.mark.parametrize("result", ["states", "gradients of states", *ROLES])
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_kernels_spill_nothing_and_fit(architecture, result):
+    """As many programs run on a multiprocessor as the documentation of the file says."""
+    used = resources(result, GPUTarget("cuda", architecture, 32))
+    assert used["stack"] == 0, used
+    shared, programs = DEVICES[architecture]
+    warps = 4 if architecture == 80 and "states" in result else 8
+    registers = -(-used["registers"] * 32 // 256) * 256 * warps
+    assert min(65536 // registers, shared // (used["shared"] + 1024)) >= programs, used
+
+
+@pytest.mark.parametrize("result", ["output", "key gradient"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_mask_and_reset_and_other_types_spill_nothing(dtype, result):
+    used = resources(result, GPUTarget("cuda", 90, 32), dtype, marked=True)
+    assert used["stack"] == 0, used
+
+
+@pytest.mark.parametrize(
+    "target", [GPUTarget("cuda", 100, 32), GPUTarget("hip", "gfx942", 64)], ids=lambda target: target.arch
+)
+def test_other_devices_compile_without_spills(target):
+    for result in ("gradients of states", "key gradient"):
+        assert resources(result, target)["stack"] == 0
+
+
+def test_a_single_token_compiles():
+    """A whole number that is 1 is a constant of the kernel, which the interpreter does not show."""
+    target = GPUTarget("cuda", 90, 32)
+    for result in ("states", "gradients of states", "output", "key gradient"):
+        assert resources(result, target, length=1, chunks=1, chunks_in_segment=1, batches=1)["stack"] == 0
+
+
+def resources(result, target, dtype="bf16", marked=False, **ones) -> dict:
     """Of the kernel that computes a result at the paper's shape: 8 heads, K = 256, V = 512."""
     of_products, wide = (torch.bfloat16, "bf16") if dtype == "bf16" else (torch.float32, "fp32")
     chunk = 128 if dtype == "bf16" and target.arch in (90, 100) else 64
-    constants = {"MARKED": marked, "C": chunk, "PRECISION": "tf32" if dtype == "fp16" else "ieee"}
+    constants = ones | {"MARKED": marked, "C": chunk, "PRECISION": "tf32" if dtype == "fp16" else "ieee"}
     constants["DTYPE"] = tl.bfloat16 if dtype == "bf16" else tl.float32
     pointers = {"log_decay": "fp32", "layout": "i32", "states": wide}
     backward = result == "gradients of states"
