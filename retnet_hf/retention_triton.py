@@ -58,6 +58,7 @@ from .retention import (
     chunkwise_retention,
     compute_dtype,
     decay_tables,
+    default_chunk_size,
     recurrent_step_,
     state_heads,
 )
@@ -100,6 +101,12 @@ def state_tiles(dtype: torch.dtype, chunk: int, rows: int, columns: int) -> Tile
         warps, stages = (8, 3) if chunk == 128 else (4, 2)
         return Tiles(chunk, size_of_tile(rows, 64), size_of_tile(columns, 128), warps, stages)
     return Tiles(chunk, size_of_tile(rows, 64), size_of_tile(columns, 64), 4, 2)
+
+
+def step_tiles(key_dim: int, value_dim: int) -> dict[str, int]:
+    """For `step_kernel`: all rows of a state, and as many columns as registers hold, 64 bytes at least."""
+    rows = triton.next_power_of_2(key_dim)
+    return {"ALL_K": rows, "TILE_V": size_of_tile(value_dim, max(16, min(64, 8192 // rows)))}
 
 
 def segments_of(programs: int, chunks: int, processors: int) -> int:
@@ -381,13 +388,13 @@ def token_layout(mask: Tensor | None, reset: Tensor | None, batch: int) -> Tenso
 def product_type(*operands: Tensor) -> tuple[torch.dtype, str]:
     """The type of the operands of products, and how Triton multiplies them.
 
-    float16 is multiplied as TF32, which holds each of its numbers and the range of sums of them.
+    Types that are not alike are multiplied as float32; TF32, which not all of AMD's devices have, is NVIDIA's.
     """
     types = {operand.dtype for operand in operands}
     if types == {torch.bfloat16}:
         return torch.bfloat16, "ieee"
     coarse = torch.float32 not in types or torch.get_float32_matmul_precision() != "highest"
-    return torch.float32, "tf32" if coarse else "ieee"
+    return torch.float32, "tf32" if coarse and torch.version.hip is None else "ieee"
 
 
 def with_dense_rows(tensor: Tensor) -> Tensor:
@@ -529,7 +536,8 @@ class ChunkwiseRetentionTriton(torch.autograd.Function):
     def backward(ctx, output_gradient, state_gradient):
         query, key, value, log_decay, initial_state, mask, reset = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of the gradient is asked for
-            tables = decay_tables(log_decay.float(), query.shape[2], ctx.chunk_size, mask, reset)
+            chunk_size = ctx.chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
+            tables = decay_tables(log_decay.float(), query.shape[2], chunk_size, mask, reset)
             operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
             results = _grouped_at_once(query, key, value, tables, initial_state)
             gradients = torch.autograd.grad(
@@ -651,10 +659,9 @@ def recurrent_step_triton_(query: Tensor, key: Tensor, value: Tensor, decay: Ste
     query, key, value = (with_dense_rows(tensor) for tensor in (query, key, value))
     (batch, heads, _, key_dim), value_dim, matrices = query.shape, value.shape[-1], state.shape[1]
     output = state.new_empty(batch, heads, 1, value_dim)
-    all_k = triton.next_power_of_2(key_dim)
-    tile = size_of_tile(value_dim, max(16, min(64, 8192 // all_k)))
+    tiles = step_tiles(key_dim, value_dim)
     with torch.cuda.device_of(query):
-        step_kernel[(triton.cdiv(value_dim, tile), batch * matrices)](
+        step_kernel[(triton.cdiv(value_dim, tiles["TILE_V"]), batch * matrices)](
             query,
             key,
             value,
@@ -672,9 +679,8 @@ def recurrent_step_triton_(query: Tensor, key: Tensor, value: Tensor, decay: Ste
             SHARING=matrices // key.shape[1],
             K=key_dim,
             V=value_dim,
-            ALL_K=all_k,
-            TILE_V=tile,
+            **tiles,
             HAS_WRITTEN=decay.key is not None,
-            num_warps=4,
+            num_warps=8,
         )
     return output

@@ -141,6 +141,25 @@ def test_other_devices_compile_without_spills(target):
         assert resources(result, target)["stack"] == 0
 
 
+@pytest.mark.parametrize(("key_dim", "value_dim", "heads_of_matrix"), [(256, 512, 1), (512, 512, 4), (80, 96, 8)])
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_the_step_spills_nothing(architecture, key_dim, value_dim, heads_of_matrix):
+    constants = {"M": 8, "READERS": heads_of_matrix, "SHARING": 1, "K": key_dim, "V": value_dim, "HAS_WRITTEN": True}
+    constants |= retention_triton.step_tiles(key_dim, value_dim)
+    pointers = dict.fromkeys(("query", "key", "value"), "bf16")
+    pointers |= dict.fromkeys(("left", "written", "state", "output"), "fp32")
+    tiles = retention_triton.Tiles(1, 1, 1, 8, 2)
+    used = compiled(retention_triton.step_kernel, pointers, constants, GPUTarget("cuda", architecture, 32), tiles)
+    assert used["stack"] == 0, used
+
+
+def test_segments_are_for_devices_that_states_would_leave_idle():
+    assert retention_triton.segments_of(programs=128, chunks=512, processors=132) == 1
+    assert retention_triton.segments_of(programs=8, chunks=512, processors=132) == 16
+    assert retention_triton.segments_of(programs=8, chunks=20, processors=132) == 5
+    assert retention_triton.segments_of(programs=8, chunks=1, processors=132) == 1
+
+
 def test_a_single_token_compiles():
     """A whole number that is 1 is a constant of the kernel, which the interpreter does not show."""
     target = GPUTarget("cuda", 90, 32)
