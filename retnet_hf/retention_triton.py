@@ -39,7 +39,7 @@ they go through memory; a chunk is a tile, so that a program holds its scores an
 reads everything else in parts of 64. As compiled by Triton 3.7, without spills, with mask and reset or without:
 
                        sm_90, C = 128                      sm_80, C = 64
-    states_kernel      8 warps, 122 to 128 registers,      4 warps, 168 to 178 registers,
+    states_kernel      8 warps, 113 to 132 registers,      4 warps, 165 to 184 registers,
                        147 to 150 kB, 1 program            33 kB, 2 or 3 programs a multiprocessor
     read_kernel        8 warps, 200 to 254 registers,      8 warps, 128 registers,
                        147 kB, 1 program                   33 kB, 2 programs a multiprocessor
