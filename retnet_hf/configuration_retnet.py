@@ -12,6 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from .configuration_checks import RETENTION_FORMS, FieldChecks
 from .decay_schedules import scheduled_decays
+from .kernels import KERNELS
 
 
 DECAY_SCHEDULES = ("power_of_two", "log_linear", "geometric", "alibi", "none")
@@ -163,6 +164,9 @@ class RetNetConfig(PreTrainedConfig):
         initializer_range (`float`): standard deviation of embeddings and head, and of "normal".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head sizes if absent.
+        kernels (`str`): what computes retention on a GPU: "torch", operations of PyTorch, or "triton", kernels of ours
+            whose speed has not been measured yet. PyTorch does elsewhere, in an encoder, and where triton is not installed.
+            Read when a model is made; the variable RETNET_HF_KERNELS of the environment goes before it.
         max_position_embeddings (`int`, *optional*): the length trained on, for tools that ask. Nothing is limited by it.
         tie_word_embeddings (`bool`), use_cache (`bool`), pad_token_id, bos_token_id, eos_token_id: as everywhere.
 
@@ -233,6 +237,7 @@ class RetNetConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     retention_form: str = "auto"
     chunk_size: int | None = None
+    kernels: str = "torch"
     max_position_embeddings: int | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = False
@@ -491,6 +496,7 @@ class RetNetConfig(PreTrainedConfig):
             f"such that the size of a query head ({self.head_dim}) is even, since use_rotary is True",
         )
         check.one_of("retention_form", RETENTION_FORMS)
+        check.one_of("kernels", KERNELS)
         check.one_of("norm_position", ("pre", "post"))
         check.one_of("initialization", INITIALIZATIONS)
         check.activation("hidden_act", "output_gate_act", "feature_map")

@@ -39,6 +39,7 @@ from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
 from .fused_projections import FusesProjections, is_plain, lay_out_where_faster
+from .kernels import load_kernels
 from .linear_cross_entropy import linear_cross_entropy
 from .model_card import is_placeholder, model_card
 from .retention import (
@@ -338,9 +339,14 @@ class RetNetRetention(RetNetTokenMixer):
             return output, None
         if past is not None:
             state, _ = past.past
-        one_token = plan.step_decay is not None
+        one_token, kernels = plan.step_decay is not None, plan.kernels
         if one_token and use_cache and past is not None and state is not None and past.can_be_overwritten:
-            output = recurrent_step_(query, key, value, plan.step_decay, state)
+            step_ = recurrent_step_ if kernels is None else kernels.step_
+            output = step_(query, key, value, plan.step_decay, state)
+        elif kernels is not None and plan.form == "chunkwise":
+            output, state = kernels.chunkwise(
+                query, key, value, plan.log_decay, state, layout.mask, layout.reset, plan.chunk_size
+            )
         else:
             output, state = retention(
                 query,
@@ -588,6 +594,7 @@ class RetNetModel(RetNetPreTrainedModel):
         self.norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps) if pre_norm else nn.Identity()
         self.decay = RetNetDecay(config)
         self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
+        self.kernels = None if config.bidirectional else load_kernels(config.kernels)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -704,8 +711,13 @@ class RetNetModel(RetNetPreTrainedModel):
                 "the other forms never compute the retention map."
             )
         chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
-        if form == "auto":
-            form = "parallel" if output_maps else choose_form(length, chunk_size)
+        kernels = self.kernels if self.kernels is not None and self.kernels.runs_on(device) else None
+        if form == "auto" and output_maps:
+            form = "parallel"
+        elif form == "auto" and kernels is not None:  # for which one chunk is no case of its own
+            form = "recurrent" if length == 1 else "chunkwise"
+        elif form == "auto":
+            form = choose_form(length, chunk_size)
 
         query_rotation = key_rotation = None
         if self.rotary is not None:
@@ -718,7 +730,7 @@ class RetNetModel(RetNetPreTrainedModel):
         log_decay = self.decay.of_layer(0).to(device=device, dtype=torch.promote_types(dtype, torch.float32))
         attention = attention_plan(config, layout, inputs_embeds.shape[0], past_key_values, dtype, output_maps)
         plan = RetentionPlan(
-            form, query_rotation, key_rotation, layout, attention, output_maps, chunk_size, config.bidirectional
+            form, query_rotation, key_rotation, layout, attention, output_maps, chunk_size, config.bidirectional, kernels
         )
         plan = plan.with_decay(log_decay)
         # a gradient keeps the whole, and so does a record of the past

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from .kernels import Kernels
 from .retention import DecayTables, StepDecay, decay_tables, document_ends, step_decay
 from .sequence_layout import SequenceLayout
 from .softmax_attention import AttentionPlan
@@ -32,10 +33,11 @@ class RetentionPlan(NamedTuple):
     output_maps: bool
     chunk_size: int | None  # None in forms without chunks
     bidirectional: bool
+    kernels: Kernels | None = None  # for the chunkwise form, and for steps of decoding
     segment_length: int | None = None  # tokens of each segment but the last; None if the sequence is taken whole
     # what `with_decay` fills in
     log_decay: Tensor | None = None  # (H,), or (G,) where the heads of each key/value head share decay and state
-    tables: DecayTables | None = None  # None in the recurrent form
+    tables: DecayTables | None = None  # None in the recurrent form, and for kernels, which know decays by themselves
     backward_tables: DecayTables | None = None  # of the sequence turned around, for an encoder
     step_decay: StepDecay | None = None  # None in the other forms, and for more than one token
 
@@ -45,6 +47,8 @@ class RetentionPlan(NamedTuple):
         if self.form == "recurrent":
             step = step_decay(log_decay, layout.mask, layout.reset) if length == 1 else None
             return self._replace(log_decay=log_decay, step_decay=step)
+        if self.kernels is not None and self.form == "chunkwise":
+            return self._replace(log_decay=log_decay)
         tables, backward_tables = decay_tables(log_decay, length, self.chunk_size, layout.mask, layout.reset), None
         if self.bidirectional:
             mask = None if layout.mask is None else layout.mask.flip(1)
@@ -72,7 +76,7 @@ class RetentionPlan(NamedTuple):
             for rotation in (self.query_rotation, self.key_rotation)
         )
         return self._replace(
-            tables=self.tables.of_chunks(chunks),
+            tables=None if self.tables is None else self.tables.of_chunks(chunks),
             query_rotation=query_rotation,
             key_rotation=key_rotation,
             layout=self.layout.of_tokens(tokens),

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Retention on a GPU: the functions of `retention.py`, as Triton kernels. Imported by whoever asks for them alone.
+"""Retention on a GPU: the functions of `retention.py`, as Triton kernels. `kernels.py` imports it for those who ask for it.
 
 Two kernels are the chunkwise form and its gradient. One runs the state from chunk to chunk; the other computes, for all
 chunks at once, what tokens find in each other and in a state. Every result is that product, of operands in other roles:
@@ -45,6 +45,7 @@ reads everything else in parts of 64. As compiled by Triton 3.7, without spills,
                        147 kB, 1 program                   33 kB, 2 programs a multiprocessor
 """
 
+import os
 from typing import NamedTuple
 
 import torch
@@ -52,16 +53,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .retention import (
-    StepDecay,
-    _grouped_at_once,
-    chunkwise_retention,
-    compute_dtype,
-    decay_tables,
-    default_chunk_size,
-    recurrent_step_,
-    state_heads,
-)
+from .retention import StepDecay, compute_dtype, recurrent_step_, retention, state_heads
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -199,14 +191,14 @@ def states_kernel(
     """
     TILES_V: tl.constexpr = (V + TILE_V - 1) // TILE_V
     TILES: tl.constexpr = (K + TILE_K - 1) // TILE_K * TILES_V
-    tile, segment = tl.program_id(0) % TILES, tl.program_id(0) // TILES
-    matrix, batch = tl.program_id(1) % M, (tl.program_id(1) // M).to(tl.int64)
+    segments = tl.cdiv(chunks, chunks_in_segment)
+    tile, segment = tl.program_id(0) % TILES, tl.program_id(0) // TILES % segments
+    of_matrix = (tl.program_id(0) // (TILES * segments)).to(tl.int64)
+    matrix, batch = of_matrix % M, of_matrix // M
     first_k, first_v = tile // TILES_V * TILE_K, tile % TILES_V * TILE_V
     rows, columns = first_k + tl.arange(0, TILE_K), first_v + tl.arange(0, TILE_V)
     inside = rows[:, None] * V + columns[None, :]
     there = (rows < K)[:, None] & (columns < V)[None, :]
-    of_matrix = batch * M + matrix
-    segments = tl.cdiv(chunks, chunks_in_segment)
     rate = tl.load(log_decay + matrix).to(tl.float32) * LOG2_E
 
     state = tl.zeros((TILE_K, TILE_V), tl.float32)
@@ -244,7 +236,7 @@ def states_kernel(
             weight = tl.where(document == document_before if BACKWARD else key_document == document_after, weight, 0.0)
         state = state * left
         for reader in range(0, READERS):
-            head = ((matrix * READERS + reader) // SHARING).to(tl.int64)
+            head = (matrix * READERS + reader) // SHARING
             keys = load_rows(
                 key + batch * key_batch + head * key_head, first, key_token, length, first_k, C, TILE_K, K
             )  # (C, TILE_K)
@@ -304,8 +296,9 @@ def read_kernel(
     With BACKWARD, D is transposed: what a token did to later ones is summed.
     """
     TILES: tl.constexpr = (V + TILE_V - 1) // TILE_V
-    tile, chunk = tl.program_id(0) % TILES, tl.program_id(0) // TILES
-    head, batch = (tl.program_id(1) % HEADS).to(tl.int64), (tl.program_id(1) // HEADS).to(tl.int64)
+    tile, chunk = tl.program_id(0) % TILES, tl.program_id(0) // TILES % chunks
+    of_head = (tl.program_id(0) // (TILES * chunks)).to(tl.int64)
+    head, batch = of_head % HEADS, of_head // HEADS
     matrix = head // HEADS_OF_MATRIX
     first, first_v = chunk * C, tile * TILE_V
     tokens, columns = tl.arange(0, C), first_v + tl.arange(0, TILE_V)
@@ -411,6 +404,12 @@ def empty_rows(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(batch, length, heads, size, dtype=dtype, device=like.device).transpose(1, 2)
 
 
+def empty_state(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
+    """(B, M, K, V) float32."""
+    matrices = state_heads(query, key, log_decay.numel())
+    return query.new_empty(query.shape[0], matrices, key.shape[-1], value.shape[-1], dtype=torch.float32)
+
+
 def processors_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
@@ -432,7 +431,7 @@ def scan_states(
     final = key.new_empty(batch, matrices, key_dim, value_dim, dtype=final_dtype)
     sums = key.new_empty(batch, matrices, segments, key_dim, value_dim, dtype=torch.float32) if segments > 1 else final
     for sums_only in (True, False) if segments > 1 else (False,):
-        states_kernel[(of_state * segments, batch * matrices)](
+        states_kernel[(of_state * segments * batch * matrices,)](
             key,
             value,
             scan.log_decay,
@@ -482,7 +481,7 @@ def read_states(
     tiles = read_tiles(scan.dtype, scan.chunk_size, key_dim, value_dim)
     shared = backward and groups < heads
     output = empty_rows(value, heads, torch.float32 if shared else dtype)
-    read_kernel[(triton.cdiv(value_dim, tiles.columns) * chunks, batch * heads)](
+    read_kernel[(triton.cdiv(value_dim, tiles.columns) * chunks * batch * heads,)](
         query,
         key,
         value,
@@ -515,51 +514,88 @@ def read_states(
     return output.unflatten(1, (groups, -1)).sum(2).to(dtype) if shared else output
 
 
-class ChunkwiseRetentionTriton(torch.autograd.Function):
-    """Equation 7 and its gradient. Keeps the operands alone and computes states again, as `ChunkwiseRetention` does."""
+# Operators of PyTorch, so that compilers and exporters take each for one node, whose results they know without running it.
 
-    @staticmethod
-    def forward(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
-        scan, query, key, value, initial_state = prepare(
-            query, key, value, log_decay, initial_state, mask, reset, chunk_size
+
+@torch.library.custom_op("retnet_hf::chunkwise_retention", mutates_args=())
+def chunkwise_operator(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    initial_state: Tensor | None,
+    mask: Tensor | None,
+    reset: Tensor | None,
+    chunk_size: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Equation 7: output and final state, float32."""
+    scan, query, key, value, initial_state = prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
+    with torch.cuda.device_of(query):
+        states, final = scan_states(scan, key, value, initial_state, torch.float32)
+        return read_states(scan, query, key, value, states, torch.float32), final
+
+
+@chunkwise_operator.register_fake
+def _(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
+    return empty_rows(with_dense_rows(value), query.shape[1], torch.float32), empty_state(query, key, value, log_decay)
+
+
+@torch.library.custom_op("retnet_hf::chunkwise_retention_backward", mutates_args=())
+def chunkwise_backward_operator(
+    output_gradient: Tensor,
+    state_gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    initial_state: Tensor | None,
+    mask: Tensor | None,
+    reset: Tensor | None,
+    chunk_size: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value and the initial state. Computes states again rather than keep them."""
+    state_dtype = torch.float32 if initial_state is None else initial_state.dtype
+    scan, query, key, value, initial_state = prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
+    # narrowed once, rather than by each program that reads it
+    gradient, state_gradient = with_dense_rows(output_gradient.to(scan.dtype)), state_gradient.contiguous()
+    with torch.cuda.device_of(query):
+        after, of_state = scan_states(scan, query, gradient, state_gradient, state_dtype, backward=True)
+        of_value = read_states(scan, key, query, gradient, after, value.dtype, backward=True)
+        of_key = read_states(scan, value, gradient, query, after, key.dtype, backward=True, transposed=True)
+        del after  # before states of the same size
+        before, _ = scan_states(scan, key, value, initial_state, torch.float32)
+        of_query = read_states(scan, gradient, value, key, before, query.dtype, transposed=True)
+    return of_query, of_key, of_value, of_state
+
+
+@chunkwise_backward_operator.register_fake
+def _(output_gradient, state_gradient, query, key, value, log_decay, initial_state, mask, reset, chunk_size):
+    operands = [with_dense_rows(operand) for operand in (query, key, value)]
+    gradients = [empty_rows(operand, operand.shape[1], operand.dtype) for operand in operands]
+    state = empty_state(query, key, value, log_decay)
+    return *gradients, state if initial_state is None else state.to(initial_state.dtype)
+
+
+def _keep_operands(ctx, inputs, output) -> None:
+    *tensors, ctx.chunk_size = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx, output_gradient, state_gradient):
+    saved = ctx.saved_tensors  # once, since gradient checkpointing computes them when they are asked for
+    query, key, value, log_decay, initial_state, mask, reset = saved
+    if torch.is_grad_enabled():  # a gradient of the gradient is asked for
+        operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
+        results = retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", ctx.chunk_size)
+        gradients = torch.autograd.grad(
+            results, operands, (output_gradient, state_gradient), create_graph=True, allow_unused=True
         )
-        with torch.cuda.device_of(query):
-            states, final = scan_states(scan, key, value, initial_state, torch.float32)
-            return read_states(scan, query, key, value, states, torch.float32), final
+    else:
+        gradients = chunkwise_backward_operator(output_gradient, state_gradient, *saved, ctx.chunk_size)
+    return *gradients[:3], None, None if initial_state is None else gradients[3], None, None, None
 
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        *tensors, ctx.chunk_size = inputs
-        ctx.save_for_backward(*tensors)
 
-    @staticmethod
-    def backward(ctx, output_gradient, state_gradient):
-        query, key, value, log_decay, initial_state, mask, reset = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a gradient of the gradient is asked for
-            chunk_size = ctx.chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
-            tables = decay_tables(log_decay.float(), query.shape[2], chunk_size, mask, reset)
-            operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
-            results = _grouped_at_once(query, key, value, tables, initial_state)
-            gradients = torch.autograd.grad(
-                results, operands, (output_gradient, state_gradient), create_graph=True, allow_unused=True
-            )
-            gradients = (*gradients, None) if initial_state is None else gradients
-            return *gradients[:3], None, gradients[3], None, None, None
-
-        state_dtype = torch.float32 if initial_state is None else initial_state.dtype
-        scan, query, key, value, initial_state = prepare(
-            query, key, value, log_decay, initial_state, mask, reset, ctx.chunk_size
-        )
-        # narrowed once, rather than by each program that reads it
-        gradient, state_gradient = with_dense_rows(output_gradient.to(scan.dtype)), state_gradient.contiguous()
-        with torch.cuda.device_of(query):
-            after, initial_gradient = scan_states(scan, query, gradient, state_gradient, state_dtype, backward=True)
-            of_value = read_states(scan, key, query, gradient, after, value.dtype, backward=True)
-            of_key = read_states(scan, value, gradient, query, after, key.dtype, backward=True, transposed=True)
-            del after  # before states of the same size
-            before, _ = scan_states(scan, key, value, initial_state, torch.float32)
-            of_query = read_states(scan, gradient, value, key, before, query.dtype, transposed=True)
-        return of_query, of_key, of_value, None, None if initial_state is None else initial_gradient, None, None, None
+chunkwise_operator.register_autograd(_gradients, setup_context=_keep_operands)
 
 
 def prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
@@ -590,13 +626,10 @@ def chunkwise_retention_triton(
     and a gradient of log_decay, are left to PyTorch.
     """
     operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
-    recorded = torch.is_grad_enabled()
-    if compute_dtype(*operands) == torch.float64 or (recorded and log_decay.requires_grad):
-        return chunkwise_retention(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
-    arguments = (query, key, value, log_decay, initial_state, mask, reset, chunk_size)
-    if recorded and any(tensor.requires_grad for tensor in operands):
-        return ChunkwiseRetentionTriton.apply(*arguments)
-    return ChunkwiseRetentionTriton.forward(*arguments)
+    of_decay = torch.is_grad_enabled() and log_decay.requires_grad
+    if of_decay or query.shape[2] == 0 or compute_dtype(*operands) == torch.float64:
+        return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)
+    return chunkwise_operator(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
 
 
 @triton.jit
@@ -628,8 +661,10 @@ def step_kernel(
     HAS_WRITTEN: tl.constexpr,
 ):
     """A tile of columns of one state takes in a token and is read by its heads while it is in registers."""
-    matrix, batch = (tl.program_id(1) % M).to(tl.int64), (tl.program_id(1) // M).to(tl.int64)
-    rows, columns = tl.arange(0, ALL_K), tl.program_id(0) * TILE_V + tl.arange(0, TILE_V)
+    TILES: tl.constexpr = (V + TILE_V - 1) // TILE_V
+    of_matrix = (tl.program_id(0) // TILES).to(tl.int64)
+    matrix, batch = of_matrix % M, of_matrix // M
+    rows, columns = tl.arange(0, ALL_K), tl.program_id(0) % TILES * TILE_V + tl.arange(0, TILE_V)
     pointers = state + batch * state_batch + matrix * state_matrix + rows[:, None] * state_row + columns[None, :]
     there = (rows < K)[:, None] & (columns < V)[None, :]
     dtype = state.dtype.element_ty
@@ -648,6 +683,17 @@ def step_kernel(
         tl.store(output + (batch * M * READERS + reading) * V + columns, found, mask=columns < V)
 
 
+@torch.library.custom_op("retnet_hf::recurrent_step_", mutates_args=("state",))
+def step_operator(query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tensor | None, state: Tensor) -> Tensor:
+    """`recurrent_step_triton_`, with the parts of a `StepDecay`."""
+    return _step(query, key, value, left, written, state)
+
+
+@step_operator.register_fake
+def _(query, key, value, left, written, state):
+    return state.new_empty(query.shape[0], query.shape[1], 1, value.shape[-1])
+
+
 def recurrent_step_triton_(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> Tensor:
     """`retention.recurrent_step_` in one launch: updates `state` (B, M, K, V) in place, returns the output (B, H, 1, V).
 
@@ -656,23 +702,28 @@ def recurrent_step_triton_(query: Tensor, key: Tensor, value: Tensor, decay: Ste
     operands = (query, key, value, state)
     if state.stride(-1) != 1 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands)):
         return recurrent_step_(query, key, value, decay, state)
+    step = step_operator if torch.compiler.is_compiling() else _step  # which costs less
+    return step(query, key, value, decay.state, decay.key, state)
+
+
+def _step(query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tensor | None, state: Tensor) -> Tensor:
     query, key, value = (with_dense_rows(tensor) for tensor in (query, key, value))
     (batch, heads, _, key_dim), value_dim, matrices = query.shape, value.shape[-1], state.shape[1]
     output = state.new_empty(batch, heads, 1, value_dim)
     tiles = step_tiles(key_dim, value_dim)
     with torch.cuda.device_of(query):
-        step_kernel[(triton.cdiv(value_dim, tiles["TILE_V"]), batch * matrices)](
+        step_kernel[(triton.cdiv(value_dim, tiles["TILE_V"]) * batch * matrices,)](
             query,
             key,
             value,
-            decay.state,
-            state if decay.key is None else decay.key,
+            left,
+            state if written is None else written,
             state,
             output,
             *query.stride()[:2],
             *key.stride()[:2],
             *value.stride()[:2],
-            0 if decay.state.shape[0] == 1 else decay.state.stride(0),
+            0 if left.shape[0] == 1 else left.stride(0),
             *state.stride()[:3],
             M=matrices,
             READERS=heads // matrices,
@@ -680,7 +731,12 @@ def recurrent_step_triton_(query: Tensor, key: Tensor, value: Tensor, decay: Ste
             K=key_dim,
             V=value_dim,
             **tiles,
-            HAS_WRITTEN=decay.key is not None,
+            HAS_WRITTEN=written is not None,
             num_warps=8,
         )
     return output
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether these kernels run there: on GPUs of NVIDIA and AMD; under Triton's interpreter, anywhere."""
+    return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"

@@ -75,6 +75,27 @@ def test_kernels_are_the_recurrence(interpreted, name):
         assert error <= 1, f"{result} has {error:.1f} times the error it may have"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model",
+        "model, grouped heads that share states",
+        "model, decays per layer, hybrid",
+        "model, compiled",
+        "model, gradient checkpointing",
+    ],
+)
+def test_a_model_with_kernels_is_the_same_model(interpreted, name):
+    """Padded training and decoding, in float32; compiled, as one graph."""
+    for result, error in interpreted[name].items():
+        assert error <= 1, f"{result} has {error:.1f} times the error it may have"
+
+
+def test_operators_are_what_pytorch_asks_for(interpreted):
+    """The process would have failed otherwise."""
+    assert interpreted["operators"] == {}
+
+
 def compiled(kernel, pointers, constants, target, tiles) -> dict:
     """Registers of a thread, bytes of stack (spills) and of shared memory, compiled for a device that is not here."""
     others = {name: "constexpr" if name in constants else "i32" for name in kernel.arg_names}

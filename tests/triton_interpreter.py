@@ -20,7 +20,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from retnet_hf import retention_triton
+from retnet_hf import RetNetConfig, RetNetForCausalLM, retention_triton
 from retnet_hf.retention import recurrent_retention, recurrent_step_, step_decay
 
 
@@ -176,10 +176,99 @@ def left_to_pytorch() -> dict:
     return {name: worst(actual, expected, 1e-4 * expected.abs().max()) for name, actual, expected in pairs}
 
 
+class TrainedModel:
+    """A small model with kernels and the same one without, and what tells whether they are one function."""
+
+    def __init__(self, **options) -> None:
+        sizes = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "chunk_size": 16}
+        sizes |= {"value_expansion": 1.0, "intermediate_size": 32, "initializer_range": 0.5}
+        config = RetNetConfig(**(sizes | options))
+        torch.manual_seed(0)
+        self.plain = RetNetForCausalLM(config).eval()
+        config = RetNetConfig.from_dict(config.to_dict() | {"kernels": "triton"})
+        self.with_kernels = RetNetForCausalLM(config).eval()
+        self.with_kernels.load_state_dict(self.plain.state_dict())
+        self.ids = torch.randint(3, 48, (2, 37), generator=torch.Generator().manual_seed(1))
+        self.mask = torch.ones_like(self.ids)
+        self.mask[0, :5] = 0
+
+    def trained(self, model, call=None) -> dict[str, torch.Tensor]:
+        call = model if call is None else call
+        model.zero_grad()
+        labels = self.ids.masked_fill(self.mask == 0, -100)
+        output = call(input_ids=self.ids, attention_mask=self.mask, labels=labels, use_cache=False)
+        output.loss.backward()
+        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+        logits = output.logits[self.mask.bool()].detach()
+        return {"logits": logits, "loss": output.loss.detach(), "gradients": gradients}
+
+    def generated(self, model) -> torch.Tensor:
+        ids = self.ids[:, :20]
+        options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "output_logits": True}
+        found = model.generate(
+            ids, attention_mask=self.mask[:, :20], pad_token_id=0, return_dict_in_generate=True, **options
+        )
+        return torch.stack(found.logits)
+
+    def errors(self) -> dict[str, float]:
+        calls, chunkwise = [0], self.with_kernels.model.kernels.chunkwise
+
+        def counted(*operands):
+            calls[0] += 1
+            return chunkwise(*operands)
+
+        self.with_kernels.model.kernels = self.with_kernels.model.kernels._replace(chunkwise=counted)
+        expected, actual = self.trained(self.plain), self.trained(self.with_kernels)
+        found = {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
+        expected, actual = self.generated(self.plain), self.generated(self.with_kernels)
+        found["logits of decoding"] = worst(actual, expected, 1e-4 * expected.abs().max())
+        found["calls that are missing"] = float(calls[0] != 2 * self.plain.config.layer_types.count("linear_attention"))
+        return found
+
+    def errors_compiled(self) -> dict[str, float]:
+        compiled = torch.compile(self.with_kernels, backend="aot_eager", fullgraph=True)
+        expected, actual = self.trained(self.plain), self.trained(self.with_kernels, compiled)
+        return {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
+
+    def errors_checkpointed(self) -> dict[str, float]:
+        expected = self.trained(self.plain.train())
+        self.with_kernels.train().gradient_checkpointing_enable()
+        actual = self.trained(self.with_kernels)
+        return {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
+
+
+def operators() -> dict[str, float]:
+    """What PyTorch asks of operators: schema, results known without running, gradients, compilation with open sizes."""
+    case = Case(20, 16, 16, heads=2, groups=1, mask=True)
+    leaves = [operand.requires_grad_() for operand in case.operands]
+    operands = (*leaves[:3], case.log_decay, leaves[3], case.mask, None, 16)
+    torch.library.opcheck(retention_triton.chunkwise_operator, operands)
+    torch.library.opcheck(retention_triton.chunkwise_operator, (*leaves[:3], case.log_decay, None, None, None, None))
+    token = [operand[:, :, 0:1].detach() for operand in leaves[:3]]
+    step = step_decay(case.log_decay)
+    torch.library.opcheck(retention_triton.step_operator, (*token, step.state, step.key, leaves[3].detach()))
+    return {}
+
+
+MODELS = {
+    "model": {},
+    "model, grouped heads that share states": {"num_key_value_heads": 1, "decay_schedule": [0.9, 0.9]},
+    "model, decays per layer, hybrid": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "decay_schedule": [[0.9, 0.99], [0.5, 0.6], [0.8, 1.0]],
+    },
+}
+
+
 if __name__ == "__main__":
     multiply_bfloat16_as_a_device_does()
     torch.set_num_threads(1)
     cases = json.loads(sys.stdin.read())
     found = {name: Case(**case).errors() for name, case in cases["chunkwise"].items()}
     found |= {name: steps(**case) for name, case in cases["steps"].items()}
+    found |= {name: TrainedModel(**options).errors() for name, options in MODELS.items()}
+    found["model, compiled"] = TrainedModel().errors_compiled()
+    found["model, gradient checkpointing"] = TrainedModel().errors_checkpointed()
+    found["operators"] = operators()
     print(json.dumps(found | {"left to PyTorch": left_to_pytorch()}))

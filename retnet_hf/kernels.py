@@ -1,0 +1,49 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Which code computes retention on a GPU: operations of PyTorch, or kernels that were asked for."""
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.utils import logging
+
+
+logger = logging.get_logger(__name__)
+
+KERNELS = ("torch", "triton")
+VARIABLE = "RETNET_HF_KERNELS"  # of the environment; goes before the configuration
+
+
+class Kernels(NamedTuple):
+    """Functions in the place of those of `retention.py`."""
+
+    runs_on: Callable[[torch.device], bool]
+    chunkwise: Callable[..., tuple[Tensor, Tensor]]  # `chunkwise_retention`, but for its tables
+    step_: Callable[..., Tensor]  # `recurrent_step_`
+
+
+def load_kernels(name: str) -> Kernels | None:
+    """The kernels of that name, unless the environment names others; None stands for the operations of PyTorch.
+
+    Those take their place, with a warning, where a GPU could run the kernels but their package is not installed.
+
+    Raises:
+        ValueError: for a name that is none, in the environment.
+    """
+    asked = os.environ.get(VARIABLE) or name
+    if asked not in KERNELS:
+        raise ValueError(f"{VARIABLE} must be one of {', '.join(KERNELS)}, got {asked!r}.")
+    if asked == "torch":
+        return None
+    try:
+        # by its name, since code that a model carries along must not ask for triton
+        module = importlib.import_module("retnet_hf.retention_triton")
+    except ImportError as error:
+        if torch.cuda.is_available():
+            logger.warning_once(f"kernels='triton' is not possible here, operations of PyTorch are used: {error}.")
+        return None
+    return Kernels(module.runs_on, module.chunkwise_retention_triton, module.recurrent_step_triton_)
