@@ -1,0 +1,219 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A device whose tensors have no values: what runs there has every tensor on the right device, and what it asks of the host
+is counted.
+
+A process of its own, since PyTorch keeps a device that was registered. Reads names of cases as JSON; prints for each how
+often the host waited for the device, or the end of the traceback.
+"""
+
+import json
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from unittest import mock
+
+import torch
+from small_models import DIALECTS, small_config
+from small_vision_models import VISION_FAMILIES
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import GenerationMixin
+
+from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, RetNetState
+
+
+DEVICE = "fakegpu"
+KEY = "PrivateUse1"
+
+
+class FakeGpu(backend_registration._DummyBackendModule):
+    """What PyTorch asks of a device beside its operators."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def get_rng_state(self, *_) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_rng_state(self, *_) -> None:
+        pass
+
+
+def register() -> list[torch.library.Library]:
+    """Makes the device known; it lasts as long as what is returned is held."""
+    backend_registration._setup_privateuseone_for_python_backend(DEVICE, backend_module=FakeGpu())
+
+    def empty(sizes, dtype=None):
+        return torch._C._acc.create_empty_tensor(sizes, dtype or torch.get_default_dtype())
+
+    operators, fallbacks = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+    operators.impl("empty.memory_format", lambda sizes, dtype=None, **_: empty(sizes, dtype), KEY)
+    operators.impl("empty_strided", lambda sizes, strides, dtype=None, **_: empty(sizes, dtype), KEY)
+    operators.impl("_copy_from", lambda source, target, non_blocking=False: target, KEY)
+    operators.impl("as_strided", lambda tensor, sizes, strides, offset=None: empty(sizes, tensor.dtype), KEY)
+    # of constants, such as the steps that a batch norm counts, which have a value
+    operators.impl("zero_", lambda tensor: tensor, KEY)
+    operators.impl("add.out", lambda tensor, other, alpha=1, *, out: out, KEY)
+    fallbacks.fallback(torch.library.fallthrough_kernel, f"Autocast{KEY}")
+    return [operators, fallbacks]
+
+
+class Waits(TorchDispatchMode):
+    """Counts what makes the host wait for the device: values that it reads, and tensors that are copied from there.
+
+    Attributes:
+        truth: what a truth value is that is read. False of a mask that is asked whether all tokens are there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.truth = False
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is torch.ops.aten._local_scalar_dense.default:
+            self.counts["values"] += args[0].device.type == DEVICE
+            return self.truth if args[0].dtype == torch.bool else 1
+        source = args[1] if function is torch.ops.aten.copy_.default else args[0] if args else None
+        result = function(*args, **kwargs)
+        if function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            self.counts["copies"] += source.device.type == DEVICE and result.device.type == "cpu"
+        return result
+
+
+def trained(model: torch.nn.Module, **inputs) -> None:
+    """A step of training, with an optimiser that has a state."""
+    model.train()
+    model(**inputs).loss.backward()
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.step()
+
+
+def ids(tokens: int, batch: int = 2) -> torch.Tensor:
+    return torch.zeros(batch, tokens, dtype=torch.long, device=DEVICE)
+
+
+def model_of(
+    dialect: str, model_class: type = RetNetForCausalLM, dtype: torch.dtype = torch.float32, **options
+) -> torch.nn.Module:
+    """A model that was made on the device."""
+    with torch.device(DEVICE):
+        return model_class._from_config(small_config(dialect, **options), dtype=dtype).eval()
+
+
+def training(dialect: str, tokens: int = 40) -> None:
+    mask = torch.ones_like(ids(tokens))
+    trained(model_of(dialect), input_ids=ids(tokens), attention_mask=mask, labels=ids(tokens), use_cache=False)
+
+
+def packed() -> None:
+    model = model_of("grouped").train()
+    position = torch.arange(40, device=DEVICE)[None]
+    COUNTED.truth = True  # there is a token that begins a document
+    model(input_ids=ids(40, 1), position_ids=position, labels=ids(40, 1), use_cache=False).loss.backward()
+
+
+def half(dialect: str) -> None:
+    with torch.autocast(DEVICE, torch.bfloat16):
+        loss = model_of(dialect)(ids(40), labels=ids(40), use_cache=False).loss
+    loss.backward()
+    model_of(dialect, dtype=torch.bfloat16)(ids(40), labels=ids(40), use_cache=False).loss.backward()
+
+
+def checkpointed(dialect: str) -> None:
+    model = model_of(dialect).train()
+    model.gradient_checkpointing_enable()
+    model(ids(40), labels=ids(40), use_cache=False).loss.backward()
+
+
+def generation(dialect: str, steps: int = 6) -> None:
+    model = model_of(dialect)
+    left = [steps]
+
+    def unfinished(self, *_, **__) -> bool:
+        left[0] -= 1
+        return left[0] > 0
+
+    with mock.patch.object(GenerationMixin, "_has_unfinished_sequences", unfinished):
+        model.generate(
+            ids(20), attention_mask=torch.ones_like(ids(20)), max_new_tokens=steps, do_sample=False, pad_token_id=0
+        )
+
+
+@torch.no_grad()
+def decoding(dialect: str, steps: int = 1) -> None:
+    """Steps alone, after a prompt."""
+    model = model_of(dialect)
+    state = model(ids(20), use_cache=True).past_key_values
+    COUNTED.counts.clear()
+    for _ in range(steps):
+        model(ids(1), past_key_values=state, use_cache=True)
+
+
+@torch.no_grad()
+def state_algebra(dialect: str) -> None:
+    model = model_of(dialect)
+    state = model(ids(20), use_cache=True).past_key_values
+    state.activate_past_recording()
+    model(ids(5), past_key_values=state, use_cache=True)
+    state.crop(-2)
+    copy = state.clone()
+    both = RetNetState.concatenate([copy.select([0]), state.repeat(2)])
+    both.reorder_cache(torch.arange(both.layers[0].batch_size, device=DEVICE))
+    model(ids(3, batch=both.layers[0].batch_size), past_key_values=both, use_cache=True)
+    assert {layer.past[0].device.type for layer in both.layers} == {DEVICE}
+    counts = COUNTED.counts.copy()
+    assert {layer.past[0].device.type for layer in copy.to("cpu").layers} == {"cpu"}
+    COUNTED.counts = counts
+
+
+def encoder() -> None:
+    model = model_of("fla", RetNetForMaskedLM, bidirectional=True)
+    trained(model, input_ids=ids(40), attention_mask=torch.ones_like(ids(40)), labels=ids(40))
+
+
+def pictures(family: str) -> None:
+    with torch.device(DEVICE):
+        model = VISION_FAMILIES[family].fresh()
+    COUNTED.counts.clear()  # of initialisations, which reject what is too large
+    pixels = torch.zeros(2, 3, 32, 32, device=DEVICE)
+    trained(model, pixel_values=pixels, labels=torch.zeros(2, dtype=torch.long, device=DEVICE))
+    with torch.no_grad():
+        model.eval()(pixel_values=pixels, output_hidden_states=True)
+
+
+CASES: dict[str, Callable[[], None]] = {
+    **{f"training, {dialect}": lambda dialect=dialect: training(dialect) for dialect in DIALECTS},
+    **{f"short training, {dialect}": lambda dialect=dialect: training(dialect, 10) for dialect in DIALECTS},
+    **{f"half precision, {dialect}": lambda dialect=dialect: half(dialect) for dialect in DIALECTS},
+    **{f"gradient checkpointing, {dialect}": lambda dialect=dialect: checkpointed(dialect) for dialect in DIALECTS},
+    **{f"generation, {dialect}": lambda dialect=dialect: generation(dialect) for dialect in DIALECTS},
+    **{f"a step, {dialect}": lambda dialect=dialect: decoding(dialect) for dialect in DIALECTS},
+    **{f"state, {dialect}": lambda dialect=dialect: state_algebra(dialect) for dialect in DIALECTS},
+    "packed": packed,
+    "encoder": encoder,
+    **{f"pictures, {family}": lambda family=family: pictures(family) for family in VISION_FAMILIES},
+}
+
+
+COUNTED = Waits()
+
+
+if __name__ == "__main__":
+    held = register()
+    found = {}
+    for name in json.loads(sys.stdin.read()) or CASES:
+        COUNTED.counts.clear()
+        COUNTED.truth = False
+        try:
+            with FakeTensorMode(), COUNTED:
+                CASES[name]()
+        except Exception:
+            found[name] = traceback.format_exc(limit=-4)
+        else:
+            found[name] = {"values": COUNTED.counts["values"], "copies": COUNTED.counts["copies"]}
+    print(json.dumps(found))

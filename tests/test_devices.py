@@ -1,0 +1,66 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Every tensor is on the device of the model, and the host hardly waits for it: on a device whose tensors have no values."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_models import DIALECTS
+from small_vision_models import VISION_FAMILIES
+
+
+HERE = Path(__file__).parent
+HYBRIDS = ("hybrid",)
+# How often the host may read a value, by the beginning of the name of a case: whether a mask or a boundary is there at all,
+# once for all layers. A layer of softmax attention asks what its window has left behind it.
+ALLOWED = {
+    "training": 1,
+    "short training": 1,
+    "packed": 1,
+    "encoder": 1,
+    "half precision": 0,
+    "gradient checkpointing": 0,
+    "a step": 0,
+    "state": 0,
+    "pictures": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Of all cases, how often the host waited, or the end of a traceback."""
+    command = [sys.executable, str(HERE / "fake_gpu.py")]
+    done = subprocess.run(command, input="[]", capture_output=True, text=True, cwd=HERE, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    "case", ["training", "short training", "half precision", "gradient checkpointing", "a step", "state"]
+)
+def test_language_models(found, case, dialect):
+    waits = found[f"{case}, {dialect}"]
+    assert isinstance(waits, dict), waits
+    assert waits["copies"] == 0
+    if dialect not in HYBRIDS:
+        assert waits["values"] <= ALLOWED[case]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_generation(found, dialect):
+    """Six tokens. Transformers asks for values, too: whether there is padding, and whether all sequences have ended."""
+    waits = found[f"generation, {dialect}"]
+    assert isinstance(waits, dict), waits
+    assert waits["copies"] == 0
+
+
+@pytest.mark.parametrize("case", ["packed", "encoder", *(f"pictures, {family}" for family in VISION_FAMILIES)])
+def test_other_models(found, case):
+    waits = found[case]
+    assert isinstance(waits, dict), waits
+    assert waits["copies"] == 0
+    assert waits["values"] <= ALLOWED[case.partition(",")[0]]
