@@ -96,7 +96,8 @@ class AlignmentTrainer(Trainer):
         parts = len(retention_layers(student)) * self.current_gradient_accumulation_steps
 
         def backward(loss: Tensor) -> None:
-            self.accelerator.backward(loss / parts)
+            with torch.autocast(loss.device.type, enabled=False):  # as outside `align`, where a backward pass usually is
+                self.accelerator.backward(loss / parts)
 
         with self.accelerator.autocast():
             losses = align(student, self.teacher, inputs["input_ids"], inputs.get("attention_mask"), backward)

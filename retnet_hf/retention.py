@@ -459,46 +459,58 @@ class ChunkwiseRetention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, output_gradient, state_gradient):
-        query, key, value, initial_state = ctx.saved_tensors
-        tables = ctx.tables
-        if torch.is_grad_enabled():  # a gradient of the gradient is asked for
-            operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
-            results = _grouped_at_once(query, key, value, tables, initial_state)
-            gradients = torch.autograd.grad(
-                results, operands, (output_gradient, state_gradient), create_graph=True, allow_unused=True
-            )
-            query_gradient, key_gradient, value_gradient, *rest = gradients
-            return query_gradient, key_gradient, value_gradient, None, rest[0] if rest else None
+        with without_autocast(output_gradient.device.type):  # a backward pass may be asked for where autocast is on
+            return _chunkwise_gradients(*ctx.saved_tensors, ctx.tables, output_gradient, state_gradient)
 
-        blocks = _blocks(query, key, tables)
-        state = _state_before(query, key, value, tables, initial_state)
-        states = []  # before each chunk of each block
-        for block in blocks:
-            of_block, state = _read_chunks(block, block.cut(key), block.cut(value), state)
-            states.append(of_block)
 
-        query_gradient, key_gradient, value_gradient = (torch.empty_like(tensor) for tensor in (query, key, value))
-        for block in reversed(blocks):
-            query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
-            gradient = block.cut(output_gradient)  # (A, R C, V)
-            inner = block.tables.inner
-            after = []  # gradient of the state after each chunk, last one first
-            read = block.by_chunk(block.decayed(query_part, block.tables.query).mT @ gradient)
-            for through_query, decay in zip(reversed(read), reversed(block.decays)):
-                after.append(state_gradient)
-                state_gradient = torch.addcmul(through_query, decay, state_gradient)
-            before, after = block.together(states.pop()), block.together(after[::-1])
+def _chunkwise_gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    initial_state: Tensor | None,
+    tables: DecayTables,
+    output_gradient: Tensor,
+    state_gradient: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Those of the arguments of `ChunkwiseRetention`; states are computed again."""
+    if torch.is_grad_enabled():  # a gradient of the gradient is asked for
+        operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
+        results = _grouped_at_once(query, key, value, tables, initial_state)
+        gradients = torch.autograd.grad(
+            results, operands, (output_gradient, state_gradient), create_graph=True, allow_unused=True
+        )
+        query_gradient, key_gradient, value_gradient, *rest = gradients
+        return query_gradient, key_gradient, value_gradient, None, rest[0] if rest else None
 
-            part = block.decayed_(query_part @ key_part.mT, inner).mT @ gradient
-            part.baddbmm_(block.decayed(key_part, block.tables.key), after)
-            block.put(part, value_gradient)
-            scores_gradient = block.decayed_(gradient @ value_part.mT, inner)
-            part = block.decayed_(gradient @ before.mT, block.tables.query)
-            block.put(part.baddbmm_(scores_gradient, key_part), query_gradient)
-            part = block.decayed_(value_part @ after.mT, block.tables.key)
-            block.put(part.baddbmm_(scores_gradient.mT, query_part), key_gradient)
-        initial_gradient = None if initial_state is None else state_gradient.to(initial_state.dtype)
-        return query_gradient, key_gradient, value_gradient, None, initial_gradient
+    blocks = _blocks(query, key, tables)
+    state = _state_before(query, key, value, tables, initial_state)
+    states = []  # before each chunk of each block
+    for block in blocks:
+        of_block, state = _read_chunks(block, block.cut(key), block.cut(value), state)
+        states.append(of_block)
+
+    query_gradient, key_gradient, value_gradient = (torch.empty_like(tensor) for tensor in (query, key, value))
+    for block in reversed(blocks):
+        query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
+        gradient = block.cut(output_gradient)  # (A, R C, V)
+        inner = block.tables.inner
+        after = []  # gradient of the state after each chunk, last one first
+        read = block.by_chunk(block.decayed(query_part, block.tables.query).mT @ gradient)
+        for through_query, decay in zip(reversed(read), reversed(block.decays)):
+            after.append(state_gradient)
+            state_gradient = torch.addcmul(through_query, decay, state_gradient)
+        before, after = block.together(states.pop()), block.together(after[::-1])
+
+        part = block.decayed_(query_part @ key_part.mT, inner).mT @ gradient
+        part.baddbmm_(block.decayed(key_part, block.tables.key), after)
+        block.put(part, value_gradient)
+        scores_gradient = block.decayed_(gradient @ value_part.mT, inner)
+        part = block.decayed_(gradient @ before.mT, block.tables.query)
+        block.put(part.baddbmm_(scores_gradient, key_part), query_gradient)
+        part = block.decayed_(value_part @ after.mT, block.tables.key)
+        block.put(part.baddbmm_(scores_gradient.mT, query_part), key_gradient)
+    initial_gradient = None if initial_state is None else state_gradient.to(initial_state.dtype)
+    return query_gradient, key_gradient, value_gradient, None, initial_gradient
 
 
 def _state_before(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None) -> Tensor:

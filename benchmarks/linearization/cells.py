@@ -50,6 +50,21 @@ OF_LISTS: dict[str, list[str]] = {
 FROM_SCRATCH = {"published decays": "power_of_two", "best decays": "geometric 2 512"}
 
 
+class Processor:
+    """How much of the time it had the processor, of this process: 1 where nothing else ran on its cores.
+
+    Time is compared between runs that are hours apart, on machines that do other things beside.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter(), time.process_time()
+
+    @property
+    def share(self) -> float:
+        wall, own = self._began
+        return (time.process_time() - own) / (time.perf_counter() - wall) / torch.get_num_threads()
+
+
 def stream() -> Tensor:
     """The part of the Bible that all is measured on, (tokens,)."""
     return torch.from_numpy(encode(texts.documents(source.TEXT).reporting, source.tokenizer())).long()
@@ -108,12 +123,14 @@ class LinearizationCell(Cell):
             for stage, steps in STEPS.items():
                 arguments += [f"--{stage}-steps", steps]
             options = (OF_LISTS if self.lists else OF_TEXT)[self.model]
+            processor = Processor()
             if retnet_hf([str(argument) for argument in [*arguments, *options]]):
                 raise RuntimeError(f"retnet-hf linearize failed for {self.name}")
+            share = processor.share
             report = json.loads(Path(output, "model", "linearization.json").read_text(encoding="utf-8"))
             student = AutoModelForCausalLM.from_pretrained(f"{output}/model")
             return {
-                "seconds": sum(stage["seconds"] for stage in report["trainings"]),
+                "seconds": share * sum(stage["seconds"] for stage in report["trainings"]),
                 "layer_errors": report["layer_errors"],
                 "trainings": report["trainings"],
                 "kept": [layer for layer, kind in enumerate(student.config.layer_types) if kind != "linear_attention"],
@@ -128,9 +145,11 @@ class LinearizationCell(Cell):
         for _ in range(2):  # the speed, then the training
             torch.manual_seed(self.seed)
             model = of_equal_size("retnet", {"schedule": schedule}, source.SETTING)
+            processor = Processor()
             run = train(model, ids, tokens, SCRATCH_RATE, self.seed, source.SETTING.block, source.SETTING.batch)
-            tokens = int(like["seconds"] * run.tokens_per_second)
-        return {"seconds": run.seconds, "tokens": run.curve[-1][0], **measured(model)}
+            share = processor.share
+            tokens = int(like["seconds"] * run.tokens_per_second / share)
+        return {"seconds": run.seconds * share, "tokens": run.curve[-1][0], **measured(model)}
 
     def cost(self, result: dict[str, Any]) -> float:
         return result["perplexity"][str(source.SETTING.block)]
