@@ -7,6 +7,7 @@ their probabilities, is then on disk, and the two models need not share memory.
 """
 
 import bisect
+import hashlib
 import itertools
 import json
 import os
@@ -15,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, Trainer
+
+from .measures import HEAD_TOKENS
 
 
 _INDEX = "index.json"  # written last: how many blocks each file has
@@ -102,17 +105,23 @@ class StoredTeacher(Dataset):
         index = Path(folder) / _INDEX
         if not index.is_file():
             raise ValueError(f"{folder} does not hold what a teacher said, or not all of it.")
-        lengths = json.loads(index.read_text(encoding="utf-8"))["blocks"]
-        self.ends = list(itertools.accumulate(lengths))
-        self.parts = [safe_open(_part(Path(folder), number), framework="pt") for number in range(len(lengths))]
+        self.folder = Path(folder)
+        self.ends = list(itertools.accumulate(json.loads(index.read_text(encoding="utf-8"))["blocks"]))
+        self._open: dict[int, Any] = {}  # files, by number
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": {}}  # the workers of a data loader open their own
 
     def __len__(self) -> int:
         return self.ends[-1]
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
+        index = range(len(self))[index]
         number = bisect.bisect_right(self.ends, index)
         row = index - (self.ends[number - 1] if number else 0)
-        one = {name: self.parts[number].get_slice(name)[row] for name in _STORED}
+        if number not in self._open:
+            self._open[number] = safe_open(_part(self.folder, number), framework="pt")
+        one = {name: self._open[number].get_slice(name)[row] for name in _STORED}
         return {name: value.long() if name in ("input_ids", "top_indices") else value for name, value in one.items()}
 
 
@@ -120,31 +129,47 @@ class StoredTeacher(Dataset):
 def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], folder: str | os.PathLike, k: int = 32) -> None:
     """Writes the k most likely next tokens of a teacher at every place of blocks (B, T), a file for each batch.
 
-    Probabilities are kept in half precision, as their logarithms. Called again with the same batches, it goes on after the
-    files that are there.
+    Probabilities are kept in half precision, as their logarithms. Called again, it goes on after the files that are there,
+    as far as they are of the same blocks, the same k and a teacher of the same name.
 
     Raises:
         ValueError: without any block.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    lengths = []
+    (folder / _INDEX).unlink(missing_ok=True)
+    lengths, k = [], min(k, teacher.config.vocab_size)
     for number, ids in enumerate(batches):
         lengths.append(len(ids))
         path = _part(folder, number)
-        if path.is_file():
+        asked = {"teacher": teacher.config._name_or_path, "k": str(k), "ids": _digest(ids)}
+        if path.is_file() and _asked(path) == asked:
             continue
-        log_probs = teacher(ids.to(teacher.device), use_cache=False).logits.float().log_softmax(-1)
-        top = log_probs.topk(min(k, log_probs.shape[-1]), dim=-1)
-        tensors = zip(_STORED, (ids.int(), top.values.half(), top.indices.int()))
+        hidden = teacher.model(ids.to(teacher.device), use_cache=False).last_hidden_state.flatten(0, 1)  # (B T, D)
+        tops = [teacher.lm_head(rows).float().log_softmax(-1).topk(k) for rows in hidden.split(HEAD_TOKENS)]
+        values, indices = (torch.cat(parts).view(*ids.shape, k) for parts in zip(*tops))
         partial = path.with_suffix(".partial")
-        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors}, partial)
+        tensors = zip(_STORED, (ids.int(), values.half(), indices.int()))
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors}, partial, metadata=asked)
         os.replace(partial, path)
     if not lengths:
         raise ValueError("there must be at least one block of tokens to ask a teacher about.")
     partial = folder / f"{_INDEX}.partial"
     partial.write_text(json.dumps({"blocks": lengths}), encoding="utf-8")
     os.replace(partial, folder / _INDEX)
+
+
+def _digest(ids: Tensor) -> str:
+    return hashlib.sha256(f"{tuple(ids.shape)}".encode() + ids.int().cpu().contiguous().numpy().tobytes()).hexdigest()
+
+
+def _asked(path: Path) -> dict[str, str] | None:
+    """What a file says that it holds the answers to; None if it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata()
+    except SafetensorError:
+        return None
 
 
 def _part(folder: Path, number: int) -> Path:

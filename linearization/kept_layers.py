@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 
 def _count(layers: int, share: float) -> int:
-    return min(layers, max(1, round(share * layers)))
+    """One at least, and never all of them."""
+    return min(layers - 1, max(1, round(share * layers)))
 
 
 def spread_layers(layers: int, share: float) -> list[int]:

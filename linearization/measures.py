@@ -20,8 +20,8 @@ class Scores(NamedTuple):
     """Mean losses in nats per token."""
 
     loss: float
-    repeated: float  # where the last two tokens stood together before (AR-Hit: the paper, section 3.4)
-    first: float  # where they did not (First-Occur)
+    repeated: float | None  # where the last two tokens stood together before (AR-Hit: the paper, section 3.4)
+    first: float | None  # where they did not (First-Occur); each None where there is no such token
     by_position: list[float]  # of tokens 1 to 16, 17 to 32, 33 to 64, … of a block
 
     @property
@@ -60,15 +60,21 @@ def score(losses_of: Callable[[Tensor], Tensor], stream: Tensor, length: int, mo
     """Scores of a stream in blocks of `length`, each read without what stands before it.
 
     Args:
+        stream: (tokens,), `length` of them at least.
         losses_of: token ids (B, T) -> losses of all but the first, (B, T-1).
+        most_tokens: of the stream, beyond one block.
     """
-    blocks = stream[: min(len(stream), most_tokens) // length * length].view(-1, length)
+    blocks = stream[: min(len(stream), max(most_tokens, length)) // length * length].view(-1, length)
     loss = torch.cat([losses_of(batch) for batch in blocks.split(max(1, 4096 // length))])
     repeated = repeats(blocks)
     edges = [0] + [16 * 2**power for power in range(20) if 16 * 2**power < length] + [length - 1]
+
+    def mean_of(kind: Tensor) -> float | None:
+        return loss[kind].mean().item() if bool(kind.any()) else None
+
     return Scores(
         loss.mean().item(),
-        loss[repeated].mean().item(),
-        loss[~repeated].mean().item(),
+        mean_of(repeated),
+        mean_of(~repeated),
         [loss[:, first:last].mean().item() for first, last in zip(edges, edges[1:])],
     )

@@ -5,7 +5,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -41,9 +41,15 @@ class Measures:
 
 @dataclass
 class Training:
-    """What a stage of training was."""
+    """What a stage of training was.
+
+    Attributes:
+        figure: what its loss is, with the unit.
+        before, after: the loss on the held-out text.
+    """
 
     name: str
+    figure: str
     steps: int
     tokens: int
     seconds: float | None  # None if it was interrupted
@@ -72,10 +78,14 @@ def cache_bytes(cache: Cache) -> int:
     return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
 
 
-def recalled_vocabulary(stream: Tensor, separator: int | None) -> Tensor:
-    """Token ids that a text has often enough for a model to know them, in an order that is always the same."""
+def recalled_vocabulary(stream: Tensor, special_ids: Collection[int] = ()) -> Tensor:
+    """Token ids that a text has often enough for a model to know them, in an order that is always the same.
+
+    Args:
+        special_ids: those that are no text, as `all_special_ids` of a tokenizer.
+    """
     ids, counts = stream.unique(return_counts=True)
-    known = ids[(counts >= OCCURRENCES) & (ids != (-1 if separator is None else separator))]
+    known = ids[(counts >= OCCURRENCES) & ~torch.isin(ids, torch.tensor(list(special_ids), dtype=ids.dtype))]
     return known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))]
 
 
@@ -178,20 +188,21 @@ def markdown(report: Report) -> str:
         "|---|---:|---:|---:|",
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
-        f"Chance is 1 of the number of pairs, and 1 in {CHOICES} for a needle.",
-        *([_recall_sentence(report)] if teacher.associative_recall or teacher.needle_recall else []),
+        *(_recall_sentences(report) if teacher.associative_recall or teacher.needle_recall else []),
         "",
-        "| stage | steps | tokens | minutes | before | after |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| stage | steps | tokens | minutes | loss | before | after |",
+        "|---|---:|---:|---:|---|---:|---:|",
         *(
             f"| {stage.name} | {stage.steps:,} | {stage.tokens:,} "
-            f"| {'' if stage.seconds is None else f'{stage.seconds / 60:.1f}'} | {stage.before:.3f} | {stage.after:.3f} |"
+            f"| {'' if stage.seconds is None else f'{stage.seconds / 60:.1f}'} "
+            f"| {stage.figure} | {stage.before:.3f} | {stage.after:.3f} |"
             for stage in report.trainings
         ),
     ]
     if report.layer_errors:
         worst = sorted(report.layer_errors, key=report.layer_errors.get, reverse=True)
         named = ", ".join(f"{layer} ({report.layer_errors[layer]:.2f})" for layer in worst[:8])
+        named = f"{named} (measured on text that was trained on)"
         lines += ["", f"Squared error of a layer relative to the attention it replaced, the largest first: {named}."]
     return "\n".join(lines) + "\n"
 
@@ -200,8 +211,9 @@ def _shares(theirs: float, ours: float) -> tuple[str, str, str]:
     return f"{theirs:.0%}", f"{ours:.0%}", f"{ours - theirs:+.0%}"
 
 
-def _recall_sentence(report: Report) -> str:
-    """What is to be said where a model finds less of what it has read than its source did."""
+def _recall_sentences(report: Report) -> list[str]:
+    """What guessing finds, and what is to be said where a model finds less of what it has read than its source did."""
+    guessing = f"Guessing finds 1 in N for N pairs, and 1 in {CHOICES} for a needle."
     teacher, student = report.teacher, report.student
     found = [
         (1 / pairs, pairs * SEQUENCES, share, student.associative_recall[pairs])
@@ -216,10 +228,11 @@ def _recall_sentence(report: Report) -> str:
         if theirs > chance + 3 * math.sqrt(chance * (1 - chance) / count)
     ]
     if not telling:
-        return "The source itself recalls hardly more than chance, so that nothing can be told about this model's recall."
+        return [guessing, "The source itself recalls hardly more than that, which says nothing about this model's recall."]
     if any(ours < 0.9 * theirs for theirs, ours in telling):
-        return (
+        return [
+            guessing,
             "**It recalls less than its source**: what has to be found again word by word in a long text, it may not find. "
-            "Layers of softmax attention (`--keep-attention`) or a window of it (`--window`) bring some of that back."
-        )
-    return "It recalls what its source recalls, within a tenth."
+            "Layers of softmax attention (`--keep-attention`) or a window of it (`--window`) bring some of that back.",
+        ]
+    return [guessing, "It recalls what its source recalls, within a tenth."]

@@ -54,7 +54,7 @@ def linearized_config(
     """
     layers = range(softmax.num_hidden_layers)
     if share_states and softmax.num_key_value_heads == softmax.num_attention_heads:
-        raise SourceError("share_states must be False: each key/value head of the source serves one query head alone.")
+        raise SourceError("its states cannot be shared: each of its key/value heads serves one query head alone.")
     if unknown := sorted(set(kept) - set(layers)):
         raise SourceError(f"layer {unknown[0]} cannot be kept: the model has layers 0 to {len(layers) - 1}.")
     kinds = [kind if layer in kept else "linear_attention" for layer, kind in enumerate(softmax.layer_types)]
@@ -155,7 +155,7 @@ def _calibrate(model: RetNetForCausalLM, layer: int, measures: HeadMeasures | No
         factor = 2 * factor
     if retention.window_scale is not None:
         retention.head_norm.weight.mul_(0.5)
-        retention.window_scale.weight.copy_(0.5 / factor)
+        retention.window_scale.weight.copy_(torch.where(factor > 0, 0.5 / factor, 0.0))  # a pruned head has no output
     weight = retention.o_proj.weight  # (D, H V)
     by_head = weight.unflatten(1, (config.num_attention_heads, -1)) * factor.to(weight)[:, None]
     weight.copy_(by_head.flatten(1))

@@ -371,7 +371,7 @@ def test_pictures_of_16_bits_are_refused(retnet_hf, workplace, suffix):
 
 def test_a_trial_step_leaves_the_model_as_it_was(workplace):
     """Batch norms too, so that --threads does not decide what is trained."""
-    corpus, folder = read_corpus("pictures"), TrainingFolder(Path("model"))
+    corpus, folder = read_corpus("pictures"), TrainingFolder(Path("model"), "train-image")
     run = prepare("pictures", corpus, folder, ImageRecipe(model="rmt", preset="micro", batch_size=4), steps=1, threads=1)
     before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
     assert any("running_mean" in name for name in before)

@@ -33,6 +33,7 @@ from linearization.measures import losses_of, score
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe, needs
+from retnet_hf_cli.linearizing.stages import StageRun
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
 from retnet_hf_cli.training.progress import RichProgress
@@ -238,6 +239,50 @@ def test_a_crash_after_the_end_is_made_good_by_resuming(retnet_hf, workplace, li
     assert not Path("model.partial").exists()
 
 
+def test_a_crash_before_a_finished_stage_is_in_its_place(retnet_hf, workplace, linearized):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("retnet_hf_cli.training.folder.replace", crash)
+        with pytest.raises(RuntimeError, match="power cut"):
+            retnet_hf(*LINEARIZE)
+    answer = retnet_hf(*LINEARIZE, "--resume")
+    assert answer.code == 0, answer.err
+    assert "continuing after step 6" in answer.out
+    assert_same_weights(Path("model"), linearized)
+
+
+def test_ctrl_c_after_the_last_step_of_a_stage_does_not_begin_the_next(retnet_hf, workplace, linearized):
+    finish = StageRun.finish
+
+    def pressed(self, trainer):
+        press_ctrl_c()
+        finish(self, trainer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StageRun, "finish", pressed)
+        answer = retnet_hf(*LINEARIZE)
+    assert answer.code == 130
+    assert "interrupted at the end of the stage align" in answer.err
+    assert "stage 2 of 2" not in answer.out
+    assert {path.name for path in Path("model.partial").iterdir()} == {"align", "training_run.json"}
+    assert not list(Path("model.partial/align").glob("checkpoint-*"))
+    assert retnet_hf(*LINEARIZE, "--resume").code == 0
+    assert_same_weights(Path("model"), linearized)
+
+
+def test_what_a_run_writes_is_not_its_text(retnet_hf, workplace):
+    """Output and source lie in the folder that is read, with model cards that are Markdown."""
+    options = ["linearize", "llama", ".", *LINEARIZE[3:], "--lora-rank", 2, "--align-steps", 0]
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 4, press_ctrl_c)
+        assert retnet_hf(*options).code == 130
+    assert list(Path("model.partial").rglob("*.md"))
+    answer = retnet_hf(*options, "--resume")
+    assert answer.code == 0, answer.err
+    again = retnet_hf(*options, "--overwrite")
+    blocks = [re.search(r"[\d,]+ blocks of 32 tokens", out)[0] for out in (answer.out, again.out)]
+    assert blocks[0] == blocks[1]
+
+
 def crash(*_):
     raise RuntimeError("power cut")
 
@@ -253,7 +298,11 @@ def test_a_run_that_was_interrupted_is_neither_begun_anew_nor_resumed_otherwise(
     Path("book.txt").write_text(TEXT + "And more.", encoding="utf-8")
     refused(retnet_hf(*LINEARIZE, "--resume"), "the text is not what this run began with")
     Path("book.txt").write_text(TEXT, encoding="utf-8")
+    refused(retnet_hf("train", "book.txt", "--output", "model", "--resume"), "holds a run of retnet-hf linearize")
     assert tree(workplace) == before
+    torch.manual_seed(1)
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained("llama")
+    refused(retnet_hf(*LINEARIZE, "--resume"), "llama is not the model that this run began with")
 
 
 def test_a_finished_model_is_neither_resumed_nor_replaced_unasked(retnet_hf, workplace, linearized):
@@ -407,6 +456,7 @@ def test_a_source_of_another_kind_is_refused(retnet_hf, workplace):
         (["--block-size", 4096], ["too short to fill a block of 4096 tokens", "--block-size"]),
         (["--long-steps", 1], ["too short to fill a block of 2048 tokens", "--long-block-size"]),
         (["--keep-attention", "0,9"], ["layer 9 cannot be kept: the model has layers 0 to 3"]),
+        (["--keep-attention", "0,1,2,3"], ["--keep-attention keeps every layer"]),
         (["--keep-attention", "few"], ["--keep-attention takes layers"]),
         (["--decays", "fast"], ["it must be one of power_of_two, log_linear"]),
     ],
@@ -415,6 +465,11 @@ def test_what_cannot_be_done_is_refused(retnet_hf, workplace, options, words):
     before = tree(workplace)
     refused(retnet_hf(*LINEARIZE, *options), *words)
     assert tree(workplace) == before
+
+
+def test_a_tokenizer_of_another_model_is_refused(retnet_hf, workplace):
+    LlamaForCausalLM(LlamaConfig(**SIZES | {"vocab_size": 100})).save_pretrained("llama")
+    refused(retnet_hf(*LINEARIZE), "the tokenizer of the source has a token", "its model knows 100 tokens")
 
 
 def test_a_source_without_tokenizer_is_refused(retnet_hf, workplace):
@@ -495,7 +550,8 @@ def test_too_little_memory_is_said_beforehand(retnet_hf, workplace, monkeypatch)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 10**5}))
     before = tree(workplace)
-    refused(retnet_hf(*LINEARIZE), "not enough memory", "a smaller --batch-size, --lora-rank 8, --top-logits 32 need less")
+    less = "less is needed with --batch-size 1 or --lora-rank 8 or --top-logits 32"
+    refused(retnet_hf(*LINEARIZE), "not enough memory", less)
     assert tree(workplace) == before
 
 
@@ -507,24 +563,24 @@ def test_too_little_disk_is_said_beforehand(retnet_hf, workplace, monkeypatch):
 
 
 def test_what_is_needed_follows_from_the_configuration():
-    config = Qwen2Config(**SIZES | {"num_hidden_layers": 2})
+    config = Qwen2Config(**SIZES | {"num_hidden_layers": 2, "dtype": "bfloat16"})
     model = Qwen2ForCausalLM(config)
     teacher = 2 * model.num_parameters()
     recipe = Recipe("a", align_steps=0, distill_steps=5)
-    found = needs(config, recipe, torch.bfloat16)
+    found = needs(config, recipe)
     student = found.student_parameters
     assert model.num_parameters() < student < 1.3 * model.num_parameters()  # gates
     logits = 6 * 4 * recipe.batch_size * recipe.block_size * 300
     assert found.memory == teacher + 16 * student + logits
-    assert needs(config, Recipe("a", align_steps=0, distill_steps=0), torch.bfloat16).memory == teacher + 4 * student
+    assert needs(config, Recipe("a", align_steps=0, distill_steps=0)).memory == teacher + 4 * student
     stored = Recipe("a", align_steps=0, distill_steps=5, top_logits=4)
-    assert needs(config, stored, torch.bfloat16).memory == 16 * student + logits
+    assert needs(config, stored).memory == 16 * student + logits
     auto = Recipe("a", align_steps=5, distill_steps=0, keep_attention="auto")
     every = Recipe("a", align_steps=5, distill_steps=0)
-    assert needs(config, auto, torch.bfloat16).memory == needs(config, every, torch.bfloat16).memory + 4 * student
+    assert needs(config, auto).memory == needs(config, every).memory + 4 * student
     assert found.disk == 4 * student + 2 * 12 * student + 2 * student
-    assert needs(config, Recipe("a", align_steps=5, distill_steps=0), torch.bfloat16).memory < found.memory
-    assert needs(config, Recipe("a", distill_steps=5, lora_rank=4), torch.bfloat16).memory < found.memory
+    assert needs(config, Recipe("a", align_steps=5, distill_steps=0)).memory < found.memory
+    assert needs(config, Recipe("a", distill_steps=5, lora_rank=4)).memory < found.memory
 
 
 # text

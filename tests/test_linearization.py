@@ -3,6 +3,7 @@
 """From a transformer to a RetNet: exact where attention stays, measured where it does not."""
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -98,6 +99,14 @@ def test_heads_are_measured_by_definition():
     outputs = torch.stack(inputs).view(2, 2, 2, 12, 4, -1)  # blocks, layers, B, T, H, V
     torch.testing.assert_close(measures.rms, outputs.square().mean(dim=(0, 2, 3, 5)).sqrt().double(), rtol=1e-5, atol=1e-6)
     assert source.config._attn_implementation == "eager"
+
+
+def test_distances_of_a_source_in_half_precision_are_those_in_full():
+    """Rounded attention weights do not add up to 1, which tells the more the further a token is from the beginning."""
+    source, ids = source_of("Llama 3"), [random_ids(2, 400)]
+    expected = measure_heads(source, ids).distance
+    found = measure_heads(source.to(torch.bfloat16), ids).distance
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
 
 
 def test_the_fastest_decay_is_for_the_head_that_looks_back_least():
@@ -296,8 +305,9 @@ def test_asking_a_teacher_goes_on_after_an_interruption(tmp_path):
     with pytest.raises(ValueError, match="or not all of it"):
         StoredTeacher(tmp_path / "teacher")
     asked = []
-    teacher.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0]))
+    handle = teacher.model.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0]))
     store_teacher(teacher, ids.split(4), tmp_path / "teacher", k=5)
+    handle.remove()
     assert len(asked) == 1
     assert asked[0].equal(ids[8:])
     stored, top = StoredTeacher(tmp_path / "teacher"), teacher(ids).logits.log_softmax(-1).topk(5)
@@ -308,6 +318,29 @@ def test_asking_a_teacher_goes_on_after_an_interruption(tmp_path):
         close(stored[index]["top_log_probs"].float(), top.values[index], 2e-3)
 
 
+def test_answers_to_another_question_are_not_taken_for_those_that_are_asked(tmp_path):
+    teacher, ids = source_of("Llama 3"), random_ids(10, 24)
+    store_teacher(teacher, ids.split(4), tmp_path, k=5)
+    others = random_ids(10, 24, seed=1)
+    store_teacher(teacher, [ids[:4], *others[4:].split(3)], tmp_path, k=5)
+    stored = StoredTeacher(tmp_path)
+    assert stored[3]["input_ids"].equal(ids[3])
+    assert stored[-1]["input_ids"].equal(others[9])
+    store_teacher(teacher, ids.split(4), tmp_path, k=3)
+    stored = pickle.loads(pickle.dumps(StoredTeacher(tmp_path)))  # as for the workers of a data loader
+    assert stored[9]["top_indices"].equal(teacher(ids[9:]).logits[0].topk(3).indices)
+    with pytest.raises(IndexError):
+        stored[10]
+
+
+def test_a_head_that_was_pruned_has_a_window_of_numbers():
+    source = source_of("Llama 3")
+    with torch.no_grad():
+        source.model.layers[0].self_attn.v_proj.weight[:8] = 0
+    ids = random_ids(2, 20)
+    assert transfer(source, kept=[], measures=measure_heads(source, [ids]), window=8)(ids).logits.isfinite().all()
+
+
 def test_a_quantised_source_is_refused():
     config = LlamaConfig(**SIZES, quantization_config={"quant_method": "fp8"})
     with pytest.raises(SourceError, match="its weights are quantised \\(fp8\\)"):
@@ -315,5 +348,5 @@ def test_a_quantised_source_is_refused():
 
 
 def test_states_that_nobody_could_share_are_refused():
-    with pytest.raises(SourceError, match="each key/value head of the source serves one query head alone"):
+    with pytest.raises(SourceError, match="each of its key/value heads serves one query head alone"):
         transfer(source_of("Llama 3", num_key_value_heads=4), kept=[], share_states=True)

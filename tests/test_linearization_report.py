@@ -152,8 +152,8 @@ def test_recall_is_the_share_of_what_is_found_again(recalls):
 
 def test_tokens_are_recalled_that_a_text_has_often():
     stream = torch.tensor([3] * 10 + [5] * 9 + [7] * 12 + [1] * 30)
-    assert set(recalled_vocabulary(stream, separator=1).tolist()) == {3, 7}
-    assert set(recalled_vocabulary(stream, separator=None).tolist()) == {1, 3, 7}
+    assert set(recalled_vocabulary(stream, special_ids=[1]).tolist()) == {3, 7}
+    assert set(recalled_vocabulary(stream).tolist()) == {1, 3, 7}
 
 
 def test_layers_are_chosen_by_share():
@@ -172,11 +172,14 @@ def report() -> Report:
         blocks = random_ids(8, 32)
         student = transfer(teacher, kept=[1], measures=measure_heads(teacher, [blocks]))
         stream = random_ids(1, 700)[0]
-        vocabulary = recalled_vocabulary(stream, separator=None)
+        vocabulary = recalled_vocabulary(stream)
         measures = [measure_text(model, stream, 32, vocabulary) for model in (teacher, student)]
         measure_decoding(dict(zip((teacher, student), measures)), stream, 32)
         errors = measure_layers(student, teacher, blocks)
-    trainings = [Training("align", 3, 96, 60.0, 0.5, 0.25), Training("distill", 4, 128, None, 1.0, 0.5)]
+    trainings = [
+        Training("align", "error", 3, 96, 60.0, 0.5, 0.25),
+        Training("distill", "divergence", 4, 128, None, 1.0, 0.5),
+    ]
     return Report("llama", ["a.txt"], 32, 700, *measures, errors, trainings)
 
 
@@ -201,9 +204,9 @@ def test_a_report_in_markdown_has_every_figure(report):
     text = markdown(report)
     for length, theirs in report.teacher.perplexity.items():
         assert f"| perplexity, blocks of {length} tokens | {theirs:.2f} | {report.student.perplexity[length]:.2f} |" in text
-    assert "| align | 3 | 96 | 1.0 | 0.500 | 0.250 |" in text
-    assert "| distill | 4 | 128 |  | 1.000 | 0.500 |" in text
-    assert f"0 ({report.layer_errors[0]:.2f})." in text
+    assert "| align | 3 | 96 | 1.0 | error | 0.500 | 0.250 |" in text
+    assert "| distill | 4 | 128 |  | divergence | 1.000 | 0.500 |" in text
+    assert f"the largest first: 0 ({report.layer_errors[0]:.2f}) (measured on" in text
 
 
 @pytest.mark.parametrize(
@@ -211,13 +214,26 @@ def test_a_report_in_markdown_has_every_figure(report):
     [
         (0.9, 0.5, "It recalls less than its source"),
         (0.9, 0.85, "It recalls what its source recalls, within a tenth."),
-        (0.07, 0.07, "The source itself recalls hardly more than chance"),
+        (0.07, 0.07, "The source itself recalls hardly more than that"),
     ],
 )
 def test_a_report_says_where_recall_falls_short(report, theirs, ours, sentence):
     teacher, student = Measures(associative_recall={16: theirs}), Measures(associative_recall={16: ours})
     changed = dataclasses.replace(report, teacher=teacher, student=student)
     assert sentence in markdown(changed)
+
+
+def test_blocks_longer_than_what_is_scored_are_scored():
+    """The longest one is eight times the block that was trained on."""
+    stream = random_ids(1, 300)[0]
+    assert score(lambda ids: ids[:, 1:].float(), stream, 200, most_tokens=100).loss == stream[1:200].float().mean()
+
+
+def test_without_a_repeated_pair_there_is_no_loss_of_one():
+    """A number that is none would be no JSON."""
+    found = score(lambda ids: ids[:, 1:].float(), torch.arange(40), 20)
+    assert found.repeated is None
+    assert found.first == found.loss
 
 
 def test_a_text_that_is_too_short_leaves_figures_out():

@@ -10,8 +10,9 @@ from test_tensor_parallel import run_two_ranks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import TrainingArguments
 
-from linearization import align, measure_heads, prepare_for_alignment, transfer
+from linearization import AlignmentTrainer, align, measure_heads, prepare_for_alignment, transfer
 
 
 class LiveMemory(TorchDispatchMode):
@@ -55,6 +56,30 @@ def test_the_activations_of_alignment_are_those_of_one_layer():
     activations = 4 * 64 * 32 * 4  # B T D bytes
     assert two > 5 * activations  # what is counted are activations
     assert eight < two + activations / 2
+
+
+def test_alignment_in_half_precision_has_the_gradients_of_a_backward_pass_outside_autocast():
+    """That of a layer runs within the forward pass of the teacher, where autocast is on."""
+    teacher = source_of("Llama 3")
+    student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(2, 16)]))
+    ids = random_ids(2, 150)  # several chunks
+    parameters = prepare_for_alignment(student)
+
+    def without_autocast(loss):
+        with torch.autocast("cpu", enabled=False):
+            (loss / 2).backward()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        align(student, teacher, ids, with_loss=without_autocast)
+    expected = [parameter.detach() - 0.1 * parameter.grad for parameter in parameters]
+    student.zero_grad()
+    arguments = TrainingArguments(
+        "unused", max_steps=1, learning_rate=0.1, optim="sgd", max_grad_norm=0.0, lr_scheduler_type="constant", bf16=True,
+        per_device_train_batch_size=2, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    AlignmentTrainer(student, arguments, teacher=teacher, train_dataset=[{"input_ids": row} for row in ids]).train()
+    for parameter, wanted in zip(parameters, expected):
+        torch.testing.assert_close(parameter.detach(), wanted, rtol=1e-4, atol=1e-6)
 
 
 RANK = """

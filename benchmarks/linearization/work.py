@@ -24,7 +24,8 @@ def measure(seed: int, lists: bool, threads: int) -> None:
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()
     missing = [cell for cell in cells(seed, lists) if not cell.path(RESULTS).is_file()]
-    if missing and missing[0].model != "source" and not (missing[0].source / "training.json").is_file():
+    linearized = [cell for cell in missing if not cell.model.startswith("from scratch")]
+    if linearized and linearized[0].model != "source" and not (linearized[0].source / "training.json").is_file():
         missing.insert(0, cells(seed, lists)[0])
     for cell in missing:
         began = time.monotonic()

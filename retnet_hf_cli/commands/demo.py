@@ -51,7 +51,7 @@ def demo(
     """
     started = time.monotonic()
     output = output or free_name("retnet-demo")
-    folder = TrainingFolder(output)
+    folder = TrainingFolder(output, "demo")
     folder.claim(resume=False, overwrite=overwrite, resumable=False)
     source = text or str(SAMPLE_TEXT)
     require_text(source)

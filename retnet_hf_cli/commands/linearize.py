@@ -52,8 +52,8 @@ def linearize(
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="What to train on: text files, folders, .jsonl files, or the name of a data set on the Hub, of which no "
-            "more is read than is needed. The best is what the source was trained on.",
+            help="What to train on: text files, folders, .jsonl files, or the name of a data set on the Hub, which is read "
+            "as far as it is needed. The best is what the source was trained on.",
             show_default=f"{DEFAULT_TEXT}, {DEFAULT_SUBSET}",
         ),
     ] = None,
@@ -64,7 +64,9 @@ def linearize(
         bool, run_option("--resume", help="Continue an interrupted run, to the same weights bit for bit.")
     ] = False,
     overwrite: Overwrite = False,
-    seed: Annotated[int, run_option(min=0, help="Of the order of the text, of what is held out, and of new weights.")] = 0,
+    seed: Annotated[
+        int, run_option(min=0, help="Seed of the order of the text, of what is held out, and of new weights.")
+    ] = 0,
     threads: Threads = None,
     keep_attention: Annotated[
         str | None,
@@ -119,8 +121,8 @@ def linearize(
         int | None,
         training_option(
             min=1,
-            help="Ask the source before stage 2, keep its so many most likely tokens on disk, and let go of it: source and "
-            "RetNet are then not in memory together.",
+            help="Ask the source before stage 2, store its N most likely tokens of every place, and free its memory: stage "
+            "2 then holds the RetNet alone.",
         ),
     ] = None,
     eval_every: Annotated[
@@ -128,7 +130,7 @@ def linearize(
         training_option(min=1, help="Steps between evaluations, each with a checkpoint. Absent: a tenth of a stage."),
     ] = None,
 ) -> None:
-    """Turn a pretrained transformer into a RetNet, whose state does not grow with the text.
+    """Turn a pretrained transformer into a RetNet. Its state does not grow with the text, unless attention is kept.
 
     [bold]Examples[/bold]
 
@@ -144,7 +146,7 @@ def linearize(
     The folder holds model, tokenizer, loss curves, and a model card that sets the model beside its source: perplexity,
     recall, memory, speed.
     """
-    folder = TrainingFolder(output)
+    folder = TrainingFolder(output, "linearize")
     for given in (source, *(texts or [])):
         require_apart(folder.output, Path(given).expanduser())
     folder.claim(resume, overwrite, resumable=folder.partial.exists())
@@ -157,7 +159,7 @@ def linearize(
         raise InputError(f"{folder.output} is finished; --overwrite begins anew")
     console = Console(highlight=False)
     with loading(console):
-        from ..linearizing.pipeline import Linearization, source_config, streams_of
+        from ..linearizing.pipeline import Linearization, source_config, source_digest, streams_of
         from ..linearizing.recipe import KeptLayers, Recipe
         from ..text.corpus import digest_of, load_tokenizer, read_enough
 
@@ -185,21 +187,22 @@ def linearize(
         seed=seed,
     )
     with console.status("looking at the source, reading the text"):
-        config, dtype = source_config(name, recipe, folder)
+        config = source_config(name, recipe, folder)
         tokenizer = load_tokenizer(name)
         recipe = recipe.with_rates(config.hidden_size)
-        documents = read_enough(texts, tokenizer, recipe.tokens, field, split, subset)
-        training, evaluation = streams_of(documents, tokenizer, recipe)
+        apart_from = (*folder.own, Path(name).expanduser().resolve())
+        documents = read_enough(texts, tokenizer, recipe.tokens, field, split, subset, apart_from)
+        training, evaluation = streams_of(documents, tokenizer, recipe, config.vocab_size)
     Linearization(
         recipe=recipe,
         folder=folder,
         console=console,
         tokenizer=tokenizer,
-        dtype=dtype,
         texts=texts,
         training=training,
         evaluation=evaluation,
         digest=digest_of(documents),
+        source_digest=source_digest(config),
         minutes=minutes,
         eval_every=eval_every,
         threads=threads,

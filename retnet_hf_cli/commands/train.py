@@ -109,7 +109,7 @@ def train(
     Ctrl-C saves a checkpoint and stops; a second one stops at once.
     The folder holds model, tokenizer, loss curve and model card.
     """
-    folder = TrainingFolder(output)
+    folder = TrainingFolder(output, "train")
     folder.claim(resume, overwrite)
     if preset is not None and config is not None:
         raise InputError("--preset and --config exclude each other")
@@ -138,7 +138,7 @@ def train(
         seed=seed,
     )
     with console.status("reading the text, preparing tokenizer and model"):
-        documents = read_documents(texts, field, split, subset)
+        documents = read_documents(texts, field, split, subset, folder.own)
         run = prepare(
             texts, documents, folder, recipe,
             steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume,

@@ -104,7 +104,7 @@ def train_image(
     Ctrl-C saves a checkpoint and stops; a second one stops at once.
     The folder holds model, image processor, loss curve, confusion matrix, sample predictions and model card.
     """
-    folder = TrainingFolder(output)
+    folder = TrainingFolder(output, "train-image")
     folder.claim(resume, overwrite)
     if preset is not None and config is not None:
         raise InputError("--preset and --config exclude each other")

@@ -42,7 +42,7 @@ PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # of the example in the model card
 def report_of(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, stages: Sequence[type[StageRun]]) -> Report:
     """Both models, measured on what was held out."""
     recipe, stream = job.recipe, job.evaluation.long()
-    vocabulary = recalled_vocabulary(stream, job.tokenizer.eos_token_id)
+    vocabulary = recalled_vocabulary(stream, job.tokenizer.all_special_ids)
     with cpu_threads(job.threads or torch.get_num_threads()):
         theirs, own = (measure_text(model, stream, recipe.block_size, vocabulary) for model in (teacher, student))
         measure_decoding({teacher: theirs, student: own}, stream, recipe.block_size)
@@ -60,7 +60,6 @@ def finish(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, stage
     finished.mkdir()
     with job.console.status("measuring both models"):
         report = report_of(job, teacher, student, stages)
-    student.generation_config = teacher.generation_config
     student.save_pretrained(finished)
     job.tokenizer.save_pretrained(finished)
     (finished / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n", encoding="utf-8")

@@ -4,7 +4,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from rich.console import Console
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -14,7 +13,8 @@ from ..training.folder import TrainingFolder
 from .recipe import Recipe
 
 
-MEASURED_BLOCKS = 32  # that heads and layers are measured on
+# What heads and layers are measured on. Attention weights of a head are a square of the latter.
+MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048
 
 
 @dataclass(kw_only=True)
@@ -22,7 +22,6 @@ class Job:
     """A source and a text, what is to be made of them, and where.
 
     Attributes:
-        dtype: of the source, and of the finished model.
         texts: names of what was read, for the model card. training, evaluation: (tokens,) token ids.
         digest: of the text.
         threads: of the CPU; what is fastest if absent.
@@ -32,7 +31,6 @@ class Job:
     folder: TrainingFolder
     console: Console
     tokenizer: PreTrainedTokenizerBase
-    dtype: torch.dtype
     texts: list[str]
     training: Tensor
     evaluation: Tensor
@@ -41,5 +39,6 @@ class Job:
 
     @property
     def measured_blocks(self) -> Tensor:
-        """Some blocks of the text that is trained on, (N, T)."""
-        return TokenBlocks(self.training.numpy(), self.recipe.block_size).blocks[:MEASURED_BLOCKS].long()
+        """The beginnings of some blocks of the text that is trained on, (N, T)."""
+        blocks = TokenBlocks(self.training.numpy(), self.recipe.block_size).blocks
+        return blocks[:MEASURED_BLOCKS, :MEASURED_TOKENS].long()

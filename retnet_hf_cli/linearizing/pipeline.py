@@ -9,6 +9,7 @@ last checkpoint.
 
 import dataclasses
 import gc
+import hashlib
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ from linearization.alignment import retention_layers
 from linearization.report import measure_layers
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
-from ..cpu_threads import training_threads
+from ..cpu_threads import cpu_threads, training_threads
 from ..errors import InputError
 from ..interrupts import leaving_order
 from ..text.corpus import encode, hold_out
@@ -38,19 +39,20 @@ from ..text.generation import device, load_model
 from ..text.training import TokenBlocks
 from ..training.folder import RECORD, TrainingFolder
 from ..training.progress import resumable, show_training
-from ..training.run import Schedule, check_resumable
+from ..training.run import Schedule, check_resumable, require_memory_for
 from .finish import finish
-from .job import Job
+from .job import MEASURED_TOKENS, Job
 from .recipe import Recipe, needs, require_memory
 from .stages import AlignmentRun, DistillationRun, LongRun, StageRun, import_peft
 
 
 EVALUATED_BLOCKS = 64  # that a stage is evaluated on
-MEASURED_TOKENS, ASKED_BLOCKS = 2048, 8  # of a forward pass that keeps attention weights; that are stored in one file
+ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are stored in one file
+COMPARED_BYTES = 2**16  # of each file of weights, at its beginning and in its middle, by which a source is known again
 
 
-def source_config(name: str, recipe: Recipe, folder: TrainingFolder) -> tuple[PreTrainedConfig, torch.dtype]:
-    """The configuration of the source and the type of its weights, once it is certain that linearizing can begin.
+def source_config(name: str, recipe: Recipe, folder: TrainingFolder) -> PreTrainedConfig:
+    """The configuration of the source, once it is certain that linearizing can begin.
 
     Raises:
         InputError: for a source of another kind, layers that it has not, or too little memory or disk.
@@ -59,23 +61,40 @@ def source_config(name: str, recipe: Recipe, folder: TrainingFolder) -> tuple[Pr
         config = AutoConfig.from_pretrained(name)
     except Exception as error:  # from_pretrained passes on whatever its readers and the network raise
         raise InputError(f"{name} does not hold a model that can be loaded: {first_line(error)}") from error
-    dtype = config.dtype or torch.float32
     try:
-        needed = needs(config, recipe, dtype)
+        needed = needs(config, recipe)
     except SourceError as error:
         raise InputError(str(error)) from error
+    if recipe.align_steps and len(recipe.kept.before_training(config.num_hidden_layers)) == config.num_hidden_layers:
+        raise InputError("--keep-attention keeps every layer, so that nothing is left to be made retention")
     if recipe.lora_rank is not None:
         import_peft()
-    require_memory(needed.memory, recipe)
+    require_memory(config, recipe)
     folder.require_space(needed.disk)
-    return config, dtype
+    return config
 
 
-def streams_of(documents: list[str], tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> tuple[Tensor, Tensor]:
+def source_digest(config: PreTrainedConfig) -> str:
+    """By which a source is known again: a commit of the Hub; of a folder, its configuration and a look at its weights."""
+    if commit := getattr(config, "_commit_hash", None):
+        return commit
+    folder, digest = Path(config._name_or_path).expanduser(), hashlib.sha256()
+    for pattern in ("config.json", "*.safetensors", "*.bin"):
+        for file in sorted(folder.glob(pattern)):
+            with file.open("rb") as opened:
+                beginning, size = opened.read(COMPARED_BYTES), file.stat().st_size
+                opened.seek(size // 2)
+                digest.update(beginning + opened.read(COMPARED_BYTES) + f"{file.name} {size}".encode())
+    return digest.hexdigest()
+
+
+def streams_of(
+    documents: list[str], tokenizer: PreTrainedTokenizerBase, recipe: Recipe, vocab_size: int
+) -> tuple[Tensor, Tensor]:
     """Token ids to train on and held out, (tokens,) int32 each.
 
     Raises:
-        InputError: for a text that does not fill the blocks.
+        InputError: for a text that does not fill the blocks, or a tokenizer that is not the model's.
     """
     parts = hold_out(documents, recipe.eval_fraction, recipe.seed)
     training, evaluation = (torch.from_numpy(encode(part, tokenizer)) for part in parts)
@@ -86,6 +105,9 @@ def streams_of(documents: list[str], tokenizer: PreTrainedTokenizerBase, recipe:
             f"the text is too short to fill a block of {size} tokens for training and one for evaluation; "
             f"give more text, or a smaller {option}"
         )
+    largest = int(max(training.max(), evaluation.max()))
+    if largest >= vocab_size:
+        raise InputError(f"the tokenizer of the source has a token {largest}, and its model knows {vocab_size} tokens")
     return training, evaluation
 
 
@@ -94,11 +116,13 @@ class Linearization(Job):
     """A run for which everything is ready but the weights.
 
     Attributes:
+        source_digest: of `source_digest`.
         minutes: for all stages together, which they share out by their steps.
         eval_every: steps between evaluations, each with a checkpoint; a tenth of a stage if absent.
         resume: whether to go on with what is in the folder.
     """
 
+    source_digest: str
     minutes: float | None = None
     eval_every: int | None = None
     resume: bool = False
@@ -127,8 +151,8 @@ class Linearization(Job):
     @property
     def head_measures(self) -> HeadMeasures:
         if self._head_measures is None:
-            blocks = self.measured_blocks.split(max(1, MEASURED_TOKENS // self.recipe.block_size))
-            self._head_measures = measure_heads(self.teacher, blocks)
+            blocks = self.measured_blocks
+            self._head_measures = measure_heads(self.teacher, blocks.split(max(1, MEASURED_TOKENS // blocks.shape[1])))
         return self._head_measures
 
     def transferred(self, kept: Sequence[int]) -> RetNetForCausalLM:
@@ -174,21 +198,32 @@ class Linearization(Job):
             InputError: if something stands in the way. Interrupted: after Ctrl-C, with a checkpoint saved.
         """
         self._begin()
-        start, before = time.monotonic(), None
+        start = time.monotonic()
         try:
-            for number, (stage, steps) in enumerate(self.stages, 1):
-                folder = TrainingFolder(self.folder.partial / stage.name)
-                if not (folder.output / "config.json").exists():
-                    with resumable():
-                        show_training(self._prepare(stage, steps, number, folder, before), self.console)
-                    self.let_go()
-                before = folder.output
-            with leaving_order():
-                finish(self, self.teacher, self._load(before).to(self.dtype).eval(), [stage for stage, _ in self.stages])
+            self._train_and_finish()
+        except Exception as error:
+            require_memory_for(error, StageRun.smaller_options)
+            raise
         finally:
             self._discard()
         minutes = (time.monotonic() - start) / 60
         self.console.print(f"linearized in {minutes:.1f} minutes, saved: {self.folder.output}", markup=False, soft_wrap=True)
+
+    def _train_and_finish(self) -> None:
+        before = None
+        for number, (stage, steps) in enumerate(self.stages, 1):
+            folder = TrainingFolder(self.folder.partial / stage.name, self.folder.command)
+            if not (folder.output / "config.json").exists():
+                with cpu_threads(self.threads or torch.get_num_threads()):
+                    run = self._prepare(stage, steps, number, folder, before)
+                with resumable():
+                    show_training(run, self.console)
+                del run
+                self.let_go()
+            before = folder.output
+        with leaving_order(), cpu_threads(self.threads or torch.get_num_threads()):
+            student = self._load(before).to(self.teacher.dtype).eval()
+            finish(self, self.teacher, student, [stage for stage, _ in self.stages])
 
     def _begin(self) -> None:
         record = self.folder.partial / RECORD
@@ -201,10 +236,13 @@ class Linearization(Job):
         except (OSError, ValueError) as error:
             raise InputError(f"{record} cannot be read: {first_line(error)}") from error
         check_resumable(self.recipe, self.digest, found, data="the text is")
+        if found.get("source", self.source_digest) != self.source_digest:
+            raise InputError(f"{self.recipe.source} is not the model that this run began with; --overwrite begins anew")
         self.threads = self.threads or found["threads"]
 
     def _write_record(self) -> None:
-        fields = {"recipe": dataclasses.asdict(self.recipe), "data": self.digest, "threads": self.threads}
+        fields = {"command": self.folder.command, "recipe": dataclasses.asdict(self.recipe), "data": self.digest}
+        fields |= {"source": self.source_digest, "threads": self.threads}
         partial = self.folder.partial / f"{RECORD}.partial"
         partial.write_text(json.dumps(fields, indent=2), encoding="utf-8")
         os.replace(partial, self.folder.partial / RECORD)
@@ -235,6 +273,8 @@ class Linearization(Job):
         if stage is DistillationRun and not stage.asks_teacher(recipe):
             parts = {"training": training, "evaluation": evaluation}
             training, evaluation = (self._stored(name, part.blocks) for name, part in parts.items())
+        if not stage.asks_teacher(recipe) and before is not None:
+            self.let_go(of_teacher=True)
         model = self.first_student() if stage is AlignmentRun else self._load(before)
         teacher = self.teacher if stage.asks_teacher(recipe) else None
         if self.threads is None:
@@ -267,7 +307,8 @@ class Linearization(Job):
         order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(self.recipe.seed))
         chosen = blocks[order[: self.recipe.distill_steps * self.recipe.batch_size]].long()
         with self.console.status(f"asking the source about {len(chosen):,} blocks"):
-            store_teacher(self.teacher, chosen.split(ASKED_BLOCKS), folder, self.recipe.top_logits)
+            batches = chosen.split(max(1, ASKED_TOKENS // chosen.shape[1]))
+            store_teacher(self.teacher, batches, folder, self.recipe.top_logits)
         return StoredTeacher(folder)
 
 

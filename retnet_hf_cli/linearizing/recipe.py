@@ -135,7 +135,7 @@ class Needs(NamedTuple):
     student_parameters: int
 
 
-def needs(source: PreTrainedConfig, recipe: Recipe, teacher_dtype: torch.dtype) -> Needs:
+def needs(source: PreTrainedConfig, recipe: Recipe) -> Needs:
     """What the stages need, from the configuration alone.
 
     Raises:
@@ -148,7 +148,8 @@ def needs(source: PreTrainedConfig, recipe: Recipe, teacher_dtype: torch.dtype) 
     )
     with torch.device("meta"):
         student, source_twin = RetNetForCausalLM(config), RetNetForCausalLM(softmax)
-    every, teacher = student.num_parameters(), source_twin.num_parameters() * teacher_dtype.itemsize
+    numbers, width = source_twin.num_parameters(), (source.dtype or torch.float32).itemsize
+    every, teacher = student.num_parameters(), numbers * width
     aligned = sum(
         parameter.numel()
         for layer in student.model.layers
@@ -167,30 +168,40 @@ def needs(source: PreTrainedConfig, recipe: Recipe, teacher_dtype: torch.dtype) 
         memory.append((0 if recipe.top_logits else teacher) + 4 * every + 12 * adapted + logits)
     if recipe.long_steps:
         memory.append(4 * every + 12 * adapted)
-    stages = [(recipe.align_steps, aligned), (recipe.distill_steps, adapted), (recipe.long_steps, adapted)]
-    trained = [count for steps, count in stages if steps]
+    # a checkpoint has the whole model, or LoRA's part of it, and two moments of what is trained
+    adapted_checkpoint = 4 * (every if recipe.lora_rank is None else adapted) + 8 * adapted
+    stages = {"align": 4 * every + 8 * aligned, "distill": adapted_checkpoint, "long": adapted_checkpoint}
+    steps = {"align": recipe.align_steps, "distill": recipe.distill_steps, "long": recipe.long_steps}
+    checkpoints = [size for name, size in stages.items() if steps[name]]
     # a folder of each stage, two checkpoints at a time, and the model
-    disk = 4 * every * len(trained) + 2 * (4 * every + 8 * max(trained, default=0)) + every * teacher_dtype.itemsize
+    disk = 4 * every * len(checkpoints) + 2 * max(checkpoints, default=0) + every * width
     if recipe.top_logits and recipe.distill_steps:
         disk += recipe.distill_steps * recipe.batch_size * recipe.block_size * (6 * recipe.top_logits + 4)
     return Needs(int(max(memory)), int(disk), every)
 
 
-def require_memory(needed: int, recipe: Recipe) -> None:
+def require_memory(source: PreTrainedConfig, recipe: Recipe) -> None:
     """Refuses a run that cannot fit, before any weights are read.
 
     Raises:
-        InputError: with the bytes needed and free.
+        InputError: with the bytes needed and free, and what would need less.
     """
+    needed = needs(source, recipe).memory
     if torch.cuda.is_available():
         free, where = torch.cuda.mem_get_info()[0], "on the GPU"
     else:
         free, where = psutil.virtual_memory().available, "in memory"
-    if needed > free:
-        savings = ["a smaller --batch-size"]
-        savings += [] if recipe.lora_rank else ["--lora-rank 8"]
-        savings += [] if recipe.top_logits else ["--top-logits 32"]
-        raise InputError(
-            f"not enough memory: models, gradients and Adam take at least {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are "
-            f"free {where}; {', '.join(savings)} need less"
-        )
+    if needed <= free:
+        return
+    smaller = {
+        "--batch-size 1": replace(recipe, batch_size=1),
+        "--lora-rank 8": replace(recipe, lora_rank=8),
+        "--top-logits 32": replace(recipe, top_logits=32),
+        "--align-steps 0": replace(recipe, align_steps=0),
+    }
+    smaller["--lora-rank 8 with --top-logits 32"] = replace(recipe, lora_rank=8, top_logits=32)
+    less = [option for option, other in smaller.items() if needs(source, other).memory < needed]
+    raise InputError(
+        f"not enough memory: models, gradients and Adam take at least {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free "
+        f"{where}; less is needed with {' or '.join(less) or 'a smaller source'}"
+    )

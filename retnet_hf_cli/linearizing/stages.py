@@ -19,7 +19,7 @@ from linearization import AlignmentTrainer, DistillationTrainer, prepare_for_ali
 from linearization.report import Training
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
-from ..errors import InputError
+from ..errors import InputError, Interrupted
 from ..text.training import TextTrainer
 from ..training.report import draw_loss_curve, perplexity
 from ..training.run import ScheduledTrainer, TrainingRun
@@ -66,7 +66,8 @@ class StageRun(TrainingRun):
     unit = "tokens"
     smaller_options = "--batch-size or --block-size"
     name: ClassVar[str]
-    figure: ClassVar[str]  # what the loss is
+    figure: ClassVar[str]  # what the loss is shown as
+    loss: ClassVar[str]  # what it is, with its unit
 
     @classmethod
     def recipe_of(cls, recipe: Recipe) -> StageRecipe:
@@ -115,7 +116,7 @@ class StageRun(TrainingRun):
             adam_beta2=0.95,
             prediction_loss_only=True,
             include_num_input_tokens_seen="all",
-            bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+            bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False),
             **overrides,
         )
 
@@ -128,15 +129,18 @@ class StageRun(TrainingRun):
         model = self.result()
         model.config.use_cache = True  # Trainer turns it off
         model.save_pretrained(partial)
-        draw_loss_curve(self.log, partial / f"{self.name}.png", self.figure)
+        draw_loss_curve(self.log, partial / f"{self.name}.png", self.loss)
         # the time before an interruption is not known
         seconds = None if self.checkpoint is not None else time.monotonic() - self.started
-        training = Training(
-            self.name, state.global_step, state.num_input_tokens_seen, seconds, self.losses[0], self.losses[-1]
-        )
+        before, after = self.losses[0], self.losses[-1]
+        training = Training(self.name, self.loss, state.global_step, state.num_input_tokens_seen, seconds, before, after)
         (partial / TRAINING).write_text(json.dumps(dataclasses.asdict(training)), encoding="utf-8")
-        for checkpoint in partial.glob("checkpoint-*"):  # nobody goes on from a stage that is done
+
+    def published(self, signal_number: int | None) -> None:
+        for checkpoint in self.folder.output.glob("checkpoint-*"):  # nobody goes on from a stage that is done
             shutil.rmtree(checkpoint)
+        if signal_number is not None:  # rather than begin the next stage
+            raise Interrupted(f"interrupted at the end of the stage {self.name}", signal_number)
 
 
 @dataclass(kw_only=True)
@@ -149,6 +153,7 @@ class AlignmentRun(StageRun):
 
     name = "align"
     figure = "error of a layer"
+    loss = "relative squared error of a layer"
     rate_option = "--align-lr"
 
     chosen: Callable[[RetNetForCausalLM], RetNetForCausalLM]
@@ -198,6 +203,7 @@ class DistillationRun(AdaptedRun):
 
     name = "distill"
     figure = "divergence"
+    loss = "divergence, nats per token"
     rate_option = "--distill-lr"
 
     @classmethod
@@ -217,6 +223,7 @@ class LongRun(AdaptedRun):
 
     name = "long"
     figure = "perplexity"
+    loss = "nats per token"
     rate_option = "--long-lr"
     smaller_options = "--batch-size or --long-block-size"
 

@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,11 @@ END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
 
 
 def read_documents(
-    sources: Iterable[str], field: str = "text", split: str = "train", subset: str | None = None
+    sources: Iterable[str],
+    field: str = "text",
+    split: str = "train",
+    subset: str | None = None,
+    apart_from: Collection[Path] = (),
 ) -> list[str]:
     """Documents of text files, folders of them, .jsonl files (one document a line) and data sets of `datasets`.
 
@@ -35,12 +39,13 @@ def read_documents(
         sources: files; folders, searched for .txt, .md and .jsonl; names, or local folders, that `load_dataset` knows.
         field: where the text is in a .jsonl line or in a row of a data set.
         split: part of a data set to read. subset: configuration of it.
+        apart_from: folders, resolved, whose files are no text, such as a model's, wherever they are found.
 
     Raises:
         InputError: for a source that is missing, empty, not UTF-8 or not what it should be.
     """
     sources = list(sources)
-    documents = [document for source in sources for document in _read(source, field, split, subset)]
+    documents = [document for source in sources for document in _read(source, field, split, subset, apart_from)]
     if not documents:
         raise InputError(f"there is no text in {', '.join(sources)}")
     return documents
@@ -53,16 +58,17 @@ def read_enough(
     field: str = "text",
     split: str = "train",
     subset: str | None = None,
+    apart_from: Collection[Path] = (),
 ) -> list[str]:
     """Documents of `read_documents` until they are about so many tokens, of each source in turn; the last one may be cut.
 
-    What is not needed of a data set of the Hub is not downloaded.
+    What is not needed of a data set of the Hub is not downloaded. `apart_from` is as for `read_documents`.
 
     Raises:
         InputError: as `read_documents` does.
     """
     sources = list(sources)
-    readers = [_read(source, field, split, subset, streaming=True) for source in sources]
+    readers = [_read(source, field, split, subset, apart_from, streaming=True) for source in sources]
     documents: list[str] = []
     characters, most = 0, math.inf
     while readers and characters < most:
@@ -90,23 +96,29 @@ def digest_of(documents: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(documents).encode()).hexdigest()
 
 
-def _read(source: str, field: str, split: str, subset: str | None, streaming: bool = False) -> Iterator[str]:
+def _read(
+    source: str, field: str, split: str, subset: str | None, apart_from: Collection[Path], streaming: bool = False
+) -> Iterator[str]:
     """The documents of a source that have any text.
 
     Args:
+        apart_from: as for `read_documents`.
         streaming: whether a data set of the Hub is read as it arrives, and not downloaded first.
     """
     require_text(source)
     path = Path(source).expanduser()
     if path.is_file():
         documents = _read_file(path, field)
-    elif path.is_dir() and (
-        files := sorted(file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
-    ):
+    elif path.is_dir() and (files := _text_files(path, apart_from)):
         documents = itertools.chain.from_iterable(_read_file(file, field) for file in files)
     else:
         documents = _read_dataset(source, field, split, subset, streaming)
     return (document for document in documents if document and not document.isspace())
+
+
+def _text_files(folder: Path, apart_from: Collection[Path]) -> list[Path]:
+    files = (file for file in folder.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
+    return sorted(file for file in files if not any(file.resolve().is_relative_to(other) for other in apart_from))
 
 
 def _read_file(path: Path, field: str) -> Iterator[str]:

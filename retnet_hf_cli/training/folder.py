@@ -22,11 +22,21 @@ RECORD = "training_run.json"
 
 
 class TrainingFolder:
-    """The output folder of a run, the partial folder beside it, and the rules for going from one to the other."""
+    """The output folder of a run, the partial folder beside it, and the rules for going from one to the other.
 
-    def __init__(self, output: Path) -> None:
+    Args:
+        command: whose run it is, since no other can resume it.
+    """
+
+    def __init__(self, output: Path, command: str) -> None:
+        self.command = command
         self.output = output.expanduser().resolve()
         self.partial = self.output.with_name(self.output.name + ".partial")
+
+    @property
+    def own(self) -> tuple[Path, Path]:
+        """The folders that a run writes into."""
+        return self.output, self.partial
 
     @property
     def occupied(self) -> bool:
@@ -52,6 +62,7 @@ class TrainingFolder:
         if resume:
             if not self.occupied and not self.partial.exists():
                 raise InputError(f"there is nothing to resume in {self.output}")
+            self._require_own()
         elif overwrite:
             if self.occupied and not (self.output / "config.json").exists():
                 raise InputError(f"{self.output} holds something else than a model, which --overwrite does not replace")
@@ -61,6 +72,15 @@ class TrainingFolder:
         elif self.partial.exists():
             other = "--resume continues it, " if resumable else ""
             raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
+
+    def _require_own(self) -> None:
+        folder = self.partial if self.partial.exists() else self.output
+        try:
+            command = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("command", self.command)
+        except (OSError, ValueError, AttributeError):  # told about where what it holds is needed
+            return
+        if command != self.command:
+            raise InputError(f"{folder} holds a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume")
 
     def require_space(self, needed: int) -> None:
         """Refuses a run whose checkpoints would not fit, beside those that it has already.

@@ -154,6 +154,13 @@ class TrainingRun:
         """Something given, and what the model as it is now makes of it, where that can be shown in a line."""
         return None
 
+    def published(self, signal_number: int | None) -> None:
+        """What is left to do once the finished folder is in its place.
+
+        Args:
+            signal_number: of a signal that asked for an end, after the last step of training.
+        """
+
     def reloaded(self, checkpoint: Path) -> PreTrainedModel:
         """The model as a checkpoint holds it."""
         return type(self.model).from_pretrained(checkpoint).to(self.model.device)
@@ -186,6 +193,7 @@ class TrainingRun:
         """
         self.folder.begin(resume=self.checkpoint is not None)
         record = {
+            "command": self.folder.command,
             "recipe": asdict(self.recipe),
             "data": self.data_digest,
             "threads": self.threads,
@@ -213,13 +221,13 @@ class TrainingRun:
                     raise Interrupted(f"interrupted at step {trainer.state.global_step}", supervisor.signal)
                 self.finish(trainer)
                 self.folder.publish()
+                self.published(supervisor.signal)
         except (InputError, Interrupted):
             raise
         except Exception as error:
-            if shutil.disk_usage(self.folder.partial).free < self.model_bytes:
+            if shutil.disk_usage(self.folder.output.parent).free < self.model_bytes:
                 raise InputError(f"no space is left on the disk of {self.folder.partial}") from error
-            if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-                raise InputError(f"out of memory; try a smaller {self.smaller_options}") from error
+            require_memory_for(error, self.smaller_options)
             raise
         finally:
             self.folder.discard()
@@ -248,7 +256,23 @@ class TrainingRun:
             "disable_tqdm": True,
             "report_to": "none",
         }
-        return TrainingArguments(**(fields | overrides))
+        arguments = TrainingArguments(**(fields | overrides))
+        # several GPUs are for several processes; one with all of them would multiply the batch that was asked for
+        arguments._n_gpu = min(arguments.n_gpu, 1)
+        return arguments
+
+
+def require_memory_for(error: Exception, smaller_options: str) -> None:
+    """Says it in a sentence if an error is that memory ran out.
+
+    Args:
+        smaller_options: options that need less when they are smaller.
+
+    Raises:
+        InputError: if it is.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        raise InputError(f"out of memory; try a smaller {smaller_options}") from error
 
 
 def check_resumable(recipe: Any, digest: str, record: dict[str, Any], data: str) -> None:
