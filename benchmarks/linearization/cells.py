@@ -31,7 +31,8 @@ SOURCES = ROOT / "build" / "linearization"  # with a folder for each seed
 
 STEPS = {"align": 100, "distill": 300}
 SCRATCH_RATE = 6e-3  # the best of those that `benchmarks.quality` tried, for published decays as for geometric ones
-TRIAL_TOKENS = 40_960  # that the speed of training from scratch is taken from
+TRIAL_TOKENS = 40_960  # that the speed of training from scratch is first taken from
+TRIALS, SAME_TIME = 4, 0.05  # at the most; by how much of it times may differ
 
 # By name: what is asked of the command beyond its defaults, for a source that knows text, and for one that recalls lists;
 # and the decays of a RetNet that is trained from scratch.
@@ -138,18 +139,20 @@ class LinearizationCell(Cell):
             }
 
     def from_scratch(self) -> dict[str, Any]:
-        """Trained for as long as linearizing took, by the tokens that this is at this model's speed."""
+        """Trained for as long as linearizing took: the number of tokens is corrected until that is so."""
         like = LinearizationCell("pure retention", seed=self.seed).result(RESULTS)
         schedule = FROM_SCRATCH[self.model.removeprefix("from scratch, ")]
         tokens, ids = TRIAL_TOKENS, source.chapters()
-        for _ in range(2):  # the speed, then the training
+        for _ in range(TRIALS):
             torch.manual_seed(self.seed)
             model = of_equal_size("retnet", {"schedule": schedule}, source.SETTING)
             processor = Processor()
             run = train(model, ids, tokens, SCRATCH_RATE, self.seed, source.SETTING.block, source.SETTING.batch)
-            share = processor.share
-            tokens = int(like["seconds"] * run.tokens_per_second / share)
-        return {"seconds": run.seconds * share, "tokens": run.curve[-1][0], **measured(model)}
+            seconds = run.seconds * processor.share
+            if abs(seconds - like["seconds"]) <= SAME_TIME * like["seconds"]:
+                break
+            tokens = int(run.curve[-1][0] * like["seconds"] / seconds)
+        return {"seconds": seconds, "tokens": run.curve[-1][0], **measured(model)}
 
     def cost(self, result: dict[str, Any]) -> float:
         return result["perplexity"][str(source.SETTING.block)]
