@@ -48,6 +48,7 @@ from .modeling_vir import (
     ViRModel,
     ViRPreTrainedModel,
 )
+from .packed_retention import packed_retention
 from .retention import (
     bidirectional_retention,
     chunkwise_retention,
@@ -133,6 +134,7 @@ __all__ = [
     "chunkwise_retention",
     "downward_manhattan_retention",
     "manhattan_retention",
+    "packed_retention",
     "parallel_retention",
     "recurrent_retention",
     "retention",

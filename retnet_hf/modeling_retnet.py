@@ -42,6 +42,7 @@ from .fused_projections import FusesProjections, is_plain, lay_out_where_faster
 from .kernels import load_kernels
 from .linear_cross_entropy import linear_cross_entropy
 from .model_card import is_placeholder, model_card
+from .packed_retention import packed_layout, packed_retention
 from .retention import (
     FORMS,
     bidirectional_retention,
@@ -51,9 +52,9 @@ from .retention import (
     retention,
     retention_map,
 )
-from .retention_plan import RetentionPlan
-from .retention_state import RetNetState, RetNetStateLayer, TakenIn, install_retention_layers
-from .sequence_layout import sequence_layout
+from .retention_plan import PackedDocuments, RetentionPlan
+from .retention_state import RetNetState, RetNetStateLayer, TakenIn, install_retention_layers, require_retention_alone
+from .sequence_layout import SequenceLayout, packed_positions, sequence_layout
 from .softmax_attention import attention_plan, softmax_attention
 
 
@@ -323,6 +324,13 @@ class RetNetRetention(RetNetTokenMixer):
     ) -> tuple[Tensor, Tensor | None]:
         """Retention over what the state holds and the new tokens, which `past` then takes in; and the state after them."""
         layout = plan.layout
+        if plan.packed is not None:
+            packed = plan.packed
+            before = packed.before(past.past[0])
+            output, after = packed_retention(query, key, value, plan.log_decay, packed.layout, before)
+            if use_cache:
+                past.advance_rows(after, packed.next_position, packed.rows, packed.longest)
+            return output, None
         if self.bidirectional:
             tables = (plan.tables, plan.backward_tables)
             output = bidirectional_retention(
@@ -621,7 +629,12 @@ class RetNetModel(RetNetPreTrainedModel):
                 new document. `cu_seq_lens_q` and `seq_idx`, as transformers' collators give them, say the same, and are
                 needed where a document begins with padding.
             past_key_values: a `RetNetState`, or an empty cache of transformers'. With use_cache=True it takes in these
-                tokens, in place; with use_cache=False it is read and left as it is.
+                tokens, in place; with use_cache=False it is read and left as it is. Given together with `cu_seq_lens_q`,
+                (D + 1,) boundaries of D documents in one row (1, T), it is the state of D sequences: each document goes on
+                from its own row of it, as if it were alone. A document whose `position_ids` begin at 0 begins, whatever its
+                row holds.
+            state_rows: (D,) with such documents: the rows of past_key_values that they go on from, each once; all of them
+                if absent.
             retention_form: "auto", "parallel", "recurrent" or "chunkwise"; `config.retention_form` if absent.
             output_attentions: returns the retention maps Q Kᵀ ⊙ D of every layer, (B, H, T, T), in the parallel form.
 
@@ -642,12 +655,16 @@ class RetNetModel(RetNetPreTrainedModel):
             if past_key_values is not None:
                 raise ValueError("past_key_values must be None in a bidirectional model: a token sees those after it too.")
             use_cache = False
+        goes_on = past_key_values is not None and kwargs.get("cu_seq_lens_q") is not None
         if past_key_values is not None:
             past_key_values = install_retention_layers(past_key_values, self.config)
         elif use_cache:
             past_key_values = RetNetState(self.config)
 
-        plan = self._plan(inputs_embeds, attention_mask, position_ids, past_key_values, retention_form, kwargs)
+        if goes_on:
+            plan = self._packed_plan(inputs_embeds, attention_mask, position_ids, past_key_values, kwargs)
+        else:
+            plan = self._plan(inputs_embeds, attention_mask, position_ids, past_key_values, retention_form, kwargs)
         hidden_states = inputs_embeds
         if self.config.embedding_multiplier != 1.0:
             hidden_states = hidden_states * self.config.embedding_multiplier
@@ -661,6 +678,71 @@ class RetNetModel(RetNetPreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
         )
+
+    def _rotations(
+        self, position: Tensor, dtype: torch.dtype, one_token: bool = False
+    ) -> tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]:
+        """Of queries and keys, cosines and sines; those of queries times their scale."""
+        if self.rotary is None:
+            return None, None
+        rotation = self.rotary(position, dtype)
+        if one_token and not torch.compiler.is_compiling():  # which counts operations otherwise
+            rotation = step_rotation(*rotation)
+        return tuple(part * self.config.head_dim**-0.5 for part in rotation), rotation
+
+    def _packed_plan(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        state: Cache,
+        kwargs: dict,
+    ) -> RetentionPlan:
+        """The plan of documents of one row, each of which goes on from its own row of the state."""
+        config, device, dtype = self.config, inputs_embeds.device, inputs_embeds.dtype
+        boundaries = torch.as_tensor(kwargs["cu_seq_lens_q"], dtype=torch.int64)
+        rows, documents, first = kwargs.get("state_rows"), len(boundaries) - 1, state.layers[0]
+        require_retention_alone(config)
+        if inputs_embeds.shape[0] != 1 or attention_mask is not None or kwargs.get("output_attentions"):
+            raise ValueError(
+                "packed documents that go on from states of their own are one row, (1, tokens), without attention_mask and "
+                f"output_attentions, got {inputs_embeds.shape[0]} rows."
+            )
+        if first.record_past:
+            raise ValueError("packed documents cannot be taken back: crop is for states that are not given cu_seq_lens_q.")
+        held = documents if rows is None else len(rows)
+        if held != documents or (rows is None and first.is_initialized and first.batch_size != documents):
+            given = (
+                f"past_key_values holds {first.batch_size} sequences" if rows is None else f"state_rows names {held} rows"
+            )
+            raise ValueError(f"{given}, and cu_seq_lens_q {documents} documents: there must be one for each.")
+        if rows is not None and not first.is_initialized:
+            raise ValueError("state_rows are of a state that has rows: RetNetState.zeros(config, sequences) makes one.")
+
+        chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
+        layout = packed_layout(boundaries, chunk_size, device)
+        boundaries = boundaries.to(device)
+        rows = None if rows is None else torch.as_tensor(rows, dtype=torch.int64, device=device)
+        past_position = first.past[1] if rows is None or first.past[1] is None else first.past[1][rows]
+        position, next_position = packed_positions(boundaries, past_position, position_ids)
+        begins = None
+        if position_ids is not None:
+            begins = (position[0, boundaries[:-1].clamp(max=position.shape[1] - 1)] == 0) & (boundaries.diff() > 0)
+        packed = PackedDocuments(layout, rows, begins, next_position, int(boundaries.diff().max()))
+        log_decay = self.decay.of_layer(0).to(device=device, dtype=torch.promote_types(dtype, torch.float32))
+        query_rotation, key_rotation = self._rotations(position, dtype)
+        plan = RetentionPlan(
+            form="packed",
+            query_rotation=query_rotation,
+            key_rotation=key_rotation,
+            layout=SequenceLayout(None, None, position, position + 1),
+            attention=None,
+            output_maps=False,
+            chunk_size=None,
+            bidirectional=False,
+            packed=packed,
+        )
+        return plan.with_decay(log_decay)
 
     def _plan_of_layer(self, plan: RetentionPlan, index: int) -> RetentionPlan:
         """The plan of a call, which is that of the first layer, for another."""
@@ -719,13 +801,7 @@ class RetNetModel(RetNetPreTrainedModel):
         elif form == "auto":
             form = choose_form(length, chunk_size)
 
-        query_rotation = key_rotation = None
-        if self.rotary is not None:
-            key_rotation = self.rotary(layout.position, dtype)
-            one_token = form == "recurrent" and length == 1
-            if one_token and not torch.compiler.is_compiling():  # which counts operations otherwise
-                key_rotation = step_rotation(*key_rotation)
-            query_rotation = tuple(part * config.head_dim**-0.5 for part in key_rotation)
+        query_rotation, key_rotation = self._rotations(layout.position, dtype, form == "recurrent" and length == 1)
         chunk_size = chunk_size if form == "chunkwise" else None
         log_decay = self.decay.of_layer(0).to(device=device, dtype=torch.promote_types(dtype, torch.float32))
         attention = attention_plan(config, layout, inputs_embeds.shape[0], past_key_values, dtype, output_maps)

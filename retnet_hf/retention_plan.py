@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .kernels import Kernels
+from .packed_retention import PackedLayout
 from .retention import DecayTables, StepDecay, decay_tables, document_ends, step_decay
 from .sequence_layout import SequenceLayout
 from .softmax_attention import AttentionPlan
@@ -22,10 +23,27 @@ SEGMENT_SIZE_ON_CPU = 2**11
 SEGMENT_SIZE_ELSEWHERE = 2**15
 
 
+class PackedDocuments(NamedTuple):
+    """Documents of one row that go on from states of their own."""
+
+    layout: PackedLayout
+    rows: Tensor | None  # (D,) of the state, where not all of them, in their order
+    begins: Tensor | None  # (D,) bool, whether a document begins, whatever its row holds; None if none does
+    next_position: Tensor  # (D,) that follows each document
+    longest: int  # tokens
+
+    def before(self, state: Tensor | None) -> Tensor | None:
+        """Of the matrices (S, M, K, V) of a state, those that the documents go on from (D, M, K, V)."""
+        if state is None:
+            return None
+        state = state if self.rows is None else state[self.rows]
+        return state if self.begins is None else state.masked_fill(self.begins[:, None, None, None], 0)
+
+
 class RetentionPlan(NamedTuple):
     """Shapes as in `retention.py`."""
 
-    form: str  # "parallel", "recurrent" or "chunkwise"
+    form: str  # "parallel", "recurrent" or "chunkwise", or "packed"
     query_rotation: tuple[Tensor, Tensor] | None  # cosines and sines, (B|1, 1, T, K/2), times the scale of the query
     key_rotation: tuple[Tensor, Tensor] | None  # the same without the scale; both (.., K) of a step: `step_rotation`
     layout: SequenceLayout
@@ -34,6 +52,7 @@ class RetentionPlan(NamedTuple):
     chunk_size: int | None  # None in forms without chunks
     bidirectional: bool
     kernels: Kernels | None = None  # for the chunkwise form, and for steps of decoding
+    packed: PackedDocuments | None = None
     segment_length: int | None = None  # tokens of each segment but the last; None if the sequence is taken whole
     # what `with_decay` fills in
     log_decay: Tensor | None = None  # (H,), or (G,) where the heads of each key/value head share decay and state
@@ -47,7 +66,7 @@ class RetentionPlan(NamedTuple):
         if self.form == "recurrent":
             step = step_decay(log_decay, layout.mask, layout.reset) if length == 1 else None
             return self._replace(log_decay=log_decay, step_decay=step)
-        if self.kernels is not None and self.form == "chunkwise":
+        if self.packed is not None or (self.kernels is not None and self.form == "chunkwise"):
             return self._replace(log_decay=log_decay)
         tables, backward_tables = decay_tables(log_decay, length, self.chunk_size, layout.mask, layout.reset), None
         if self.bidirectional:

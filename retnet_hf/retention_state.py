@@ -109,6 +109,20 @@ class RetNetStateLayer(StateLayer):
                 for tensor in (self.recurrent_state, self.next_position, self.cumulative_length):
                     torch._dynamo.mark_static_address(tensor)
 
+    def advance_rows(self, state: Tensor, next_position: Tensor, rows: Tensor | None, tokens: int) -> None:
+        """`advance` of the rows (D,) alone, to states (D, M, K, V) and positions (D,); of all of them if absent.
+
+        How many tokens were read, which differs by row, is not counted where `rows` are given.
+        """
+        if rows is None:
+            self.advance(state, next_position, tokens)
+        elif self.can_be_overwritten:
+            self.recurrent_state.index_copy_(0, rows, state.to(self.recurrent_state.dtype))
+            self.next_position.index_copy_(0, rows, next_position)
+        else:
+            self.recurrent_state = self.recurrent_state.index_copy(0, rows, state.to(self.recurrent_state.dtype))
+            self.next_position = self.next_position.index_copy(0, rows, next_position)
+
     @property
     def past(self) -> tuple[Tensor | None, Tensor | None]:
         """The state (B, M, K, V) and the position (B,) that the next tokens continue from; (None, None) before the first.
@@ -303,6 +317,15 @@ def state_layers(config: PreTrainedConfig) -> list[StateLayer]:
     return [layer(kind) for kind in config.layer_types]
 
 
+def require_retention_alone(config: PreTrainedConfig) -> None:
+    """Raises ValueError where a layer keeps more than matrices of one size for each sequence."""
+    if config.is_hybrid or config.retention_window is not None:
+        raise ValueError(
+            "packed documents go on from states of their own only in a model all of whose layers are retention, without "
+            "softmax attention (layer_types) or a window of it (retention_window)."
+        )
+
+
 def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
     """Gives an empty `DynamicCache` or `StaticCache`, made from a config or without one, layers that hold a RetNet's state.
 
@@ -392,6 +415,29 @@ class RetNetState(Cache):
             if held is not None and held.to(target) is not held:
                 layer.to_(target)
         return self
+
+    @classmethod
+    def zeros(
+        cls,
+        config: PreTrainedConfig,
+        sequences: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> "RetNetState":
+        """The state of so many sequences that have read nothing: slots for an engine that serves requests.
+
+        Raises:
+            ValueError: for a model with layers of softmax attention, which keep more the more is read.
+        """
+        require_retention_alone(config)
+        state = cls(config)
+        for index, layer in enumerate(state.layers):
+            shape = (sequences, config.state_heads(index), config.head_dim, config.value_head_dim)
+            position = torch.zeros(sequences, dtype=torch.int64, device=device)
+            layer.fill_(
+                torch.zeros(shape, dtype=dtype, device=device), position, torch.zeros((), dtype=torch.int64, device=device)
+            )
+        return state
 
     def select(self, rows: Tensor | list[int]) -> "RetNetState":
         """A new state made of `rows` of this one, in that order; a row may come more than once."""

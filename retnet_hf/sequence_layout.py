@@ -95,6 +95,32 @@ def sequence_layout(
     return SequenceLayout(mask, reset, position, next_position)
 
 
+def packed_positions(
+    boundaries: Tensor, past_position: Tensor | None = None, position_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Positions of the tokens of packed documents that go on from states of their own.
+
+    Args:
+        boundaries: (D + 1,) where documents begin, and T. past_position: (D,) that follows what was read of each.
+        position_ids: (1, T), or (T,); without them tokens are counted, on from the past.
+
+    Returns:
+        Positions (1, T), and the position (D,) that follows each document.
+
+    Raises:
+        ValueError: for positions of another shape.
+    """
+    lengths, length = boundaries.diff(), int(boundaries[-1])
+    start = torch.zeros_like(lengths) if past_position is None else past_position.to(lengths)
+    offset = torch.arange(length, device=boundaries.device) - boundaries[:-1].repeat_interleave(lengths)
+    position = (start.repeat_interleave(lengths) + offset)[None]
+    if position_ids is not None:
+        position = _positions((1, length), position_ids)
+        last = position[0, (boundaries[1:] - 1).clamp(min=0)] + 1
+        return position, torch.where(lengths > 0, last, start)
+    return position, start + lengths
+
+
 def _mask(shape: tuple[int, int], attention_mask: Tensor | None, past_length: Tensor | int) -> Tensor | None:
     if attention_mask is None:
         return None

@@ -1,0 +1,204 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Documents in one row that go on from states of their own are what each is alone: operator, states, models."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import random_ids, small_model
+
+from retnet_hf import RetNetState, packed_retention, recurrent_retention
+from retnet_hf.packed_retention import packed_layout
+
+
+def offsets(lengths: list[int]) -> list[int]:
+    return [0, *itertools.accumulate(lengths)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 20), min_size=1, max_size=6).filter(any),
+    heads=st.sampled_from([(2, 2, 2), (4, 2, 4), (4, 2, 2), (3, 1, 1)]),
+    chunk_size=st.sampled_from([1, 4, 8, 64]),
+    with_states=st.booleans(),
+)
+def test_each_document_is_what_it_is_alone(lengths, heads, chunk_size, with_states):
+    """Outputs, states and all gradients, against the recurrence, in float64."""
+    count, groups, matrices = heads
+    generator = torch.Generator().manual_seed(sum(lengths))
+
+    def normal(*sizes):
+        return torch.randn(*sizes, generator=generator, dtype=torch.float64).requires_grad_()
+
+    total, bounds = sum(lengths), offsets(lengths)
+    query, key, value = normal(1, count, total, 3), normal(1, groups, total, 3), normal(1, groups, total, 5)
+    initial = normal(len(lengths), matrices, 3, 5)
+    log_decay = torch.rand(matrices, generator=generator, dtype=torch.float64).log()
+    leaves = [query, key, value] + ([initial] if with_states else [])
+    output, states = packed_retention(query, key, value, log_decay, bounds, initial if with_states else None, chunk_size)
+
+    outputs, alone = [], []
+    for document, (first, last) in enumerate(itertools.pairwise(bounds)):
+        before = initial[document : document + 1] if with_states else torch.zeros_like(initial[:1])
+        if first == last:
+            alone.append(before)
+            continue
+        parts = (operand[:, :, first:last] for operand in (query, key, value))
+        own, after = recurrent_retention(*parts, log_decay, before)
+        outputs.append(own)
+        alone.append(after)
+    expected = torch.cat(outputs, dim=2), torch.cat(alone)
+    weights = [torch.randn(result.shape, generator=generator, dtype=torch.float64) for result in expected]
+    gradients = [
+        torch.autograd.grad(sum((each * weight).sum() for each, weight in zip(results, weights)), leaves)
+        for results in ((output, states), expected)
+    ]
+    for actual, wanted in zip((output, states, *gradients[0]), (*expected, *gradients[1])):
+        torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-11)
+
+
+def test_a_layout_serves_all_layers():
+    query = key = value = torch.randn(1, 2, 9, 4)
+    log_decay = torch.tensor([-0.1, -0.5])
+    layout = packed_layout([0, 4, 9], 4)
+    once = packed_retention(query, key, value, log_decay, layout)
+    anew = packed_retention(query, key, value, log_decay, torch.tensor([0, 4, 9]), chunk_size=4)
+    assert all(one.equal(other) for one, other in zip(once, anew))
+
+
+@pytest.mark.parametrize("boundaries", [[0], [1, 9], [0, 5, 4, 9]])
+def test_boundaries_that_fall_or_do_not_begin_at_0_are_refused(boundaries):
+    with pytest.raises(ValueError, match="boundaries must begin at 0, and never fall"):
+        packed_layout(boundaries, 4)
+
+
+def test_what_does_not_belong_together_is_refused():
+    query = key = value = torch.randn(1, 2, 9, 4)
+    log_decay = torch.tensor([-0.1, -0.5])
+    with pytest.raises(ValueError, match="one row of the 8 tokens"):
+        packed_retention(query, key, value, log_decay, [0, 8])
+    with pytest.raises(ValueError, match="initial_states must be \\(2, 2, 4, 4\\)"):
+        packed_retention(query, key, value, log_decay, [0, 8, 9], torch.zeros(1, 2, 4, 4))
+
+
+# models
+
+LENGTHS, LATER = [7, 1, 30, 3], [1, 1, 1, 5]  # of prompts, and of what follows each: decoding, and a second part
+
+
+@pytest.fixture(scope="module", params=["fla", "grouped", "torchscale"])
+def sequences(request):
+    """A model in float64, prompts and what follows them, and the logits of each sequence alone."""
+    model = small_model(request.param).double()
+    prompts = [random_ids(1, length, seed) for seed, length in enumerate(LENGTHS)]
+    later = [random_ids(1, length, 10 + seed) for seed, length in enumerate(LATER)]
+    logits = []
+    with torch.no_grad():
+        for prompt, following in zip(prompts, later):
+            both = model(torch.cat([prompt, following], dim=1)).logits
+            logits.append((both[:, : prompt.shape[1]], both[:, prompt.shape[1] :]))
+    return model, prompts, later, logits
+
+
+def read(model, documents, state, **kwargs):
+    bounds = torch.tensor(offsets([document.shape[1] for document in documents]), dtype=torch.int32)
+    with torch.no_grad():
+        row = torch.cat(documents, dim=1)
+        return model(row, cu_seq_lens_q=bounds, past_key_values=state, use_cache=True, **kwargs).logits
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, torch.cat(expected, dim=1), rtol=0, atol=1e-11)
+
+
+def test_prompts_and_what_follows_go_through_a_model_in_one_row(sequences):
+    model, prompts, later, logits = sequences
+    state = RetNetState(model.config)
+    close(read(model, prompts, state), [first for first, _ in logits])
+    close(read(model, later, state), [second for _, second in logits])
+    assert state.layers[0].next_position.tolist() == [first + second for first, second in zip(LENGTHS, LATER)]
+
+
+def test_rows_of_a_state_are_slots_that_are_written_in_place(sequences):
+    """Prompts and single tokens in one call; slots that nobody asked for keep what they hold."""
+    model, prompts, later, logits = sequences
+    slots = RetNetState.zeros(model.config, 6, dtype=torch.float64)
+    address = slots.layers[0].recurrent_state.data_ptr()
+    close(read(model, [prompts[0], prompts[2]], slots, state_rows=torch.tensor([4, 1])), [logits[0][0], logits[2][0]])
+    mixed = read(model, [later[0], prompts[3], later[2]], slots, state_rows=torch.tensor([4, 0, 1]))
+    close(mixed, [logits[0][1], logits[3][0], logits[2][1]])
+    assert slots.layers[0].recurrent_state.data_ptr() == address
+    assert slots.layers[0].next_position.tolist() == [3, 31, 0, 0, 8, 0]
+    assert not slots.layers[1].recurrent_state[[2, 3, 5]].any()
+
+
+def test_a_document_at_position_0_begins_in_a_slot_that_was_used(sequences):
+    model, prompts, later, logits = sequences
+    slots = RetNetState.zeros(model.config, 2, dtype=torch.float64)
+    read(model, [prompts[2], prompts[0]], slots, state_rows=torch.tensor([0, 1]))
+    position = torch.cat([torch.arange(3), torch.tensor([7])])[None]
+    found = read(model, [prompts[3], later[0]], slots, state_rows=torch.tensor([0, 1]), position_ids=position)
+    close(found, [logits[3][0], logits[0][1]])
+    one = read(model, [random_ids(1, 1, 1)], slots, state_rows=torch.tensor([0]), position_ids=torch.tensor([[0]]))
+    close(one, [logits[1][0]])  # a prompt of one token is no step of decoding
+
+
+def test_without_use_cache_the_state_is_read_and_left(sequences):
+    model, prompts, later, logits = sequences
+    state = RetNetState(model.config)
+    read(model, prompts, state)
+    before = state.clone()
+    with torch.no_grad():
+        row, bounds = torch.cat(later, dim=1), torch.tensor(offsets(LATER))
+        found = model(row, cu_seq_lens_q=bounds, past_key_values=state, use_cache=False).logits
+    close(found, [second for _, second in logits])
+    for layer, other in zip(state.layers, before.layers):
+        assert layer.recurrent_state.equal(other.recurrent_state)
+
+
+def test_training_through_packed_documents_with_states_has_the_gradients_of_each_alone(sequences):
+    model, prompts, later, _ = sequences
+    gradients = []
+    for packed in (True, False):
+        model.zero_grad()
+        if packed:
+            row, bounds = torch.cat(prompts, dim=1), torch.tensor(offsets(LENGTHS))
+            out = model(row, cu_seq_lens_q=bounds, past_key_values=RetNetState(model.config), use_cache=True)
+            states = [layer.recurrent_state for layer in out.past_key_values.layers]
+            loss = out.logits.square().sum() + sum(state.square().sum() for state in states)
+        else:
+            loss = 0
+            for prompt in prompts:
+                out = model(prompt, use_cache=True)
+                loss = loss + out.logits.square().sum()
+                loss = loss + sum(layer.recurrent_state.square().sum() for layer in out.past_key_values.layers)
+        loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    model.zero_grad()
+    for one, other in zip(*gradients):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+def test_what_cannot_go_on_is_refused(sequences):
+    model, prompts, _, _ = sequences
+    state = RetNetState(model.config)
+    read(model, prompts, state)
+    with pytest.raises(ValueError, match="past_key_values holds 4 sequences, and cu_seq_lens_q 2 documents"):
+        read(model, prompts[:2], state)
+    with pytest.raises(ValueError, match="state_rows names 1 rows, and cu_seq_lens_q 2 documents"):
+        read(model, prompts[:2], state, state_rows=torch.tensor([0]))
+    with pytest.raises(ValueError, match="RetNetState.zeros"):
+        read(model, prompts[:2], RetNetState(model.config), state_rows=torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="are one row, \\(1, tokens\\), without attention_mask"):
+        read(model, prompts, state, attention_mask=torch.ones(1, sum(LENGTHS), dtype=torch.int64))
+    state.activate_past_recording()
+    with pytest.raises(ValueError, match="cannot be taken back"):
+        read(model, prompts, state)
+    hybrid = small_model("hybrid")
+    with pytest.raises(ValueError, match="all of whose layers are retention"):
+        read(hybrid, prompts, RetNetState(hybrid.config))
+    with pytest.raises(ValueError, match="all of whose layers are retention"):
+        RetNetState.zeros(hybrid.config, 2)
