@@ -329,7 +329,7 @@ class RetNetRetention(RetNetTokenMixer):
             before = packed.before(past.past[0])
             output, after = packed_retention(query, key, value, plan.log_decay, packed.layout, before)
             if use_cache:
-                past.advance_rows(after, packed.next_position, packed.rows, packed.longest)
+                past.advance_rows(after, packed.next_position, packed.rows, packed.layout.longest)
             return output, None
         if self.bidirectional:
             tables = (plan.tables, plan.backward_tables)
@@ -700,8 +700,7 @@ class RetNetModel(RetNetPreTrainedModel):
     ) -> RetentionPlan:
         """The plan of documents of one row, each of which goes on from its own row of the state."""
         config, device, dtype = self.config, inputs_embeds.device, inputs_embeds.dtype
-        boundaries = torch.as_tensor(kwargs["cu_seq_lens_q"], dtype=torch.int64)
-        rows, documents, first = kwargs.get("state_rows"), len(boundaries) - 1, state.layers[0]
+        rows, documents, first = kwargs.get("state_rows"), len(kwargs["cu_seq_lens_q"]) - 1, state.layers[0]
         require_retention_alone(config)
         if inputs_embeds.shape[0] != 1 or attention_mask is not None or kwargs.get("output_attentions"):
             raise ValueError(
@@ -720,15 +719,17 @@ class RetNetModel(RetNetPreTrainedModel):
             raise ValueError("state_rows are of a state that has rows: RetNetState.zeros(config, sequences) makes one.")
 
         chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
-        layout = packed_layout(boundaries, chunk_size, device)
-        boundaries = boundaries.to(device)
+        layout = packed_layout(kwargs["cu_seq_lens_q"], chunk_size, device)
+        boundaries, length = layout.boundaries, inputs_embeds.shape[1]
+        if len(layout.places) != length:
+            raise ValueError(f"cu_seq_lens_q must end at the {length} tokens of the row, got {len(layout.places)}.")
         rows = None if rows is None else torch.as_tensor(rows, dtype=torch.int64, device=device)
         past_position = first.past[1] if rows is None or first.past[1] is None else first.past[1][rows]
-        position, next_position = packed_positions(boundaries, past_position, position_ids)
+        position, next_position = packed_positions(boundaries, length, past_position, position_ids)
         begins = None
         if position_ids is not None:
-            begins = (position[0, boundaries[:-1].clamp(max=position.shape[1] - 1)] == 0) & (boundaries.diff() > 0)
-        packed = PackedDocuments(layout, rows, begins, next_position, int(boundaries.diff().max()))
+            begins = (position[0, boundaries[:-1].clamp(max=length - 1)] == 0) & (boundaries.diff() > 0)
+        packed = PackedDocuments(layout, rows, begins, next_position)
         log_decay = self.decay.of_layer(0).to(device=device, dtype=torch.promote_types(dtype, torch.float32))
         query_rotation, key_rotation = self._rotations(position, dtype)
         plan = RetentionPlan(

@@ -12,6 +12,7 @@ Shapes are those of `retention.py`, and D documents, A chunks of all of them tog
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +45,8 @@ class ChunkedDocuments(NamedTuple):
 class PackedLayout(NamedTuple):
     """How the documents of a row are computed; the same in all layers of a model."""
 
+    boundaries: Tensor  # (D + 1,) int64
+    longest: int  # tokens of the longest document
     groups: tuple[ChunkedDocuments, ...]
     order: Tensor  # (D,) int64: row of each document in the states of all groups, one after the other
     places: Tensor  # (T,) int64: place of each token in the chunks of all groups, one after the other
@@ -52,7 +55,7 @@ class PackedLayout(NamedTuple):
 def packed_layout(
     boundaries: Sequence[int] | Tensor, chunk_size: int, device: torch.device | str | None = None
 ) -> PackedLayout:
-    """The layout of documents of which each begins at its boundary and ends at the next one.
+    """The layout of documents of which each begins at its boundary and ends at the next one. Computed by the host.
 
     Args:
         boundaries: (D + 1,) from 0 to T, as `cu_seq_lens_q` of transformers. A document may be empty.
@@ -63,39 +66,42 @@ def packed_layout(
         ValueError: for boundaries that do not begin at 0, or fall.
     """
     if isinstance(boundaries, Tensor):
-        device = device or boundaries.device
-        boundaries = boundaries.tolist()
-    bounds = torch.tensor(boundaries, dtype=torch.int64)
-    lengths = bounds.diff()
-    if len(boundaries) < 2 or boundaries[0] != 0 or bool((lengths < 0).any()):
-        raise ValueError(f"boundaries must begin at 0, and never fall, got {boundaries}.")
-    longest, total = int(lengths.max()), int(bounds[-1])
-    single = (lengths == 1).nonzero().flatten()
-    others = (lengths != 1).nonzero().flatten()
+        device, boundaries = device or boundaries.device, boundaries.tolist()
+    bounds = np.asarray(boundaries, dtype=np.int64)
+    lengths = np.diff(bounds)
+    if len(bounds) < 2 or bounds[0] != 0 or (lengths < 0).any():
+        raise ValueError(f"boundaries must begin at 0, and never fall, got {list(boundaries)}.")
+    longest = int(lengths.max())
     size = min(chunk_size, 1 << max(0, longest - 1).bit_length())
-    groups = [_chunked(bounds, lengths, which, size) for which, size in ((single, 1), (others, size)) if len(which)]
+    kinds = (np.flatnonzero(lengths == 1), 1), (np.flatnonzero(lengths != 1), size)
+    groups, documents, first = [], [], 0
+    places = np.empty(bounds[-1], dtype=np.int64)
+    for which, size_of_group in kinds:
+        if not len(which):
+            continue
+        which, tokens, count, chunks = _chunked(bounds, which, size_of_group)
+        there = np.flatnonzero(np.arange(size_of_group) < count[:, None])
+        places[tokens.ravel()[there]] = first + there
+        first += tokens.size
+        documents.append(which)
+        groups.append(ChunkedDocuments(*(torch.from_numpy(part).to(device) for part in (which, tokens, count)), chunks))
+    order = np.argsort(np.concatenate(documents))
+    bounds, order, places = (torch.from_numpy(part).to(device) for part in (bounds, order, places))
+    return PackedLayout(bounds, longest, tuple(groups), order, places)
 
-    places, first = torch.empty(total, dtype=torch.int64), 0
-    for group in groups:
-        there = group.there
-        places[group.tokens[there]] = first + there.flatten().nonzero().flatten()
-        first += there.numel()
-    order = torch.cat([group.documents for group in groups]).argsort()
-    moved = [group._replace(**{name: getattr(group, name).to(device) for name in group._fields[:3]}) for group in groups]
-    return PackedLayout(tuple(moved), order.to(device), places.to(device))
 
-
-def _chunked(bounds: Tensor, lengths: Tensor, which: Tensor, size: int) -> ChunkedDocuments:
-    chunks = -(-lengths[which] // size)
-    order = chunks.argsort(descending=True, stable=True)
+def _chunked(bounds: np.ndarray, which: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...]]:
+    """The fields of `ChunkedDocuments`, of some of the documents."""
+    chunks = -(-np.diff(bounds)[which] // size)
+    order = np.argsort(-chunks, kind="stable")
     which, chunks = which[order], chunks[order]
-    having = [int((chunks > number).sum()) for number in range(int(chunks[0]))]
-    number = torch.arange(len(having)).repeat_interleave(torch.tensor(having, dtype=torch.int64))  # (A,)
-    document = torch.cat([which[:count] for count in having] or [which[:0]])  # (A,)
-    start = bounds[:-1][document] + number * size
-    count = (bounds[1:][document] - start).clamp(max=size)
-    tokens = (start[:, None] + torch.arange(size)).clamp(max=max(0, int(bounds[-1]) - 1))
-    return ChunkedDocuments(which, tokens, count, tuple(having))
+    having = tuple(int((chunks > number).sum()) for number in range(chunks[0]))
+    number = np.repeat(np.arange(len(having)), having)  # (A,)
+    document = np.concatenate([which[:count] for count in having] or [which[:0]])  # (A,)
+    start = bounds[document] + number * size
+    count = np.minimum(bounds[document + 1] - start, size)
+    tokens = np.minimum(start[:, None] + np.arange(size), max(0, bounds[-1] - 1))
+    return which, tokens, count, having
 
 
 def packed_retention(

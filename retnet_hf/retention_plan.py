@@ -30,7 +30,6 @@ class PackedDocuments(NamedTuple):
     rows: Tensor | None  # (D,) of the state, where not all of them, in their order
     begins: Tensor | None  # (D,) bool, whether a document begins, whatever its row holds; None if none does
     next_position: Tensor  # (D,) that follows each document
-    longest: int  # tokens
 
     def before(self, state: Tensor | None) -> Tensor | None:
         """Of the matrices (S, M, K, V) of a state, those that the documents go on from (D, M, K, V)."""

@@ -96,12 +96,12 @@ def sequence_layout(
 
 
 def packed_positions(
-    boundaries: Tensor, past_position: Tensor | None = None, position_ids: Tensor | None = None
+    boundaries: Tensor, length: int, past_position: Tensor | None = None, position_ids: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Positions of the tokens of packed documents that go on from states of their own.
 
     Args:
-        boundaries: (D + 1,) where documents begin, and T. past_position: (D,) that follows what was read of each.
+        boundaries: (D + 1,) where documents begin, and `length`, T. past_position: (D,) that follows what was read of each.
         position_ids: (1, T), or (T,); without them tokens are counted, on from the past.
 
     Returns:
@@ -110,10 +110,10 @@ def packed_positions(
     Raises:
         ValueError: for positions of another shape.
     """
-    lengths, length = boundaries.diff(), int(boundaries[-1])
+    lengths = boundaries.diff()
     start = torch.zeros_like(lengths) if past_position is None else past_position.to(lengths)
-    offset = torch.arange(length, device=boundaries.device) - boundaries[:-1].repeat_interleave(lengths)
-    position = (start.repeat_interleave(lengths) + offset)[None]
+    of_tokens = (start - boundaries[:-1]).repeat_interleave(lengths, output_size=length)
+    position = (of_tokens + torch.arange(length, device=boundaries.device))[None]
     if position_ids is not None:
         position = _positions((1, length), position_ids)
         last = position[0, (boundaries[1:] - 1).clamp(min=0)] + 1

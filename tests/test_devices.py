@@ -20,6 +20,7 @@ ALLOWED = {
     "training": 1,
     "short training": 1,
     "packed": 1,
+    "packed states": 0,
     "encoder": 1,
     "half precision": 0,
     "gradient checkpointing": 0,
@@ -58,7 +59,9 @@ def test_generation(found, dialect):
     assert waits["copies"] == 0
 
 
-@pytest.mark.parametrize("case", ["packed", "encoder", *(f"pictures, {family}" for family in VISION_FAMILIES)])
+@pytest.mark.parametrize(
+    "case", ["packed", "packed states", "encoder", *(f"pictures, {family}" for family in VISION_FAMILIES)]
+)
 def test_other_models(found, case):
     waits = found[case]
     assert isinstance(waits, dict), waits

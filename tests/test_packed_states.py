@@ -194,6 +194,8 @@ def test_what_cannot_go_on_is_refused(sequences):
         read(model, prompts[:2], RetNetState(model.config), state_rows=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="are one row, \\(1, tokens\\), without attention_mask"):
         read(model, prompts, state, attention_mask=torch.ones(1, sum(LENGTHS), dtype=torch.int64))
+    with pytest.raises(ValueError, match="cu_seq_lens_q must end at the 4 tokens of the row, got 3"):
+        model(random_ids(1, 4), cu_seq_lens_q=[0, 1, 1, 2, 3], past_key_values=state, use_cache=True)
     state.activate_past_recording()
     with pytest.raises(ValueError, match="cannot be taken back"):
         read(model, prompts, state)
