@@ -35,14 +35,14 @@ def _retnet(title: str, schedule: str = GEOMETRIC, **options: Any) -> Row:
 LLAMA = Row("Transformer (Llama)", "llama", {})
 RETNET, PUBLISHED_RETNET = _retnet("RetNet"), _retnet("RetNet, published decays", PUBLISHED)
 MAIN = (LLAMA, RETNET, PUBLISHED_RETNET)
-COMPARISON = (
+COMPARISON = (  # those that are trained fastest first
     *MAIN,
     Row("Gated DeltaNet", "gated-delta-net", {}),
-    Row("Mamba2", "mamba2", {}),
-    Row("RWKV v4", "rwkv", {}),
+    Row("Linear Transformer", "linear-transformer", {}),
     Row("Hyena", "hyena", {}),
     Row("H3", "h3", {}),
-    Row("Linear Transformer", "linear-transformer", {}),
+    Row("Mamba2", "mamba2", {}),
+    Row("RWKV v4", "rwkv", {}),
 )
 DECAYS = (
     LLAMA,
