@@ -38,6 +38,7 @@ from .block_functions import gated, rms_norm, rotate, rotate_step, step_rotation
 from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
+from .continuous_batching import register, requests_of
 from .fused_projections import FusesProjections, is_plain, lay_out_where_faster
 from .kernels import load_kernels
 from .linear_cross_entropy import linear_cross_entropy
@@ -655,6 +656,11 @@ class RetNetModel(RetNetPreTrainedModel):
             if past_key_values is not None:
                 raise ValueError("past_key_values must be None in a bidirectional model: a token sees those after it too.")
             use_cache = False
+        if kwargs.get("cache") is not None:  # of transformers' continuous batching
+            past_key_values, kwargs["state_rows"] = requests_of(
+                kwargs["cache"], kwargs["cu_seq_lens_q"], kwargs["write_index"]
+            )
+            use_cache = True
         goes_on = past_key_values is not None and kwargs.get("cu_seq_lens_q") is not None
         if past_key_values is not None:
             past_key_values = install_retention_layers(past_key_values, self.config)
@@ -868,6 +874,16 @@ class RetNetForCausalLM(FusesProjections, RetNetPreTrainedModel, GenerationMixin
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def init_continuous_batching(self, *args, **kwargs):
+        """As transformers has it, for `generate_batch` and `transformers serve --continuous-batching`.
+
+        Raises:
+            ValueError: for a model with softmax attention. RuntimeError: for a version of transformers that is built
+                otherwise.
+        """
+        register(self.config)
+        return super().init_continuous_batching(*args, **kwargs)
 
     @can_return_tuple
     def forward(
