@@ -15,7 +15,7 @@ from transformers import Cache, PreTrainedModel
 from retnet_hf import RetNetForCausalLM, RetNetState
 
 from .alignment import align, retention_layers
-from .measures import losses_of, score
+from .measures import SCORED_TOKENS, losses_of, score
 from .recall import CHOICES, CUE, NEEDLE, NEEDLES, SEQUENCES, associative_recall, needle_recall
 
 
@@ -59,12 +59,22 @@ class Training:
 
 @dataclass
 class Report:
-    """A linearized model beside its source."""
+    """A linearized model beside its source.
+
+    Attributes:
+        positions: that the source was made for; None if it does not say.
+        options: of the command, that were not left as they are.
+        read: tokens of the texts, from their beginnings, that were trained on and held out.
+        held_out: tokens that both are measured on, which were not trained on.
+    """
 
     source: str
+    positions: int | None
+    options: str
     texts: list[str]
+    read: int
     block_size: int
-    held_out: int  # tokens that it is measured on, which were not trained on
+    held_out: int
     teacher: Measures
     student: Measures
     layer_errors: dict[int, float]  # of the layers of retention
@@ -89,6 +99,17 @@ def recalled_vocabulary(stream: Tensor, special_ids: Collection[int] = ()) -> Te
     return known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))]
 
 
+def measured_lengths(stream: Tensor, block_size: int) -> list[int]:
+    """Of the blocks that a text is measured in: the trained length and beyond, as far as the text reaches."""
+    return [times * block_size for times in TIMES if times * block_size <= len(stream)]
+
+
+def measured_part(stream: Tensor, block_size: int) -> Tensor:
+    """The part of a text that perplexities are of: the same tokens in blocks of every length."""
+    longest = max(measured_lengths(stream, block_size), default=1)
+    return stream[: min(len(stream), max(SCORED_TOKENS, longest)) // longest * longest]
+
+
 def measure_text(model: PreTrainedModel, stream: Tensor, block_size: int, vocabulary: Tensor) -> Measures:
     """What needs no clock: losses and recall.
 
@@ -96,9 +117,9 @@ def measure_text(model: PreTrainedModel, stream: Tensor, block_size: int, vocabu
         stream: (tokens,) of a held-out text. vocabulary: token ids that are recalled.
     """
     measures = Measures()
-    lengths = [times * block_size for times in TIMES if times * block_size <= len(stream)]
+    lengths, part = measured_lengths(stream, block_size), measured_part(stream, block_size)
     for length in lengths:
-        scores = score(lambda ids: losses_of(model, ids), stream, length)
+        scores = score(lambda ids: losses_of(model, ids), part, length)
         measures.perplexity[length] = scores.perplexity
         if length == block_size:
             measures.repeated_loss, measures.first_loss = scores.repeated, scores.first
@@ -114,7 +135,7 @@ def measure_text(model: PreTrainedModel, stream: Tensor, block_size: int, vocabu
 @torch.no_grad()
 def measure_decoding(models: dict[PreTrainedModel, Measures], stream: Tensor, block_size: int) -> None:
     """Adds memory and speed of decoding after texts of several lengths, of all models in turns."""
-    for length in (times * block_size for times in TIMES if times * block_size <= len(stream)):
+    for length in measured_lengths(stream, block_size):
         steps = {model: _decoding(model, stream[None, :length]) for model in models}
         seconds: dict[PreTrainedModel, list[float]] = {model: [] for model in models}
         for _, decode in steps.values():
@@ -159,7 +180,9 @@ def markdown(report: Report) -> str:
     rows = []
     for length, theirs in teacher.perplexity.items():
         ours = student.perplexity[length]
-        rows.append((f"perplexity, blocks of {length:,} tokens", f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.3f}"))
+        beyond = " (*)" if report.positions is not None and length > report.positions else ""
+        name = f"perplexity, blocks of {length:,} tokens{beyond}"
+        rows.append((name, f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.3f}"))
     for name, theirs, ours in (
         ("loss where the last two tokens stood together before (AR-Hit)", teacher.repeated_loss, student.repeated_loss),
         ("loss where they did not (First-Occur)", teacher.first_loss, student.first_loss),
@@ -172,7 +195,7 @@ def markdown(report: Report) -> str:
         rows.append((f"a needle in {length:,} tokens found", *_shares(theirs, student.needle_recall[length])))
     for length, theirs in teacher.cache_bytes.items():
         ours = student.cache_bytes[length]
-        name = f"kept of {length:,} tokens, MB"
+        name = f"state or cache after {length:,} tokens, MB"
         rows.append((name, f"{theirs / 1e6:.3f}", f"{ours / 1e6:.3f}", f"{ours / theirs:.2f}"))
     for length, theirs in teacher.tokens_per_second.items():
         ours = student.tokens_per_second[length]
@@ -181,24 +204,36 @@ def markdown(report: Report) -> str:
         "",
         "## Origin",
         "",
-        f"Linearized from `{report.source}` with `retnet-hf linearize`, on {', '.join(map('`{}`'.format, report.texts))}; "
-        f"measured on {report.held_out:,} tokens of it that were held out.",
+        f"Linearized from `{report.source}` with `{' '.join(['retnet-hf linearize', report.options]).strip()}`, on the "
+        f"first {report.read:,} tokens of {', '.join(map('`{}`'.format, report.texts))}. Perplexities are of "
+        f"{report.held_out:,} of them, which were held out, the same in blocks of every length.",
         "",
         "| | source | this model | ratio or difference |",
         "|---|---:|---:|---:|",
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
+        *(
+            [f"(*) Longer than the {report.positions:,} positions that the source was made for, where it fails by itself."]
+            if report.positions is not None and max(teacher.perplexity, default=0) > report.positions
+            else []
+        ),
         *(_recall_sentences(report) if teacher.associative_recall or teacher.needle_recall else []),
         "",
         "| stage | steps | tokens | minutes | loss | before | after |",
         "|---|---:|---:|---:|---|---:|---:|",
         *(
             f"| {stage.name} | {stage.steps:,} | {stage.tokens:,} "
-            f"| {'' if stage.seconds is None else f'{stage.seconds / 60:.1f}'} "
+            f"| {'not known' if stage.seconds is None else f'{stage.seconds / 60:.1f}'} "
             f"| {stage.figure} | {stage.before:.3f} | {stage.after:.3f} |"
             for stage in report.trainings
         ),
     ]
+    for stage in report.trainings:
+        if stage.after > stage.before:
+            lines += [
+                "",
+                f"**The stage {stage.name} made the model worse**: it may need more steps, or a lower learning rate.",
+            ]
     if report.layer_errors:
         worst = sorted(report.layer_errors, key=report.layer_errors.get, reverse=True)
         named = ", ".join(f"{layer} ({report.layer_errors[layer]:.2f})" for layer in worst[:8])
@@ -208,12 +243,15 @@ def markdown(report: Report) -> str:
 
 
 def _shares(theirs: float, ours: float) -> tuple[str, str, str]:
-    return f"{theirs:.0%}", f"{ours:.0%}", f"{ours - theirs:+.0%}"
+    return f"{theirs:.0%}", f"{ours:.0%}", f"{100 * ours - 100 * theirs:+.0f} points"
 
 
 def _recall_sentences(report: Report) -> list[str]:
     """What guessing finds, and what is to be said where a model finds less of what it has read than its source did."""
-    guessing = f"Guessing finds 1 in N for N pairs, and 1 in {CHOICES} for a needle."
+    guessing = (
+        f"Guessing finds 1 in N for N pairs, and 1 in {CHOICES} for a needle; shares are of {SEQUENCES} lists, and of "
+        f"{NEEDLES} needles."
+    )
     teacher, student = report.teacher, report.student
     found = [
         (1 / pairs, pairs * SEQUENCES, share, student.associative_recall[pairs])
@@ -228,7 +266,7 @@ def _recall_sentences(report: Report) -> list[str]:
         if theirs > chance + 3 * math.sqrt(chance * (1 - chance) / count)
     ]
     if not telling:
-        return [guessing, "The source itself recalls hardly more than that, which says nothing about this model's recall."]
+        return [guessing, "The source itself hardly does better than guessing, so that these rows say nothing."]
     if any(ours < 0.9 * theirs for theirs, ours in telling):
         return [
             guessing,

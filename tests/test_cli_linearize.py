@@ -30,6 +30,7 @@ import retnet_hf_cli.linearizing.finish as finish_module
 import retnet_hf_cli.linearizing.pipeline as pipeline_module
 from linearization import hardest_layers, measure_heads
 from linearization.measures import losses_of, score
+from linearization.report import measured_part
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe, needs
@@ -153,7 +154,9 @@ def test_the_model_card_sets_the_model_beside_its_source(linearized):
     card = (linearized / "README.md").read_text(encoding="utf-8")
     report = json.loads((linearized / "linearization.json").read_text(encoding="utf-8"))
     assert "license: mit\n" in card.split("---")[1]
-    assert "Linearized from `llama` with `retnet-hf linearize`, on `book.txt`" in card
+    options = "--block-size 32 --batch-size 4 --align-steps 6 --distill-steps 6 --align-lr 0.003 --distill-lr 0.001"
+    assert f"Linearized from `llama` with `retnet-hf linearize {options}" in card
+    assert f"on the first {report['read']:,} tokens of `book.txt`" in card
     source, own = report["teacher"]["perplexity"]["64"], report["student"]["perplexity"]["64"]
     assert f"| perplexity, blocks of 64 tokens | {source:.2f} | {own:.2f} |" in card
     assert [stage["name"] for stage in report["trainings"]] == ["align", "distill"]
@@ -169,7 +172,7 @@ def test_perplexities_in_the_report_are_those_of_the_models(linearized):
     held_out = hold_out([TEXT], 0.05)[1]
     stream = torch.from_numpy(encode(held_out, AutoTokenizer.from_pretrained(linearized))).long()
     for each, name in ((model, "student"), (source, "teacher")):
-        found = score(functools.partial(losses_of, each), stream, 32).perplexity
+        found = score(functools.partial(losses_of, each), measured_part(stream, 32), 32).perplexity
         assert report[name]["perplexity"]["32"] == pytest.approx(found, rel=1e-4)
 
 
@@ -293,7 +296,7 @@ def test_a_run_that_was_interrupted_is_neither_begun_anew_nor_resumed_otherwise(
         retnet_hf(*LINEARIZE)
     before = tree(workplace)
     refused(retnet_hf(*LINEARIZE), "model.partial holds an interrupted run", "--resume continues it")
-    refused(retnet_hf(*LINEARIZE, "--resume", "--window", 8), "this run began with --window None, not 8")
+    refused(retnet_hf(*LINEARIZE, "--resume", "--window", 8), "this run began without --window, not 8")
     refused(retnet_hf(*LINEARIZE, "--resume", "--block-size", 16), "this run began with --block-size 32, not 16")
     Path("book.txt").write_text(TEXT + "And more.", encoding="utf-8")
     refused(retnet_hf(*LINEARIZE, "--resume"), "the text is not what this run began with")
@@ -453,7 +456,8 @@ def test_a_source_of_another_kind_is_refused(retnet_hf, workplace):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--block-size", 4096], ["too short to fill a block of 4096 tokens", "--block-size"]),
+        (["--block-size", 2048], ["too short to fill a block of 2048 tokens", "--block-size"]),
+        (["--block-size", 8192], ["--block-size 8192 is beyond the 2048 positions that the source was made for"]),
         (["--long-steps", 1], ["too short to fill a block of 2048 tokens", "--long-block-size"]),
         (["--keep-attention", "0,9"], ["layer 9 cannot be kept: the model has layers 0 to 3"]),
         (["--keep-attention", "0,1,2,3"], ["--keep-attention keeps every layer"]),

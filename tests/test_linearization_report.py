@@ -28,6 +28,8 @@ from linearization.report import (
     measure_decoding,
     measure_layers,
     measure_text,
+    measured_lengths,
+    measured_part,
     recalled_vocabulary,
 )
 
@@ -180,7 +182,19 @@ def report() -> Report:
         Training("align", "error", 3, 96, 60.0, 0.5, 0.25),
         Training("distill", "divergence", 4, 128, None, 1.0, 0.5),
     ]
-    return Report("llama", ["a.txt"], 32, 700, *measures, errors, trainings)
+    return Report(
+        source="llama",
+        positions=128,
+        options="--window 8",
+        texts=["a.txt"],
+        read=9000,
+        block_size=32,
+        held_out=512,
+        teacher=measures[0],
+        student=measures[1],
+        layer_errors=errors,
+        trainings=trainings,
+    )
 
 
 def test_a_report_measures_at_the_trained_length_and_beyond(report):
@@ -203,9 +217,16 @@ def test_a_report_measures_at_the_trained_length_and_beyond(report):
 def test_a_report_in_markdown_has_every_figure(report):
     text = markdown(report)
     for length, theirs in report.teacher.perplexity.items():
-        assert f"| perplexity, blocks of {length} tokens | {theirs:.2f} | {report.student.perplexity[length]:.2f} |" in text
+        mark = " (*)" if length > 128 else ""
+        row = f"| perplexity, blocks of {length} tokens{mark} | {theirs:.2f} | {report.student.perplexity[length]:.2f} |"
+        assert row in text
+    assert "(*) Longer than the 128 positions that the source was made for" in text
+    assert "from `llama` with `retnet-hf linearize --window 8`, on the first 9,000 tokens of `a.txt`" in text
+    assert "made the model worse" not in text
+    worse = [dataclasses.replace(report.trainings[0], after=0.75), report.trainings[1]]
+    assert "**The stage align made the model worse**" in markdown(dataclasses.replace(report, trainings=worse))
     assert "| align | 3 | 96 | 1.0 | error | 0.500 | 0.250 |" in text
-    assert "| distill | 4 | 128 |  | divergence | 1.000 | 0.500 |" in text
+    assert "| distill | 4 | 128 | not known | divergence | 1.000 | 0.500 |" in text
     assert f"the largest first: 0 ({report.layer_errors[0]:.2f}) (measured on" in text
 
 
@@ -214,7 +235,7 @@ def test_a_report_in_markdown_has_every_figure(report):
     [
         (0.9, 0.5, "It recalls less than its source"),
         (0.9, 0.85, "It recalls what its source recalls, within a tenth."),
-        (0.07, 0.07, "The source itself recalls hardly more than that"),
+        (0.07, 0.07, "The source itself hardly does better than guessing"),
     ],
 )
 def test_a_report_says_where_recall_falls_short(report, theirs, ours, sentence):
@@ -234,6 +255,15 @@ def test_without_a_repeated_pair_there_is_no_loss_of_one():
     found = score(lambda ids: ids[:, 1:].float(), torch.arange(40), 20)
     assert found.repeated is None
     assert found.first == found.loss
+
+
+def test_perplexities_of_all_lengths_are_of_the_same_tokens():
+    """Else a text whose end is harder makes long blocks look worse."""
+    stream = random_ids(1, 1500)[0]
+    assert measured_lengths(stream, 100) == [100, 200, 400, 800]
+    assert measured_part(stream, 100).equal(stream[:800])
+    assert measured_part(stream, 64).equal(stream[:1024])
+    assert len(measured_part(stream, 2000)) == 1500
 
 
 def test_a_text_that_is_too_short_leaves_figures_out():

@@ -99,7 +99,10 @@ def linearize(
     block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 512,
     batch_size: Annotated[int, training_option(min=1, help="Sequences in a step.")] = 8,
     minutes: Annotated[
-        float | None, training_option(min=0.001, help="Train no longer than this; stages share it out by their steps.")
+        float | None,
+        training_option(
+            min=0.001, help="Train no longer than this, evaluations not counted; divided by steps among the stages."
+        ),
     ] = None,
     align_steps: Annotated[
         int, training_option(min=0, help="Stage 1: each layer learns what the attention it replaces computes.")

@@ -5,6 +5,7 @@
 import dataclasses
 import json
 import shutil
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from transformers import PreTrainedModel
 
 from conversion.card import licence_of
 from conversion.replaced_folder import replace
-from linearization.measures import SCORED_TOKENS
 from linearization.report import (
     Report,
     Training,
@@ -25,6 +25,7 @@ from linearization.report import (
     measure_decoding,
     measure_layers,
     measure_text,
+    measured_part,
     recalled_vocabulary,
 )
 from retnet_hf.model_card import model_card
@@ -50,7 +51,19 @@ def report_of(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, st
     files = [job.folder.partial / stage.name / TRAINING for stage in stages]
     trainings = [Training(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
     source, *texts = (Path(name).resolve().name if Path(name).exists() else name for name in (recipe.source, *job.texts))
-    return Report(source, texts, recipe.block_size, min(len(stream), SCORED_TOKENS), theirs, own, errors, trainings)
+    return Report(
+        source=source,
+        positions=getattr(teacher.config, "max_position_embeddings", None),
+        options=recipe.options,
+        texts=texts,
+        read=len(job.training) + len(job.evaluation),
+        block_size=recipe.block_size,
+        held_out=len(measured_part(stream, recipe.block_size)),
+        teacher=theirs,
+        student=own,
+        layer_errors=errors,
+        trainings=trainings,
+    )
 
 
 def finish(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, stages: Sequence[type[StageRun]]) -> None:
@@ -68,7 +81,7 @@ def finish(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, stage
         shutil.copyfile(partial / stage.name / f"{stage.name}.png", finished / f"{stage.name}.png")
         curves.append(f"![{stage.figure} in the stage {stage.name}]({stage.name}.png)\n")
     opening = job.tokenizer.decode(job.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
-    prompt = " ".join(opening[:PROMPT_CHARACTERS].split())
+    prompt = textwrap.shorten(opening, PROMPT_CHARACTERS, placeholder="")
     card = model_card(student, job.folder.output.name, None, prompt, markdown(report) + "\n" + "\n".join(curves))
     for field, value in source_metadata(job.recipe.source).items():
         card.data[field] = value

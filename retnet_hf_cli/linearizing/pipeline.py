@@ -67,6 +67,11 @@ def source_config(name: str, recipe: Recipe, folder: TrainingFolder) -> PreTrain
         raise InputError(str(error)) from error
     if recipe.align_steps and len(recipe.kept.before_training(config.num_hidden_layers)) == config.num_hidden_layers:
         raise InputError("--keep-attention keeps every layer, so that nothing is left to be made retention")
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and recipe.block_size > positions and (recipe.align_steps or recipe.distill_steps):
+        raise InputError(
+            f"--block-size {recipe.block_size} is beyond the {positions} positions that the source was made for"
+        )
     if recipe.lora_rank is not None:
         import_peft()
     require_memory(config, recipe)

@@ -5,7 +5,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import psutil
@@ -20,7 +20,7 @@ from ..errors import InputError
 
 
 AUTO_SHARE = 0.25
-HELD_OUT_BLOCKS = 16  # of the longest, at the least, where the text is long enough
+HELD_OUT_BLOCKS = 64  # of the longest, at the least, where the text is long enough
 LOGITS = 6  # copies of a batch's, with their gradients, while a divergence is computed
 MEASURED_HIDDEN_SIZE = 128  # hidden size that learning rates were measured at
 
@@ -103,6 +103,22 @@ class Recipe:
             distill_lr=distill,
             long_lr=distill / 3 if self.long_lr is None else self.long_lr,
         )
+
+    @property
+    def options(self) -> str:
+        """Options of the command that make another recipe than the default, as they are written there."""
+        changed = []
+        for field in fields(self):
+            value, name = getattr(self, field.name), field.name.replace("_", "-")
+            if field.name != "source" and value != field.default:
+                changed.append(
+                    f"--{name}"
+                    if value is True
+                    else f"--{name} {value:g}"
+                    if isinstance(value, float)
+                    else f"--{name} {value}"
+                )
+        return " ".join(changed)
 
     @property
     def rates(self) -> dict[str, float | None]:

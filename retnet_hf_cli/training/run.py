@@ -288,7 +288,9 @@ def check_resumable(recipe: Any, digest: str, record: dict[str, Any], data: str)
         before = record["recipe"].get(name)
         if before != now:
             option = "SOURCE" if name == "source" else "--" + name.replace("_", "-")
-            raise InputError(f"this run began with {option} {before}, not {now}; give it the same options, or --overwrite")
+            began = f"without {option}" if before is None else f"with {option} {before}"
+            given = "" if now is None else f", not {now}"
+            raise InputError(f"this run began {began}{given}; give it the same options, or --overwrite")
     if record.get("data") != digest:
         raise InputError(f"{data} not what this run began with; --overwrite begins anew")
 
