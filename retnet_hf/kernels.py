@@ -15,7 +15,7 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 KERNELS = ("torch", "triton")
-VARIABLE = "RETNET_HF_KERNELS"  # of the environment; goes before the configuration
+VARIABLE = "RETNET_HF_KERNELS"  # of the environment; overrides the configuration
 
 
 class Kernels(NamedTuple):
@@ -27,9 +27,9 @@ class Kernels(NamedTuple):
 
 
 def load_kernels(name: str) -> Kernels | None:
-    """The kernels of that name, unless the environment names others; None stands for the operations of PyTorch.
+    """The kernels of that name, or those that the environment names; None stands for the operations of PyTorch.
 
-    Those take their place, with a warning, where a GPU could run the kernels but their package is not installed.
+    Falls back to PyTorch if Triton is not installed, with a warning if there is a GPU.
 
     Raises:
         ValueError: for a name that is none, in the environment.

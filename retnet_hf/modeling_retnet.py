@@ -327,7 +327,7 @@ class RetNetRetention(RetNetTokenMixer):
         layout = plan.layout
         if plan.packed is not None:
             packed = plan.packed
-            before = packed.before(past.past[0])
+            before = packed.before(past.past[0])  # there is one, as `_packed_plan` has seen to
             output, after = packed_retention(query, key, value, plan.log_decay, packed.layout, before)
             if use_cache:
                 past.advance_rows(after, packed.next_position, packed.rows, packed.layout.longest)
@@ -589,6 +589,30 @@ def updates_the_state_given(forward):
     return wrapper
 
 
+def _checked_rows(rows: Tensor | list[int] | None, sequences: int, documents: int, device: torch.device) -> Tensor | None:
+    """`state_rows` as a tensor on the device. Values are checked where that needs no device to be waited for.
+
+    Raises:
+        ValueError: for rows that are not one for each document, each once, of those that the state has.
+    """
+    if rows is None:
+        if sequences != documents:
+            raise ValueError(
+                f"past_key_values holds {sequences} sequences, and cu_seq_lens_q {documents} documents: there must be one "
+                "for each, or state_rows."
+            )
+        return None
+    rows = torch.as_tensor(rows)
+    if rows.dtype not in (torch.int32, torch.int64) or rows.shape != (documents,):
+        given = f"{tuple(rows.shape)} {rows.dtype}"
+        raise ValueError(f"state_rows must be integers, one for each of the {documents} documents, got {given}.")
+    if rows.device.type == "cpu" and not torch.compiler.is_compiling():
+        named = rows.tolist()
+        if len(set(named)) < documents or min(named) < 0 or max(named) >= sequences:
+            raise ValueError(f"state_rows must be different rows of the {sequences} of past_key_values, got {named}.")
+    return rows.to(device=device, dtype=torch.int64)
+
+
 class RetNetModel(RetNetPreTrainedModel):
     """The stack of RetNet blocks, without a head."""
 
@@ -630,12 +654,12 @@ class RetNetModel(RetNetPreTrainedModel):
                 new document. `cu_seq_lens_q` and `seq_idx`, as transformers' collators give them, say the same, and are
                 needed where a document begins with padding.
             past_key_values: a `RetNetState`, or an empty cache of transformers'. With use_cache=True it takes in these
-                tokens, in place; with use_cache=False it is read and left as it is. Given together with `cu_seq_lens_q`,
-                (D + 1,) boundaries of D documents in one row (1, T), it is the state of D sequences: each document goes on
-                from its own row of it, as if it were alone. A document whose `position_ids` begin at 0 begins, whatever its
-                row holds.
-            state_rows: (D,) with such documents: the rows of past_key_values that they go on from, each once; all of them
-                if absent.
+                tokens, in place; with use_cache=False it is read and left as it is. Given together with `cu_seq_lens_q`, the
+                (D + 1,) boundaries of D documents in one row (1, T), a state of D sequences that is not empty is gone on
+                from: each document from its own row, as if it were alone. A document whose first position in `position_ids`
+                is 0, or behind that of its row, starts from an empty state, which overwrites the row.
+            state_rows: (D,) integers, for documents that go on: the row of each in past_key_values, no two of them the same.
+                Absent, row i is that of document i.
             retention_form: "auto", "parallel", "recurrent" or "chunkwise"; `config.retention_form` if absent.
             output_attentions: returns the retention maps Q Kᵀ ⊙ D of every layer, (B, H, T, T), in the parallel form.
 
@@ -661,14 +685,19 @@ class RetNetModel(RetNetPreTrainedModel):
                 kwargs["cache"], kwargs["cu_seq_lens_q"], kwargs["write_index"]
             )
             use_cache = True
-        goes_on = past_key_values is not None and kwargs.get("cu_seq_lens_q") is not None
         if past_key_values is not None:
             past_key_values = install_retention_layers(past_key_values, self.config)
         elif use_cache:
             past_key_values = RetNetState(self.config)
-
+        packed = kwargs.get("cu_seq_lens_q") is not None
+        goes_on = packed and past_key_values is not None and past_key_values.layers[0].is_initialized
+        if kwargs.get("state_rows") is not None and not goes_on:
+            raise ValueError(
+                "state_rows are for packed documents, cu_seq_lens_q, that go on from rows of past_key_values, which must "
+                "have some: RetNetState.zeros(config, sequences) makes them."
+            )
         if goes_on:
-            plan = self._packed_plan(inputs_embeds, attention_mask, position_ids, past_key_values, kwargs)
+            plan = self._packed_plan(inputs_embeds, attention_mask, position_ids, past_key_values, retention_form, kwargs)
         else:
             plan = self._plan(inputs_embeds, attention_mask, position_ids, past_key_values, retention_form, kwargs)
         hidden_states = inputs_embeds
@@ -702,39 +731,38 @@ class RetNetModel(RetNetPreTrainedModel):
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         state: Cache,
+        retention_form: str | None,
         kwargs: dict,
     ) -> RetentionPlan:
         """The plan of documents of one row, each of which goes on from its own row of the state."""
         config, device, dtype = self.config, inputs_embeds.device, inputs_embeds.dtype
-        rows, documents, first = kwargs.get("state_rows"), len(kwargs["cu_seq_lens_q"]) - 1, state.layers[0]
+        first, length = state.layers[0], inputs_embeds.shape[1]
         require_retention_alone(config)
-        if inputs_embeds.shape[0] != 1 or attention_mask is not None or kwargs.get("output_attentions"):
+        if self.training and self.gradient_checkpointing:
             raise ValueError(
-                "packed documents that go on from states of their own are one row, (1, tokens), without attention_mask and "
-                f"output_attentions, got {inputs_embeds.shape[0]} rows."
+                "past_key_values must be empty when training with gradient checkpointing, which drops the state."
             )
+        if inputs_embeds.shape[0] != 1:
+            raise ValueError(f"packed documents are one row, (1, tokens), got {inputs_embeds.shape[0]} rows.")
+        others = {"attention_mask": attention_mask, "retention_form": retention_form, "seq_idx": kwargs.get("seq_idx")}
+        others["output_attentions"] = kwargs.get("output_attentions") or None
+        if unfit := [name for name, value in others.items() if value is not None]:
+            raise ValueError(f"{unfit[0]} cannot be given with packed documents that go on from past_key_values.")
         if first.record_past:
-            raise ValueError("packed documents cannot be taken back: crop is for states that are not given cu_seq_lens_q.")
-        held = documents if rows is None else len(rows)
-        if held != documents or (rows is None and first.is_initialized and first.batch_size != documents):
-            given = (
-                f"past_key_values holds {first.batch_size} sequences" if rows is None else f"state_rows names {held} rows"
-            )
-            raise ValueError(f"{given}, and cu_seq_lens_q {documents} documents: there must be one for each.")
-        if rows is not None and not first.is_initialized:
-            raise ValueError("state_rows are of a state that has rows: RetNetState.zeros(config, sequences) makes one.")
+            raise ValueError("cu_seq_lens_q cannot be used with a state that records its past (activate_past_recording).")
 
         chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
         layout = packed_layout(kwargs["cu_seq_lens_q"], chunk_size, device)
-        boundaries, length = layout.boundaries, inputs_embeds.shape[1]
+        boundaries, documents = layout.boundaries, len(layout.order)
         if len(layout.places) != length:
             raise ValueError(f"cu_seq_lens_q must end at the {length} tokens of the row, got {len(layout.places)}.")
-        rows = None if rows is None else torch.as_tensor(rows, dtype=torch.int64, device=device)
-        past_position = first.past[1] if rows is None or first.past[1] is None else first.past[1][rows]
+        rows = _checked_rows(kwargs.get("state_rows"), first.batch_size, documents, device)
+        past_position = first.past[1] if rows is None else first.past[1][rows]
         position, next_position = packed_positions(boundaries, length, past_position, position_ids)
         begins = None
         if position_ids is not None:
-            begins = (position[0, boundaries[:-1].clamp(max=length - 1)] == 0) & (boundaries.diff() > 0)
+            starts = position[0, boundaries[:-1].clamp(max=length - 1)]
+            begins = ((starts == 0) | (starts < past_position)) & (boundaries.diff() > 0)
         packed = PackedDocuments(layout, rows, begins, next_position)
         log_decay = self.decay.of_layer(0).to(device=device, dtype=torch.promote_types(dtype, torch.float32))
         query_rotation, key_rotation = self._rotations(position, dtype)

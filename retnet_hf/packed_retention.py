@@ -2,11 +2,13 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Retention over documents that stand one after the other in one row, each with a state of its own before and after it.
 
-What an engine needs that serves many sequences at once: prompts, parts of prompts and single tokens of many of them go
-through a model in one call. Every document is cut into chunks, and all chunks of all documents are computed side by side, as
-in equation 7; states go from chunk to chunk in all documents at once. Documents of one token are steps of decoding.
+For serving engines: prompts, parts of prompts and single tokens of many sequences go through a model in one call. Documents
+of similar length are computed together. Each is cut into chunks, and the chunks of all of them are computed side by side, as
+in equation 7; states go from chunk to chunk in all documents at once. A document of one token is a step of decoding.
 
-Shapes are those of `retention.py`, and D documents, A chunks of all of them together.
+The state before every chunk is kept until the outputs are computed: K V numbers for C tokens.
+
+Shapes are those of `retention.py`, and D documents, A chunks of all documents of a group together.
 """
 
 from collections.abc import Sequence
@@ -17,12 +19,14 @@ import torch
 from torch import Tensor
 
 from .retention import (
+    StepDecay,
     compute_dtype,
     decayed_rows,
     default_chunk_size,
     for_query_heads,
     in_heads,
     in_rows,
+    recurrent_step,
     state_heads,
     without_autocast,
 )
@@ -36,58 +40,57 @@ class ChunkedDocuments(NamedTuple):
     count: Tensor  # (A,) int64, tokens of each chunk
     chunks: tuple[int, ...]  # how many documents have a first chunk, a second one, ...
 
-    @property
-    def there(self) -> Tensor:
-        """(A, C) bool, False beyond the end of a document."""
-        return torch.arange(self.tokens.shape[1], device=self.count.device) < self.count[:, None]
-
 
 class PackedLayout(NamedTuple):
     """How the documents of a row are computed; the same in all layers of a model."""
 
     boundaries: Tensor  # (D + 1,) int64
-    longest: int  # tokens of the longest document
-    groups: tuple[ChunkedDocuments, ...]
     order: Tensor  # (D,) int64: row of each document in the states of all groups, one after the other
     places: Tensor  # (T,) int64: place of each token in the chunks of all groups, one after the other
+    groups: tuple[ChunkedDocuments, ...]
+    in_order: bool  # whether there is one group, which has the documents in their order
+    longest: int  # tokens of the longest document
 
 
+@torch.compiler.disable  # which takes NumPy for PyTorch, and numbers for unknown
 def packed_layout(
     boundaries: Sequence[int] | Tensor, chunk_size: int, device: torch.device | str | None = None
 ) -> PackedLayout:
-    """The layout of documents of which each begins at its boundary and ends at the next one. Computed by the host.
+    """The layout of documents of which each begins at its boundary and ends at the next one.
+
+    Computed by the host, and copied to the device at once. Boundaries that are on a device have to be waited for.
 
     Args:
-        boundaries: (D + 1,) from 0 to T, as `cu_seq_lens_q` of transformers. A document may be empty.
-        chunk_size: C, at the most; it is shorter where all documents are.
+        boundaries: (D + 1,) integers from 0 to T, as `cu_seq_lens_q` of transformers. A document may be empty.
+        chunk_size: C, at the most; it is shorter where documents are.
         device: of the result; that of `boundaries` if absent.
 
     Raises:
-        ValueError: for boundaries that do not begin at 0, or fall.
+        ValueError: for boundaries that are no integers, do not begin at 0, or fall.
     """
     if isinstance(boundaries, Tensor):
         device, boundaries = device or boundaries.device, boundaries.tolist()
-    bounds = np.asarray(boundaries, dtype=np.int64)
+    bounds = np.asarray(boundaries)
+    if bounds.ndim != 1 or len(bounds) < 2 or bounds.dtype.kind not in "iu" or bounds[0] or (np.diff(bounds) < 0).any():
+        raise ValueError(f"boundaries must be integers that begin at 0 and never fall, got {boundaries}.")
+    bounds = bounds.astype(np.int64)
     lengths = np.diff(bounds)
-    if len(bounds) < 2 or bounds[0] != 0 or (lengths < 0).any():
-        raise ValueError(f"boundaries must begin at 0, and never fall, got {list(boundaries)}.")
-    longest = int(lengths.max())
-    size = min(chunk_size, 1 << max(0, longest - 1).bit_length())
-    kinds = (np.flatnonzero(lengths == 1), 1), (np.flatnonzero(lengths != 1), size)
-    groups, documents, first = [], [], 0
-    places = np.empty(bounds[-1], dtype=np.int64)
-    for which, size_of_group in kinds:
-        if not len(which):
-            continue
-        which, tokens, count, chunks = _chunked(bounds, which, size_of_group)
-        there = np.flatnonzero(np.arange(size_of_group) < count[:, None])
+    # chunks of the next power of two, so that a short document costs what it would beside others like it
+    sizes = np.minimum(chunk_size, 2 ** np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64))
+    parts = [_chunked(bounds, np.flatnonzero(sizes == size), int(size)) for size in np.unique(sizes)]
+    places, first = np.empty(bounds[-1], dtype=np.int64), 0
+    for _, tokens, count, _ in parts:
+        there = np.flatnonzero(np.arange(tokens.shape[1]) < count[:, None])
         places[tokens.ravel()[there]] = first + there
         first += tokens.size
-        documents.append(which)
-        groups.append(ChunkedDocuments(*(torch.from_numpy(part).to(device) for part in (which, tokens, count)), chunks))
-    order = np.argsort(np.concatenate(documents))
-    bounds, order, places = (torch.from_numpy(part).to(device) for part in (bounds, order, places))
-    return PackedLayout(bounds, longest, tuple(groups), order, places)
+    order = np.argsort(np.concatenate([documents for documents, *_ in parts]))
+    in_order = len(parts) == 1 and bool((order == np.arange(len(order))).all())
+    bounds, order, places, *arrays = _copied(
+        [bounds, order, places, *(each for *three, _ in parts for each in three)], device
+    )
+    chunks = [each for *_, each in parts]
+    groups = tuple(ChunkedDocuments(*arrays[3 * n : 3 * n + 3], each) for n, each in enumerate(chunks))
+    return PackedLayout(bounds, order, places, groups, in_order, int(lengths.max()))
 
 
 def _chunked(bounds: np.ndarray, which: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...]]:
@@ -104,6 +107,15 @@ def _chunked(bounds: np.ndarray, which: np.ndarray, size: int) -> tuple[np.ndarr
     return which, tokens, count, having
 
 
+def _copied(arrays: list[np.ndarray], device: torch.device | str | None) -> list[Tensor]:
+    """Arrays of int64 as tensors on a device, by one copy, which the host does not wait for."""
+    joined = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    if device is not None and torch.device(device).type == "cuda":
+        joined = joined.pin_memory()
+    pieces = joined.to(device, non_blocking=True).split([array.size for array in arrays])
+    return [piece.view(array.shape) for piece, array in zip(pieces, arrays)]
+
+
 def packed_retention(
     query: Tensor,
     key: Tensor,
@@ -118,7 +130,7 @@ def packed_retention(
     Args:
         query: (1, H, T, K), rotated and scaled. key, value: (1, G, T, K) and (1, G, T, V), where G divides H.
         log_decay: (H,), or (G,) where the heads that a key/value head serves share a state.
-        boundaries: (D + 1,) from 0 to T: where each document begins, and T; or what `packed_layout` made of them.
+        boundaries: (D + 1,) integers from 0 to T: where each document begins, and T; or what `packed_layout` made of them.
         initial_states: (D, M, K, V), zeros if absent. Never modified.
         chunk_size: C; `default_chunk_size(K, V)` if absent.
 
@@ -128,7 +140,8 @@ def packed_retention(
     Raises:
         ValueError: for boundaries that do not cover the row, or states that are not one for each document.
     """
-    dtype, states = compute_dtype(query, key, value), state_heads(query, key, log_decay.numel())
+    operands = [tensor for tensor in (query, key, value, initial_states) if tensor is not None]
+    dtype, states = compute_dtype(*operands), state_heads(query, key, log_decay.numel())
     layout = boundaries
     if not isinstance(boundaries, PackedLayout):
         chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
@@ -142,17 +155,35 @@ def packed_retention(
         initial_states = query.new_zeros(shape, dtype=dtype)
     elif initial_states.shape != shape:
         raise ValueError(f"initial_states must be {shape}, one for each document, got {tuple(initial_states.shape)}.")
-    operands = query[0].to(dtype), for_query_heads(key, states)[0].to(dtype), for_query_heads(value, states)[0].to(dtype)
+    rows = query[0].to(dtype), for_query_heads(key, states)[0].to(dtype), for_query_heads(value, states)[0].to(dtype)
+    log_decay, initial_states, parts = log_decay.to(dtype), initial_states.to(dtype), []
     with without_autocast(query.device.type):
-        parts = [
-            _of_group(*operands, log_decay.to(dtype), group, initial_states.to(dtype)[group.documents])
-            for group in layout.groups
-        ]
+        for group in layout.groups:
+            before = initial_states if layout.in_order else initial_states[group.documents]
+            compute = _steps if group.tokens.shape[1] == 1 and len(group.chunks) <= 1 else _chunks
+            parts.append(compute(*rows, log_decay, group, before))
     output = torch.cat([output for output, _ in parts], dim=1)[:, layout.places]
-    return output[None], torch.cat([state for _, state in parts])[layout.order]
+    after = parts[0][1] if layout.in_order else torch.cat([state for _, state in parts])[layout.order]
+    return output[None], after
 
 
-def _of_group(
+def _steps(
+    query: Tensor,  # (H, T, K)
+    key: Tensor,  # (M, T, K)
+    value: Tensor,  # (M, T, V)
+    log_decay: Tensor,  # (M,)
+    group: ChunkedDocuments,
+    state: Tensor,  # (D, M, K, V)
+) -> tuple[Tensor, Tensor]:
+    """`_chunks`, of documents of one token, and of empty ones."""
+    count = len(group.count)
+    tokens = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., 1, .)
+    decay = StepDecay(log_decay.exp().view(1, -1, 1, 1), None)
+    output, after = recurrent_step(*tokens, decay, state[:count])
+    return output.transpose(0, 1).flatten(1, 2), after if count == len(state) else torch.cat([after, state[count:]])
+
+
+def _chunks(
     query: Tensor,  # (H, T, K)
     key: Tensor,  # (M, T, K)
     value: Tensor,  # (M, T, V)
@@ -161,15 +192,14 @@ def _of_group(
     state: Tensor,  # (D, M, K, V)
 ) -> tuple[Tensor, Tensor]:
     """Output (H, A C, V), and the states after the documents."""
-    heads, there = query.shape[0], group.there
+    heads, place = query.shape[0], torch.arange(group.tokens.shape[1], device=key.device)
     query, key, value = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., C, .)
-    key = key.masked_fill(~there[:, None, :, None], 0)
+    key = key.masked_fill((place >= group.count[:, None])[:, None, :, None], 0)
 
     def power(exponent: Tensor) -> Tensor:  # (A|1, ...) -> (A|1, M, ...)
         rate = log_decay.view(-1, *[1] * (exponent.dim() - 1))
         return torch.exp(rate * exponent.clamp(min=0).unsqueeze(1).to(rate.dtype))
 
-    place = torch.arange(group.tokens.shape[1], device=key.device)
     inner = power((place[:, None] - place)[None]).tril()  # (1, M, C, C)
     query_decay, key_decay = power(place[None, :, None] + 1), power((group.count[:, None] - 1 - place)[..., None])
     kept = power(group.count[:, None, None])  # (A, M, 1, 1)

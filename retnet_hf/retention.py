@@ -474,13 +474,9 @@ def _chunkwise_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Those of the arguments of `ChunkwiseRetention`; states are computed again."""
     if torch.is_grad_enabled():  # a gradient of the gradient is asked for
-        operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
         results = _grouped_at_once(query, key, value, tables, initial_state)
-        gradients = torch.autograd.grad(
-            results, operands, (output_gradient, state_gradient), create_graph=True, allow_unused=True
-        )
-        query_gradient, key_gradient, value_gradient, *rest = gradients
-        return query_gradient, key_gradient, value_gradient, None, rest[0] if rest else None
+        gradients = gradients_where_asked(results, (query, key, value, initial_state), (output_gradient, state_gradient))
+        return *gradients[:3], None, gradients[3]
 
     blocks = _blocks(query, key, tables)
     state = _state_before(query, key, value, tables, initial_state)
@@ -511,6 +507,24 @@ def _chunkwise_gradients(
         block.put(part.baddbmm_(scores_gradient.mT, query_part), key_gradient)
     initial_gradient = None if initial_state is None else state_gradient.to(initial_state.dtype)
     return query_gradient, key_gradient, value_gradient, None, initial_gradient
+
+
+def gradients_where_asked(
+    results: tuple[Tensor, ...], operands: tuple[Tensor | None, ...], gradients: tuple[Tensor, ...]
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated again, of each operand that asks for one; None for the others."""
+    asking = [operand for operand in operands if operand is not None and operand.requires_grad]
+    reached = [place for place, result in enumerate(results) if result.requires_grad]
+    found = iter(
+        torch.autograd.grad(
+            [results[place] for place in reached],
+            asking,
+            [gradients[place] for place in reached],
+            create_graph=True,
+            allow_unused=True,
+        )
+    )
+    return [next(found) if operand is not None and operand.requires_grad else None for operand in operands]
 
 
 def _state_before(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None) -> Tensor:

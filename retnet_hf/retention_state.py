@@ -112,16 +112,18 @@ class RetNetStateLayer(StateLayer):
     def advance_rows(self, state: Tensor, next_position: Tensor, rows: Tensor | None, tokens: int) -> None:
         """`advance` of the rows (D,) alone, to states (D, M, K, V) and positions (D,); of all of them if absent.
 
-        How many tokens were read, which differs by row, is not counted where `rows` are given.
+        With rows, the number of tokens read is that of the longest of all, as if the others had been padded.
         """
         if rows is None:
             self.advance(state, next_position, tokens)
         elif self.can_be_overwritten:
             self.recurrent_state.index_copy_(0, rows, state.to(self.recurrent_state.dtype))
             self.next_position.index_copy_(0, rows, next_position)
+            self.cumulative_length.copy_(self.next_position.max())
         else:
             self.recurrent_state = self.recurrent_state.index_copy(0, rows, state.to(self.recurrent_state.dtype))
             self.next_position = self.next_position.index_copy(0, rows, next_position)
+            self.cumulative_length = self.next_position.max()
 
     @property
     def past(self) -> tuple[Tensor | None, Tensor | None]:
@@ -426,10 +428,15 @@ class RetNetState(Cache):
     ) -> "RetNetState":
         """The state of so many sequences that have read nothing: slots for an engine that serves requests.
 
+        It has all heads of a model, and is on one device: not for a model that is split over ranks, or over devices.
+
         Raises:
-            ValueError: for a model with layers of softmax attention, which keep more the more is read.
+            ValueError: for a model with layers of softmax attention, which keep more the more is read; and for a dtype that
+                no state has.
         """
         require_retention_alone(config)
+        if dtype not in STATE_DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(map(str, STATE_DTYPES))}, got {dtype}.")
         state = cls(config)
         for index, layer in enumerate(state.layers):
             shape = (sequences, config.state_heads(index), config.head_dim, config.value_head_dim)

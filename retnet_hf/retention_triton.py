@@ -53,7 +53,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .retention import StepDecay, compute_dtype, recurrent_step_, retention, state_heads
+from .retention import StepDecay, compute_dtype, gradients_where_asked, recurrent_step_, retention, state_heads
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -386,8 +386,16 @@ def product_type(*operands: Tensor) -> tuple[torch.dtype, str]:
     types = {operand.dtype for operand in operands}
     if types == {torch.bfloat16}:
         return torch.bfloat16, "ieee"
-    coarse = torch.float32 not in types or torch.get_float32_matmul_precision() != "highest"
+    coarse = torch.float32 not in types or multiplies_as_tf32()
     return torch.float32, "tf32" if coarse and torch.version.hip is None else "ieee"
+
+
+def multiplies_as_tf32() -> bool:
+    """Whether products of float32 may be of TF32, by either of PyTorch's ways to say so, which must not be mixed."""
+    matmul = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):
+        return matmul.fp32_precision == "tf32"
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 def with_dense_rows(tensor: Tensor) -> Tensor:
@@ -470,17 +478,23 @@ def read_states(
     key: Tensor,
     value: Tensor,
     states: Tensor,
+    like: Tensor,
     dtype: torch.dtype,
     backward: bool = False,
     transposed: bool = False,
 ) -> Tensor:
-    """What `read_kernel` computes, (B, H, T, V); backward (B, G, T, V), a sum over the heads that share a row."""
+    """What `read_kernel` computes, (B, H, T, V); backward (B, G, T, V), a sum over the heads that share a row.
+
+    Args:
+        like: (B, ., T, V), which the result is laid out in memory as.
+    """
     (batch, _, length, key_dim), value_dim = query.shape, value.shape[-1]
     heads, groups, matrices = scan.heads
     chunks = triton.cdiv(length, scan.chunk_size)
     tiles = read_tiles(scan.dtype, scan.chunk_size, key_dim, value_dim)
     shared = backward and groups < heads
-    output = empty_rows(value, heads, torch.float32 if shared else dtype)
+    result = empty_rows(like, groups if backward else heads, dtype)
+    output = value.new_empty(batch, heads, length, value_dim, dtype=torch.float32) if shared else result
     read_kernel[(triton.cdiv(value_dim, tiles.columns) * chunks * batch * heads,)](
         query,
         key,
@@ -511,7 +525,7 @@ def read_states(
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
-    return output.unflatten(1, (groups, -1)).sum(2).to(dtype) if shared else output
+    return result.copy_(output.unflatten(1, (groups, -1)).sum(2)) if shared else result
 
 
 # Operators of PyTorch, so that compilers and exporters take each for one node, whose results they know without running it.
@@ -532,11 +546,12 @@ def chunkwise_operator(
     scan, query, key, value, initial_state = prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
     with torch.cuda.device_of(query):
         states, final = scan_states(scan, key, value, initial_state, torch.float32)
-        return read_states(scan, query, key, value, states, torch.float32), final
+        return read_states(scan, query, key, value, states, value, torch.float32), final
 
 
 @chunkwise_operator.register_fake
 def _(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
+    check_shapes(query, key, value, log_decay, initial_state, mask, reset)
     return empty_rows(with_dense_rows(value), query.shape[1], torch.float32), empty_state(query, key, value, log_decay)
 
 
@@ -560,11 +575,11 @@ def chunkwise_backward_operator(
     gradient, state_gradient = with_dense_rows(output_gradient.to(scan.dtype)), state_gradient.contiguous()
     with torch.cuda.device_of(query):
         after, of_state = scan_states(scan, query, gradient, state_gradient, state_dtype, backward=True)
-        of_value = read_states(scan, key, query, gradient, after, value.dtype, backward=True)
-        of_key = read_states(scan, value, gradient, query, after, key.dtype, backward=True, transposed=True)
+        of_value = read_states(scan, key, query, gradient, after, value, value.dtype, backward=True)
+        of_key = read_states(scan, value, gradient, query, after, key, key.dtype, backward=True, transposed=True)
         del after  # before states of the same size
         before, _ = scan_states(scan, key, value, initial_state, torch.float32)
-        of_query = read_states(scan, gradient, value, key, before, query.dtype, transposed=True)
+        of_query = read_states(scan, gradient, value, key, before, query, query.dtype, transposed=True)
     return of_query, of_key, of_value, of_state
 
 
@@ -585,11 +600,8 @@ def _gradients(ctx, output_gradient, state_gradient):
     saved = ctx.saved_tensors  # once, since gradient checkpointing computes them when they are asked for
     query, key, value, log_decay, initial_state, mask, reset = saved
     if torch.is_grad_enabled():  # a gradient of the gradient is asked for
-        operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
         results = retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", ctx.chunk_size)
-        gradients = torch.autograd.grad(
-            results, operands, (output_gradient, state_gradient), create_graph=True, allow_unused=True
-        )
+        gradients = gradients_where_asked(results, (query, key, value, initial_state), (output_gradient, state_gradient))
     else:
         gradients = chunkwise_backward_operator(output_gradient, state_gradient, *saved, ctx.chunk_size)
     return *gradients[:3], None, None if initial_state is None else gradients[3], None, None, None
@@ -598,8 +610,28 @@ def _gradients(ctx, output_gradient, state_gradient):
 chunkwise_operator.register_autograd(_gradients, setup_context=_keep_operands)
 
 
+def check_shapes(query, key, value, log_decay, initial_state, mask, reset) -> None:
+    """Raises RuntimeError for operands that do not belong together, which a kernel would read beyond their ends."""
+    (batch, heads, length, key_dim), groups = query.shape, key.shape[1]
+    matrices = state_heads(query, key, log_decay.numel())
+
+    def check(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+        torch._check(tuple(tensor.shape) == expected, lambda: f"{name} must be {expected}, got {tuple(tensor.shape)}.")
+
+    torch._check(heads % groups == 0, lambda: f"the heads of key must divide those of query, got {groups} and {heads}.")
+    check("key", key, (batch, groups, length, key_dim))
+    check("value", value, (batch, groups, length, value.shape[-1]))
+    check("log_decay", log_decay, (matrices,))
+    if initial_state is not None:
+        check("initial_state", initial_state, (batch, matrices, key_dim, value.shape[-1]))
+    for name, marks in (("mask", mask), ("reset", reset)):
+        if marks is not None:
+            check(name, marks, (1 if marks.shape[0] == 1 else batch, length))
+
+
 def prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
     """What kernels are given: a `Scan`, and the operands with rows that are dense in memory."""
+    check_shapes(query, key, value, log_decay, initial_state, mask, reset)
     heads = query.shape[1], key.shape[1], state_heads(query, key, log_decay.numel())
     dtype, precision = product_type(query, key, value)
     largest = largest_chunk(dtype, query.device)
@@ -691,6 +723,7 @@ def step_operator(query: Tensor, key: Tensor, value: Tensor, left: Tensor, writt
 
 @step_operator.register_fake
 def _(query, key, value, left, written, state):
+    check_step(query, key, value, left, state)
     return state.new_empty(query.shape[0], query.shape[1], 1, value.shape[-1])
 
 
@@ -706,7 +739,14 @@ def recurrent_step_triton_(query: Tensor, key: Tensor, value: Tensor, decay: Ste
     return step(query, key, value, decay.state, decay.key, state)
 
 
+def check_step(query, key, value, left, state) -> None:
+    """As `check_shapes`, of a step of one token."""
+    check_shapes(query, key, value, left[0].flatten(), state, None, None)
+    torch._check(query.shape[2] == 1, lambda: f"a step has one token, got {query.shape[2]}.")
+
+
 def _step(query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tensor | None, state: Tensor) -> Tensor:
+    check_step(query, key, value, left, state)
     query, key, value = (with_dense_rows(tensor) for tensor in (query, key, value))
     (batch, heads, _, key_dim), value_dim, matrices = query.shape, value.shape[-1], state.shape[1]
     output = state.new_empty(batch, heads, 1, value_dim)

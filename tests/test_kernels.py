@@ -9,10 +9,18 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
-from retnet_hf.kernels import VARIABLE, load_kernels
+from retnet_hf.kernels import VARIABLE, load_kernels, logger
 
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(monkeypatch):
+    """Neither by the environment nor by an earlier warning."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    logger.warning_once.cache_clear()
 
 
 @pytest.fixture

@@ -69,9 +69,9 @@ def test_a_layout_serves_all_layers():
     assert all(one.equal(other) for one, other in zip(once, anew))
 
 
-@pytest.mark.parametrize("boundaries", [[0], [1, 9], [0, 5, 4, 9]])
+@pytest.mark.parametrize("boundaries", [[0], [1, 9], [0, 5, 4, 9], [0.0, 9.5], [[0, 9]]])
 def test_boundaries_that_fall_or_do_not_begin_at_0_are_refused(boundaries):
-    with pytest.raises(ValueError, match="boundaries must begin at 0, and never fall"):
+    with pytest.raises(ValueError, match="boundaries must be integers that begin at 0 and never fall"):
         packed_layout(boundaries, 4)
 
 
@@ -110,13 +110,17 @@ def read(model, documents, state, **kwargs):
         return model(row, cu_seq_lens_q=bounds, past_key_values=state, use_cache=True, **kwargs).logits
 
 
+def empty(model, sequences=4):
+    return RetNetState.zeros(model.config, sequences, dtype=torch.float64)
+
+
 def close(actual, expected):
     torch.testing.assert_close(actual, torch.cat(expected, dim=1), rtol=0, atol=1e-11)
 
 
 def test_prompts_and_what_follows_go_through_a_model_in_one_row(sequences):
     model, prompts, later, logits = sequences
-    state = RetNetState(model.config)
+    state = empty(model)
     close(read(model, prompts, state), [first for first, _ in logits])
     close(read(model, later, state), [second for _, second in logits])
     assert state.layers[0].next_position.tolist() == [first + second for first, second in zip(LENGTHS, LATER)]
@@ -148,7 +152,7 @@ def test_a_document_at_position_0_begins_in_a_slot_that_was_used(sequences):
 
 def test_without_use_cache_the_state_is_read_and_left(sequences):
     model, prompts, later, logits = sequences
-    state = RetNetState(model.config)
+    state = empty(model)
     read(model, prompts, state)
     before = state.clone()
     with torch.no_grad():
@@ -166,7 +170,7 @@ def test_training_through_packed_documents_with_states_has_the_gradients_of_each
         model.zero_grad()
         if packed:
             row, bounds = torch.cat(prompts, dim=1), torch.tensor(offsets(LENGTHS))
-            out = model(row, cu_seq_lens_q=bounds, past_key_values=RetNetState(model.config), use_cache=True)
+            out = model(row, cu_seq_lens_q=bounds, past_key_values=empty(model), use_cache=True)
             states = [layer.recurrent_state for layer in out.past_key_values.layers]
             loss = out.logits.square().sum() + sum(state.square().sum() for state in states)
         else:
@@ -184,23 +188,85 @@ def test_training_through_packed_documents_with_states_has_the_gradients_of_each
 
 def test_what_cannot_go_on_is_refused(sequences):
     model, prompts, _, _ = sequences
-    state = RetNetState(model.config)
+    state = empty(model)
     read(model, prompts, state)
     with pytest.raises(ValueError, match="past_key_values holds 4 sequences, and cu_seq_lens_q 2 documents"):
         read(model, prompts[:2], state)
-    with pytest.raises(ValueError, match="state_rows names 1 rows, and cu_seq_lens_q 2 documents"):
-        read(model, prompts[:2], state, state_rows=torch.tensor([0]))
+    for rows in (torch.tensor([0]), torch.tensor([0.0, 1.0]), [True, False]):
+        with pytest.raises(ValueError, match="state_rows must be integers, one for each of the 2 documents"):
+            read(model, prompts[:2], state, state_rows=rows)
+    for rows in ([1, 1], [0, -1], [0, 4]):
+        with pytest.raises(ValueError, match="state_rows must be different rows of the 4 of past_key_values"):
+            read(model, prompts[:2], state, state_rows=torch.tensor(rows))
     with pytest.raises(ValueError, match="RetNetState.zeros"):
         read(model, prompts[:2], RetNetState(model.config), state_rows=torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="are one row, \\(1, tokens\\), without attention_mask"):
+    with pytest.raises(ValueError, match="state_rows are for packed documents"):
+        model(prompts[0], past_key_values=state.select([0]), state_rows=torch.tensor([0]))
+    with pytest.raises(ValueError, match="attention_mask cannot be given with packed documents"):
         read(model, prompts, state, attention_mask=torch.ones(1, sum(LENGTHS), dtype=torch.int64))
+    with pytest.raises(ValueError, match="retention_form cannot be given with packed documents"):
+        read(model, prompts, state, retention_form="chunkwise")
+    with pytest.raises(ValueError, match="packed documents are one row"):
+        model(random_ids(2, 4), cu_seq_lens_q=[0, 1, 2, 3, 4], past_key_values=state, use_cache=True)
     with pytest.raises(ValueError, match="cu_seq_lens_q must end at the 4 tokens of the row, got 3"):
         model(random_ids(1, 4), cu_seq_lens_q=[0, 1, 1, 2, 3], past_key_values=state, use_cache=True)
     state.activate_past_recording()
-    with pytest.raises(ValueError, match="cannot be taken back"):
+    with pytest.raises(ValueError, match="cannot be used with a state that records its past"):
         read(model, prompts, state)
+    with pytest.raises(ValueError, match="dtype must be one of"):
+        RetNetState.zeros(model.config, 2, dtype=torch.bfloat16)
     hybrid = small_model("hybrid")
+    with torch.no_grad():
+        read_hybrid = hybrid(prompts[0], use_cache=True).past_key_values
     with pytest.raises(ValueError, match="all of whose layers are retention"):
-        read(hybrid, prompts, RetNetState(hybrid.config))
+        read(hybrid, prompts[:1], read_hybrid)
     with pytest.raises(ValueError, match="all of whose layers are retention"):
         RetNetState.zeros(hybrid.config, 2)
+
+
+def test_an_empty_state_beside_boundaries_is_that_of_the_row(sequences):
+    """As it always was: a collator's boundaries, and the state after the last document."""
+    model, prompts, later, logits = sequences
+    state = RetNetState(model.config)
+    close(read(model, prompts, state), [first for first, _ in logits])
+    assert state.layers[0].next_position.tolist() == [sum(LENGTHS)]
+
+
+def test_a_slot_that_is_taken_out_is_a_state_like_any_other(sequences):
+    """`generate` asks it how many tokens it has read."""
+    model, prompts, later, _ = sequences
+    slots = empty(model, 6)
+    read(model, [prompts[0], prompts[1]], slots, state_rows=torch.tensor([4, 1]))
+    whole = torch.cat([prompts[0], later[0]], dim=1)
+    options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(whole)}
+    expected = model.generate(whole, **options)
+    assert model.generate(whole, past_key_values=slots.select([4]), **options).equal(expected)
+
+
+def test_a_position_behind_that_of_a_row_starts_anew(sequences):
+    model, prompts, _, _ = sequences
+    slots = empty(model, 1)
+    read(model, [prompts[0]], slots)
+    position = torch.arange(3, 6)[None]
+    found = read(model, [prompts[3]], slots, position_ids=position)
+    with torch.no_grad():
+        close(found, [model(prompts[3], position_ids=position).logits])
+
+
+def test_compiled_with_documents_that_come_and_go(sequences):
+    model, prompts, later, logits = sequences
+    slots = empty(model, 4)
+    compiled = torch.compile(model, backend="eager")
+    close(read(compiled, prompts, slots, state_rows=[2, 0, 1, 3]), [first for first, _ in logits])
+    close(read(compiled, [later[0], later[3]], slots, state_rows=[2, 3]), [logits[0][1], logits[3][1]])
+
+
+def test_training_with_checkpointing_has_no_states_to_go_on_from(sequences):
+    model, prompts, _, _ = sequences
+    model.train().gradient_checkpointing_enable()
+    try:
+        with pytest.raises(ValueError, match="past_key_values must be empty when training with gradient checkpointing"):
+            read(model, prompts, empty(model))
+        read(model, prompts, RetNetState(model.config))
+    finally:
+        model.eval().gradient_checkpointing_disable()

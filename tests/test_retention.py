@@ -541,3 +541,19 @@ def test_bad_input_gets_a_sentence():
     shared = (case.query, case.key[:, :1], case.value[:, :1], case.log_decay[:1])
     with pytest.raises(ValueError, match=r"initial_state must have 1 heads, one for each decay, got \(2, 3, 4, 6\)"):
         retention(*shared, case.state)
+
+
+@pytest.mark.parametrize("asking", [(0,), (0, 1, 2), (1, 3)], ids=["query", "all but the state", "key and state"])
+def test_a_gradient_of_a_gradient_where_not_everything_asks_for_one(asking):
+    operands = [torch.randn(1, 2, 9, 3, dtype=torch.float64) for _ in range(3)]
+    operands.append(torch.randn(1, 2, 3, 3, dtype=torch.float64))
+    log_decay = torch.tensor([-0.1, -0.5], dtype=torch.float64)
+    second = []
+    for function in (chunkwise_retention, recurrent_retention):
+        leaves = [operand.clone().requires_grad_(place in asking) for place, operand in enumerate(operands)]
+        output, state = function(*leaves[:3], log_decay, leaves[3])
+        asked = [leaves[place] for place in asking]
+        first = torch.autograd.grad(output.square().sum() + state.square().sum(), asked, create_graph=True)
+        second.append(torch.autograd.grad(sum(gradient.square().sum() for gradient in first), asked))
+    for actual, expected in zip(*second):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)

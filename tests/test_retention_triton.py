@@ -91,6 +91,10 @@ def test_a_model_with_kernels_is_the_same_model(interpreted, name):
         assert error <= 1, f"{result} has {error:.1f} times the error it may have"
 
 
+def test_operands_that_do_not_belong_together_are_refused(interpreted):
+    assert not any(interpreted["wrong shapes"].values()), interpreted["wrong shapes"]
+
+
 def test_operators_are_what_pytorch_asks_for(interpreted):
     """The process would have failed otherwise."""
     assert interpreted["operators"] == {}

@@ -239,15 +239,42 @@ class TrainedModel:
 
 def operators() -> dict[str, float]:
     """What PyTorch asks of operators: schema, results known without running, gradients, compilation with open sizes."""
-    case = Case(20, 16, 16, heads=2, groups=1, mask=True)
-    leaves = [operand.requires_grad_() for operand in case.operands]
-    operands = (*leaves[:3], case.log_decay, leaves[3], case.mask, None, 16)
-    torch.library.opcheck(retention_triton.chunkwise_operator, operands)
+    for sizes in ({}, {"heads": 4, "groups": 2}, {"heads": 4, "groups": 2, "decays": 2, "tokens_first": True}):
+        case = Case(**({"length": 20, "key_dim": 16, "value_dim": 24, "batch": 2, "mask": True} | sizes))
+        leaves = [operand.requires_grad_() for operand in case.operands]
+        operands = (*leaves[:3], case.log_decay, leaves[3], case.mask, None, 16)
+        torch.library.opcheck(retention_triton.chunkwise_operator, operands)
+        forgot = [operand.detach() if isinstance(operand, torch.Tensor) else operand for operand in operands]
+        backward = retention_triton.chunkwise_backward_operator, (*case.weights, *forgot)
+        torch.library.opcheck(*backward, test_utils=("test_schema", "test_faketensor"))
     torch.library.opcheck(retention_triton.chunkwise_operator, (*leaves[:3], case.log_decay, None, None, None, None))
     token = [operand[:, :, 0:1].detach() for operand in leaves[:3]]
     step = step_decay(case.log_decay)
     torch.library.opcheck(retention_triton.step_operator, (*token, step.state, step.key, leaves[3].detach()))
     return {}
+
+
+def refused() -> dict[str, float]:
+    """Operands that do not belong together, of which each but the first is wrong: 1 for what was not refused."""
+    case = Case(20, 16, 24, batch=2, heads=4, groups=2)
+    query, key, value, state = case.operands
+    wrong = {
+        "none": (query, key, value, state, None),
+        "keys of another size": (query, key[..., :8], value, state, None),
+        "values of fewer tokens": (query, key, value[:, :, :9], state, None),
+        "a state of one sequence": (query, key, value, state[:1], None),
+        "a state of other heads": (query, key, value, state[:, :2], None),
+        "a state turned around": (query, key, value, state.mT, None),
+        "a mask of other tokens": (query, key, value, state, torch.ones(2, 10, dtype=torch.bool)),
+    }
+    found = {}
+    for name, (query, key, value, state, mask) in wrong.items():
+        try:
+            retention_triton.chunkwise_operator(query, key, value, case.log_decay, state, mask, None, 16)
+            found[name] = float(name != "none")
+        except RuntimeError:
+            found[name] = float(name == "none")
+    return found
 
 
 MODELS = {
@@ -268,7 +295,8 @@ if __name__ == "__main__":
     found = {name: Case(**case).errors() for name, case in cases["chunkwise"].items()}
     found |= {name: steps(**case) for name, case in cases["steps"].items()}
     found |= {name: TrainedModel(**options).errors() for name, options in MODELS.items()}
-    found["model, compiled"] = TrainedModel().errors_compiled()
+    found["model, compiled"] = TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
+    found["wrong shapes"] = refused()
     found["model, gradient checkpointing"] = TrainedModel().errors_checkpointed()
     found["operators"] = operators()
     print(json.dumps(found | {"left to PyTorch": left_to_pytorch()}))
