@@ -115,6 +115,9 @@ def test_an_estimate_is_shown_with_its_error():
 def test_the_table_of_the_guide_is_that_of_the_committed_cells():
     page = report.PAGE.read_text(encoding="utf-8")
     assert report.filled(page, report.tables()) == page
+    for lists, table in ((False, report.tables()["text"]), (True, report.tables()["lists"])):
+        seeds = {row.split(" | ")[0].strip("| "): row.split(" | ")[1] for row in table.splitlines()[2:]}
+        assert seeds == {cell.model: str(len(work.SEEDS)) for cell in work.cells(0, lists)}
 
 
 def test_committed_cells_are_what_their_names_say():

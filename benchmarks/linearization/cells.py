@@ -139,8 +139,12 @@ class LinearizationCell(Cell):
             }
 
     def from_scratch(self) -> dict[str, Any]:
-        """Trained for as long as linearizing took: the number of tokens is corrected until that is so."""
-        like = LinearizationCell("pure retention", seed=self.seed).result(RESULTS)
+        """Trained for as long as linearizing took, the number of tokens being corrected until that is so.
+
+        Of all seeds it is the same work, and the shortest time that was measured is the least disturbed.
+        """
+        measured_ones = [LinearizationCell("pure retention", seed=seed).result(RESULTS) for seed in range(self.seed + 1)]
+        wanted = min(one["seconds"] for one in measured_ones if one is not None)
         schedule = FROM_SCRATCH[self.model.removeprefix("from scratch, ")]
         tokens, ids = TRIAL_TOKENS, source.chapters()
         for _ in range(TRIALS):
@@ -149,9 +153,9 @@ class LinearizationCell(Cell):
             processor = Processor()
             run = train(model, ids, tokens, SCRATCH_RATE, self.seed, source.SETTING.block, source.SETTING.batch)
             seconds = run.seconds * processor.share
-            if abs(seconds - like["seconds"]) <= SAME_TIME * like["seconds"]:
+            if abs(seconds - wanted) <= SAME_TIME * wanted:
                 break
-            tokens = int(run.curve[-1][0] * like["seconds"] / seconds)
+            tokens = int(run.curve[-1][0] * wanted / seconds)
         return {"seconds": seconds, "tokens": run.curve[-1][0], **measured(model)}
 
     def cost(self, result: dict[str, Any]) -> float:
