@@ -253,6 +253,7 @@ def test_a_position_behind_that_of_a_row_starts_anew(sequences):
         close(found, [model(prompts[3], position_ids=position).logits])
 
 
+@pytest.mark.parametrize("sequences", ["grouped"], indirect=True)
 def test_compiled_with_documents_that_come_and_go(sequences):
     model, prompts, later, logits = sequences
     slots = empty(model, 4)
