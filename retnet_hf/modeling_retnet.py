@@ -327,7 +327,7 @@ class RetNetRetention(RetNetTokenMixer):
         layout = plan.layout
         if plan.packed is not None:
             packed = plan.packed
-            before = packed.before(past.past[0])  # there is one, as `_packed_plan` has seen to
+            before = packed.before(past.past[0])
             output, after = packed_retention(query, key, value, plan.log_decay, packed.layout, before)
             if use_cache:
                 past.advance_rows(after, packed.next_position, packed.rows, packed.layout.longest)
@@ -589,6 +589,9 @@ def updates_the_state_given(forward):
     return wrapper
 
 
+STATE_UNDER_CHECKPOINTING = "past_key_values must be empty when training with gradient checkpointing, which drops the state."
+
+
 def _checked_rows(rows: Tensor | list[int] | None, sequences: int, documents: int, device: torch.device) -> Tensor | None:
     """`state_rows` as a tensor on the device. Values are checked where that needs no device to be waited for.
 
@@ -714,6 +717,17 @@ class RetNetModel(RetNetPreTrainedModel):
             last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values if use_cache else None
         )
 
+    @property
+    def _chunk_size(self) -> int:
+        """Tokens in a chunk of the forms that have chunks."""
+        config = self.config
+        return config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
+
+    def _first_decay(self, inputs_embeds: Tensor) -> Tensor:
+        """ln γ of the first layer, where the inputs are, in float32 at least."""
+        dtype = torch.promote_types(inputs_embeds.dtype, torch.float32)
+        return self.decay.of_layer(0).to(device=inputs_embeds.device, dtype=dtype)
+
     def _rotations(
         self, position: Tensor, dtype: torch.dtype, one_token: bool = False
     ) -> tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]:
@@ -739,9 +753,7 @@ class RetNetModel(RetNetPreTrainedModel):
         first, length = state.layers[0], inputs_embeds.shape[1]
         require_retention_alone(config)
         if self.training and self.gradient_checkpointing:
-            raise ValueError(
-                "past_key_values must be empty when training with gradient checkpointing, which drops the state."
-            )
+            raise ValueError(STATE_UNDER_CHECKPOINTING)
         if inputs_embeds.shape[0] != 1:
             raise ValueError(f"packed documents are one row, (1, tokens), got {inputs_embeds.shape[0]} rows.")
         others = {"attention_mask": attention_mask, "retention_form": retention_form, "seq_idx": kwargs.get("seq_idx")}
@@ -751,20 +763,18 @@ class RetNetModel(RetNetPreTrainedModel):
         if first.record_past:
             raise ValueError("cu_seq_lens_q cannot be used with a state that records its past (activate_past_recording).")
 
-        chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
-        layout = packed_layout(kwargs["cu_seq_lens_q"], chunk_size, device)
+        layout = packed_layout(kwargs["cu_seq_lens_q"], self._chunk_size, device)
         boundaries, documents = layout.boundaries, len(layout.order)
         if len(layout.places) != length:
             raise ValueError(f"cu_seq_lens_q must end at the {length} tokens of the row, got {len(layout.places)}.")
         rows = _checked_rows(kwargs.get("state_rows"), first.batch_size, documents, device)
         past_position = first.past[1] if rows is None else first.past[1][rows]
-        position, next_position = packed_positions(boundaries, length, past_position, position_ids)
+        position, next_position = packed_positions(boundaries, past_position, length, position_ids)
         begins = None
         if position_ids is not None:
             starts = position[0, boundaries[:-1].clamp(max=length - 1)]
             begins = ((starts == 0) | (starts < past_position)) & (boundaries.diff() > 0)
         packed = PackedDocuments(layout, rows, begins, next_position)
-        log_decay = self.decay.of_layer(0).to(device=device, dtype=torch.promote_types(dtype, torch.float32))
         query_rotation, key_rotation = self._rotations(position, dtype)
         plan = RetentionPlan(
             form="packed",
@@ -777,7 +787,7 @@ class RetNetModel(RetNetPreTrainedModel):
             bidirectional=False,
             packed=packed,
         )
-        return plan.with_decay(log_decay)
+        return plan.with_decay(self._first_decay(inputs_embeds))
 
     def _plan_of_layer(self, plan: RetentionPlan, index: int) -> RetentionPlan:
         """The plan of a call, which is that of the first layer, for another."""
@@ -804,9 +814,7 @@ class RetNetModel(RetNetPreTrainedModel):
                 "repeat its rows to fit."
             )
         if first is not None and first.is_initialized and self.training and self.gradient_checkpointing:
-            raise ValueError(
-                "past_key_values must be empty when training with gradient checkpointing, which drops the state."
-            )
+            raise ValueError(STATE_UNDER_CHECKPOINTING)
         layout = sequence_layout(
             inputs_embeds.shape[:2],
             device,
@@ -827,7 +835,7 @@ class RetNetModel(RetNetPreTrainedModel):
                 f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
                 "the other forms never compute the retention map."
             )
-        chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
+        chunk_size = self._chunk_size
         kernels = self.kernels if self.kernels is not None and self.kernels.runs_on(device) else None
         if form == "auto" and output_maps:
             form = "parallel"
@@ -838,12 +846,11 @@ class RetNetModel(RetNetPreTrainedModel):
 
         query_rotation, key_rotation = self._rotations(layout.position, dtype, form == "recurrent" and length == 1)
         chunk_size = chunk_size if form == "chunkwise" else None
-        log_decay = self.decay.of_layer(0).to(device=device, dtype=torch.promote_types(dtype, torch.float32))
         attention = attention_plan(config, layout, inputs_embeds.shape[0], past_key_values, dtype, output_maps)
         plan = RetentionPlan(
             form, query_rotation, key_rotation, layout, attention, output_maps, chunk_size, config.bidirectional, kernels
         )
-        plan = plan.with_decay(log_decay)
+        plan = plan.with_decay(self._first_decay(inputs_embeds))
         # a gradient keeps the whole, and so does a record of the past
         whole = torch.is_grad_enabled() or torch.compiler.is_compiling() or (first is not None and first.record_past)
         if form != "chunkwise" or config.bidirectional or whole:

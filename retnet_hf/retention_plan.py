@@ -31,10 +31,8 @@ class PackedDocuments(NamedTuple):
     begins: Tensor | None  # (D,) bool, whether a document begins, whatever its row holds; None if none does
     next_position: Tensor  # (D,) that follows each document
 
-    def before(self, state: Tensor | None) -> Tensor | None:
+    def before(self, state: Tensor) -> Tensor:
         """Of the matrices (S, M, K, V) of a state, those that the documents go on from (D, M, K, V)."""
-        if state is None:
-            return None
         state = state if self.rows is None else state[self.rows]
         return state if self.begins is None else state.masked_fill(self.begins[:, None, None, None], 0)
 

@@ -96,7 +96,7 @@ def sequence_layout(
 
 
 def packed_positions(
-    boundaries: Tensor, length: int, past_position: Tensor | None = None, position_ids: Tensor | None = None
+    boundaries: Tensor, past_position: Tensor, length: int, position_ids: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Positions of the tokens of packed documents that go on from states of their own.
 
@@ -111,14 +111,13 @@ def packed_positions(
         ValueError: for positions of another shape.
     """
     lengths = boundaries.diff()
-    start = torch.zeros_like(lengths) if past_position is None else past_position.to(lengths)
-    of_tokens = (start - boundaries[:-1]).repeat_interleave(lengths, output_size=length)
-    position = (of_tokens + torch.arange(length, device=boundaries.device))[None]
+    past_position = past_position.to(lengths)
     if position_ids is not None:
         position = _positions((1, length), position_ids)
         last = position[0, (boundaries[1:] - 1).clamp(min=0)] + 1
-        return position, torch.where(lengths > 0, last, start)
-    return position, start + lengths
+        return position, torch.where(lengths > 0, last, past_position)
+    before = (past_position - boundaries[:-1]).repeat_interleave(lengths, output_size=length)
+    return (before + torch.arange(length, device=boundaries.device))[None], past_position + lengths
 
 
 def _mask(shape: tuple[int, int], attention_mask: Tensor | None, past_length: Tensor | int) -> Tensor | None:

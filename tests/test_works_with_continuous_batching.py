@@ -34,6 +34,19 @@ def generated(model, prompts=PROMPTS, **options) -> list[list[int]]:
     return [by_prompt[tuple(prompt)] for prompt in prompts]
 
 
+@pytest.fixture
+def allocators(monkeypatch) -> list:
+    """Those of all caches that are made."""
+    made, register = [], ours._StateBlocks.register_cache_tensor
+
+    def watched(self, *arguments):
+        register(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(ours._StateBlocks, "register_cache_tensor", watched)
+    return made
+
+
 def alone(model, prompts=PROMPTS) -> list[list[int]]:
     """Each by plain generation."""
     return [greedy(model, torch.tensor([prompt]), NEW)[0, len(prompt) :].tolist() for prompt in prompts]
@@ -45,7 +58,7 @@ def test_tokens_are_those_of_plain_generation(dialect):
     assert generated(model) == alone(model)
 
 
-def test_prompts_are_read_in_parts_and_slots_are_used_again():
+def test_prompts_are_read_in_parts_and_slots_are_used_again(allocators):
     """Sixteen tokens in a batch; two slots, which prompts of one token find as others have left them."""
     model = small_model("grouped")
     numbers = (
@@ -53,30 +66,14 @@ def test_prompts_are_read_in_parts_and_slots_are_used_again():
     )
     of_block = 2 * model.config.num_key_value_heads * model.config.head_dim  # numbers of keys and values of a token
     slots = {"num_blocks": 2, "page_size": -(-numbers // of_block), "safety_margin": 0.0}
-    made, register = [], ours._StateBlocks.register_cache_tensor
-
-    def watched(self, *arguments):
-        register(self, *arguments)
-        made.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ours._StateBlocks, "register_cache_tensor", watched)
-        assert generated(model, max_batch_tokens=16, max_requests_per_batch=4, **slots) == alone(model)
-    assert made[0].num_blocks <= 3 < len(PROMPTS)
+    assert generated(model, max_batch_tokens=16, max_requests_per_batch=4, **slots) == alone(model)
+    assert allocators[0].num_blocks <= 3 < len(PROMPTS)
 
 
-def test_a_model_in_half_precision_keeps_its_states_in_float32():
+def test_a_model_in_half_precision_keeps_its_states_in_float32(allocators):
     model = small_model("fla").to(torch.bfloat16)
-    made, register = [], ours._StateBlocks.register_cache_tensor
-
-    def watched(self, *arguments):
-        register(self, *arguments)
-        made.append(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ours._StateBlocks, "register_cache_tensor", watched)
-        assert [len(tokens) for tokens in generated(model)] == [NEW] * len(PROMPTS)
-    assert {layer.recurrent_state.dtype for layer in made[0].state.layers} == {torch.float32}
+    assert [len(tokens) for tokens in generated(model)] == [NEW] * len(PROMPTS)
+    assert {layer.recurrent_state.dtype for layer in allocators[0].state.layers} == {torch.float32}
 
 
 def test_hybrids_are_refused():

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
@@ -31,7 +30,6 @@ from linearization.report import (
 from retnet_hf.model_card import model_card
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
-from ..cpu_threads import cpu_threads
 from .job import Job
 from .stages import TRAINING, StageRun
 
@@ -44,10 +42,9 @@ def report_of(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, st
     """Both models, measured on what was held out."""
     recipe, stream = job.recipe, job.evaluation.long()
     vocabulary = recalled_vocabulary(stream, job.tokenizer.all_special_ids)
-    with cpu_threads(job.threads or torch.get_num_threads()):
-        theirs, own = (measure_text(model, stream, recipe.block_size, vocabulary) for model in (teacher, student))
-        measure_decoding({teacher: theirs, student: own}, stream, recipe.block_size)
-        errors = measure_layers(student, teacher, job.measured_blocks)
+    theirs, own = (measure_text(model, stream, recipe.block_size, vocabulary) for model in (teacher, student))
+    measure_decoding({teacher: theirs, student: own}, stream, recipe.block_size)
+    errors = measure_layers(student, teacher, job.measured_blocks)
     files = [job.folder.partial / stage.name / TRAINING for stage in stages]
     trainings = [Training(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
     source, *texts = (Path(name).resolve().name if Path(name).exists() else name for name in (recipe.source, *job.texts))

@@ -15,6 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def source_config(name: str, recipe: Recipe, folder: TrainingFolder) -> PreTrain
         )
     if recipe.lora_rank is not None:
         import_peft()
-    require_memory(config, recipe)
+    require_memory(needed.memory, config, recipe)
     folder.require_space(needed.disk)
     return config
 
@@ -219,16 +220,20 @@ class Linearization(Job):
         for number, (stage, steps) in enumerate(self.stages, 1):
             folder = TrainingFolder(self.folder.partial / stage.name, self.folder.command)
             if not (folder.output / "config.json").exists():
-                with cpu_threads(self.threads or torch.get_num_threads()):
+                with self._on_threads():
                     run = self._prepare(stage, steps, number, folder, before)
                 with resumable():
                     show_training(run, self.console)
                 del run
                 self.let_go()
             before = folder.output
-        with leaving_order(), cpu_threads(self.threads or torch.get_num_threads()):
+        with leaving_order(), self._on_threads():
             student = self._load(before).to(self.teacher.dtype).eval()
             finish(self, self.teacher, student, [stage for stage, _ in self.stages])
+
+    def _on_threads(self) -> AbstractContextManager[None]:
+        """On as many as were asked for, or found to be the fastest."""
+        return cpu_threads(self.threads or torch.get_num_threads())
 
     def _begin(self) -> None:
         record = self.folder.partial / RECORD

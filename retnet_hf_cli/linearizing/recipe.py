@@ -109,15 +109,12 @@ class Recipe:
         """Options of the command that make another recipe than the default, as they are written there."""
         changed = []
         for field in fields(self):
-            value, name = getattr(self, field.name), field.name.replace("_", "-")
-            if field.name != "source" and value != field.default:
-                changed.append(
-                    f"--{name}"
-                    if value is True
-                    else f"--{name} {value:g}"
-                    if isinstance(value, float)
-                    else f"--{name} {value}"
-                )
+            value = getattr(self, field.name)
+            if field.name == "source" or value == field.default:
+                continue
+            changed.append(f"--{field.name.replace('_', '-')}")
+            if value is not True:
+                changed.append(f"{value:g}" if isinstance(value, float) else str(value))
         return " ".join(changed)
 
     @property
@@ -196,13 +193,15 @@ def needs(source: PreTrainedConfig, recipe: Recipe) -> Needs:
     return Needs(int(max(memory)), int(disk), every)
 
 
-def require_memory(source: PreTrainedConfig, recipe: Recipe) -> None:
+def require_memory(needed: int, source: PreTrainedConfig, recipe: Recipe) -> None:
     """Refuses a run that cannot fit, before any weights are read.
+
+    Args:
+        needed: bytes, by `needs(source, recipe)`.
 
     Raises:
         InputError: with the bytes needed and free, and what would need less.
     """
-    needed = needs(source, recipe).memory
     if torch.cuda.is_available():
         free, where = torch.cuda.mem_get_info()[0], "on the GPU"
     else:

@@ -110,11 +110,9 @@ class StageRun(TrainingRun):
     def outcome(self) -> str:
         before, after = (self.shown(loss) for loss in (self.losses[0], self.losses[-1]))
         told = f"{self.figure} on held-out text: {before} before, [bold green]{after}[/bold green] after"
-        return (
-            told
-            if self.losses[-1] <= self.losses[0]
-            else f"{told}, which is worse: try more steps or a lower {self.rate_option}"
-        )
+        if self.losses[-1] > self.losses[0]:
+            told += f", which is worse: try more steps or a lower {self.rate_option}"
+        return told
 
     def arguments(self, **overrides: Any) -> Any:
         return super().arguments(
