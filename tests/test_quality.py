@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from transformers.models.rwkv import modeling_rwkv
 
 from benchmarks.quality import images, recall, report, statistics, tables, texts
 from benchmarks.quality.h3 import H3, DiagonalStateSpace, ShiftStateSpace
@@ -14,6 +15,7 @@ from benchmarks.quality.hyena import Hyena
 from benchmarks.quality.language import LanguageCell
 from benchmarks.quality.long_convolution import long_convolution
 from benchmarks.quality.rivals import RIVALS, decays, of_equal_size
+from benchmarks.quality.rwkv_sums import weighted_sum
 from benchmarks.quality.settings import SETTINGS, Setting
 from benchmarks.quality.state import decode_step, state_numbers
 from benchmarks.quality.studies import ABLATIONS, HEADS, IMAGES, WINDOW, Plan
@@ -32,6 +34,22 @@ def test_a_long_convolution_is_the_sum_that_it_stands_for():
         for before in range(place + 1):
             expected[..., place] += filters[:, place - before] * signal[..., before]
     torch.testing.assert_close(long_convolution(signal, filters), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_the_sums_of_rwkv_are_those_of_transformers(continues):
+    decay, first = torch.linspace(-5, 3, 6).requires_grad_(), torch.randn(6, requires_grad=True)
+    key, value = (3 * torch.randn(2, 40, 6)).requires_grad_(), torch.randn(2, 40, 6, requires_grad=True)
+    state = (torch.randn(2, 6), 1 + torch.rand(2, 6), 9 * torch.randn(2, 6)) if continues else None
+    inputs = (decay, first, key, value)
+    output, last = weighted_sum(*inputs, state, return_state=True)
+    expected, expected_last = modeling_rwkv.rwkv_linear_attention_cpu(*inputs, state, return_state=True)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(last[0] / last[1], expected_last[0] / expected_last[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(last[1].log() + last[2], expected_last[1].log() + expected_last[2], rtol=1e-4, atol=1e-4)
+    weights = torch.randn_like(output)
+    gradients, expected = (torch.autograd.grad(sums, inputs, weights) for sums in (output, expected))
+    torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_state_spaces_of_h3_are_recurrences():

@@ -22,6 +22,7 @@ from transformers import (
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf.decay_schedules import scheduled_decays
 
+from . import rwkv_sums
 from .decoder import Decoder
 from .h3 import H3
 from .hyena import Hyena
@@ -92,6 +93,7 @@ def llama(size: Setting, width: int, **options: Any) -> nn.Module:
 
 def rwkv(size: Setting, width: int, **options: Any) -> nn.Module:
     """RWKV v4 (arXiv 2305.13048)."""
+    rwkv_sums.install()
     fields = {
         "vocab_size": size.vocabulary,
         "hidden_size": size.hidden_size,

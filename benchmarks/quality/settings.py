@@ -36,7 +36,7 @@ class Setting:
     scored_tokens: int = 49_152
     short: int = 700_000
     middle: int = 2_000_000
-    long: int = 6_000_000
+    long: int = 4_000_000
     seeds: tuple[int, ...] = (0, 1, 2)
     texts: tuple[str, ...] = ("king-james", "dictionary")
     other_texts: tuple[str, ...] = ("king-james", "dictionary", "fortunes", "manuals")
