@@ -399,9 +399,12 @@ class RetNetAttention(RetNetTokenMixer):
             turn = rotate_step if plan.key_rotation[0].shape[-1] == self.head_dim else rotate
             query, key = (turn(vectors, *plan.key_rotation).to(value.dtype) for vectors in (query, key))
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        output, weights = softmax_attention(
-            self, query, key, value, plan.attention, self.kind, past, use_cache, self.scaling, **kwargs
-        )
+        if plan.packed is not None:
+            output, weights = past.attend(query, key, value), None
+        else:
+            output, weights = softmax_attention(
+                self, query, key, value, plan.attention, self.kind, past, use_cache, self.scaling, **kwargs
+            )
         return self.o_proj(output.reshape(batch, length, -1)), weights, None
 
 
@@ -751,7 +754,8 @@ class RetNetModel(RetNetPreTrainedModel):
         """The plan of documents of one row, each of which goes on from its own row of the state."""
         config, device, dtype = self.config, inputs_embeds.device, inputs_embeds.dtype
         first, length = state.layers[0], inputs_embeds.shape[1]
-        require_retention_alone(config)
+        if not all(layer.goes_on_packed for layer in state.layers):
+            require_retention_alone(config)
         if self.training and self.gradient_checkpointing:
             raise ValueError(STATE_UNDER_CHECKPOINTING)
         if inputs_embeds.shape[0] != 1:

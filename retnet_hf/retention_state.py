@@ -56,6 +56,7 @@ class RetNetStateLayer(StateLayer):
 
     SAVED = ("recurrent_state", "next_position", "cumulative_length")
     is_compileable = True
+    goes_on_packed = True
 
     def __init__(self, **kwargs) -> None:
         super().__init__()
@@ -250,6 +251,7 @@ class WindowedStateLayer(RetNetStateLayer):
     """
 
     is_compileable = False
+    goes_on_packed = False
     _WINDOWED = ("key", "value", "document", "count", "position")
     SAVED = (*RetNetStateLayer.SAVED, *(f"window_{name}" for name in _WINDOWED))
 

@@ -20,12 +20,15 @@ class StateLayer(CacheLayerMixin):
         cumulative_length: 0-dim int64, columns taken in so far, padding included, as every cache of transformers counts. A
             tensor, since a Python number would make a compiled decode step compile again for every token.
         record_past: whether tokens can be taken back.
+        goes_on_packed: whether packed documents may go on from rows of it. A layer of softmax attention that says so has a
+            method `attend` by which it computes that attention itself.
     """
 
     SAVED: ClassVar[tuple[str, ...]]
     is_croppable = True  # once `activate_past_recording` was called, as transformers does before it relies on it
     is_sliding = False
     supports_early_init = False
+    goes_on_packed: ClassVar[bool] = False
 
     def __init__(self, **kwargs) -> None:
         super().__init__()

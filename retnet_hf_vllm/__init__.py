@@ -1,0 +1,22 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RetNet in vLLM: `pip install "retnet-hf[vllm]"`, and vLLM serves RetNets as it serves transformers.
+
+vLLM finds `register` by itself, as an entry point of the group `vllm.general_plugins`. Made for vLLM 0.32.
+"""
+
+TESTED = "0.32"  # of vLLM
+
+
+def register() -> None:
+    """Makes RetNets known to the vLLM of this process."""
+    from transformers import AutoConfig
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
+    from .configuration import HYBRID, RETENTION_ALONE, ServedRetNetConfig, ServingChecks
+
+    AutoConfig.register("retnet", ServedRetNetConfig, exist_ok=True)
+    for architecture in (RETENTION_ALONE, HYBRID):
+        ModelRegistry.register_model(architecture, f"retnet_hf_vllm.modeling:{architecture}")
+        MODELS_CONFIG_MAP[architecture] = ServingChecks

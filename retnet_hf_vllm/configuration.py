@@ -1,0 +1,66 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What vLLM is told about a RetNet before it makes one, and every error about what cannot be served."""
+
+from typing import TYPE_CHECKING
+
+from vllm.config.compilation import CUDAGraphMode
+from vllm.model_executor.models.config import MambaModelConfig
+
+from retnet_hf import RetNetConfig
+
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+
+RETENTION_ALONE, HYBRID = "RetNetForCausalLM", "RetNetHybridForCausalLM"
+DEFAULT_LENGTH = 32_768  # tokens of a request, where the configuration knows no length. vLLM's tables have a place for each
+
+
+class ServedRetNetConfig(RetNetConfig):
+    """A RetNet's configuration, which names the architecture by which vLLM tells whether some layers are attention."""
+
+    def __post_init__(self, **kwargs) -> None:
+        super().__post_init__(**kwargs)
+        if not self.bidirectional:
+            self.architectures = [HYBRID if self.is_hybrid else RETENTION_ALONE]
+
+
+class ServingChecks(MambaModelConfig):
+    """vLLM's settings for models with states, after a look at what has been asked for."""
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: "ModelConfig") -> None:
+        config = model_config.hf_config
+        if model_config.original_max_model_len is None and config.max_position_embeddings is None:
+            model_config.max_model_len = DEFAULT_LENGTH
+
+    @classmethod
+    def verify_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        """Raises ValueError for what would give other tokens than the model does, or no tokens."""
+        config, ranks = vllm_config.model_config.hf_config, vllm_config.parallel_config.tensor_parallel_size
+        cache = vllm_config.cache_config
+        if config.retention_window is not None:
+            raise ValueError(
+                f"retention_window must be None for a model that vLLM serves, got {config.retention_window}: it has no layer "
+                "of retention and attention at once. generate() and retnet-hf serve --engine transformers decode such a model."
+            )
+        for name, value in (
+            ("num_attention_heads", config.num_attention_heads),
+            ("num_key_value_heads", config.num_key_value_heads),
+            ("intermediate_size", config.intermediate_size),
+        ):
+            if value % ranks:
+                raise ValueError(f"tensor_parallel_size must divide {name}, {value}, got {ranks}.")
+        for name in ("mamba_cache_dtype", "mamba_ssm_cache_dtype"):
+            if getattr(cache, name) not in ("auto", "float32"):
+                raise ValueError(
+                    f'{name} must be "auto" or "float32", got {getattr(cache, name)!r}: in less, a state forgets what it sums.'
+                )
+        if vllm_config.speculative_config is not None:
+            raise ValueError("speculative_config must be None: a state in vLLM cannot take tokens back.")
+        super().verify_and_update_config(vllm_config)
+        if cache.mamba_cache_mode == "all":
+            raise ValueError('mamba_cache_mode must be "align" or "none", got "all": states are kept at the ends of blocks.')
+        vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE

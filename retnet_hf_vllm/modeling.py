@@ -1,0 +1,167 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RetNet as vLLM runs it: the model of `retnet_hf`, with vLLM's projections, embeddings and memory.
+
+All requests of a step are one row of packed documents, each of which goes on from the state in its slot.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
+from vllm.model_executor.layers.quantization import QuantizationConfig
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from vllm.model_executor.models.interfaces import HasInnerState, IsAttentionFree, IsHybrid, SupportsMambaPrefixCaching
+from vllm.model_executor.models.utils import maybe_prefix
+from vllm.sequence import IntermediateTensors
+
+from retnet_hf import RetNetConfig, RetNetModel, RetNetState
+from retnet_hf.modeling_retnet import RetNetDecay, RetNetRetention, RetNetRotaryEmbedding
+
+from .paged_attention import PagedAttention
+from .state_slots import StateSlots, state_shape
+from .weights import canonical_weights
+
+
+class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
+    """What both kinds of models share."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        self.config: RetNetConfig = vllm_config.model_config.hf_config
+        quantization = vllm_config.quant_config
+        self.model = model_without_weights(self.config, quantization, maybe_prefix(prefix, "model"))
+        size = self.config.vocab_size, self.config.hidden_size
+        self.lm_head = ParallelLMHead(*size, quant_config=quantization, prefix=maybe_prefix(prefix, "lm_head"))
+        if self.config.tie_word_embeddings:
+            self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
+        self.logits_processor = LogitsProcessor(self.config.vocab_size)
+        self.state = RetNetState(self.config)
+        self.state.layers = []
+        for layer, kind in enumerate(self.config.layer_types):
+            kept, name = (StateSlots, "retention") if kind == "linear_attention" else (PagedAttention, "attention")
+            known_as = maybe_prefix(prefix, f"model.layers.{layer}.{name}.state")
+            self.state.layers.append(kept(self.config, layer, known_as, vllm_config))
+
+    @classmethod
+    def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, int, int]]:
+        config, ranks = vllm_config.model_config.hf_config, vllm_config.parallel_config.tensor_parallel_size
+        shapes = (state_shape(config, layer, ranks) for layer, kind in enumerate(config.layer_types) if "linear" in kind)
+        return (max(shapes),)
+
+    @classmethod
+    def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> tuple[torch.dtype]:
+        return (torch.float32,)
+
+    @classmethod
+    def get_mamba_state_copy_func(cls) -> tuple:
+        return (get_temporal_copy_spec,)
+
+    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
+        return self.model.embed_tokens(input_ids)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,  # (T,)
+        positions: Tensor,  # (T,)
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: Tensor | None = None,  # (T, D)
+        **kwargs,
+    ) -> Tensor:
+        """Hidden states (T, D). Places beyond the tokens of the step, which vLLM may add, are zeros."""
+        embeds = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+        metadata = get_forward_context().attn_metadata
+        if metadata is None:  # vLLM measures memory
+            return self.model(inputs_embeds=embeds[None], use_cache=False).last_hidden_state[0]
+        boundaries = self.begin_step(metadata, positions)
+        tokens = int(boundaries[-1])
+        hidden_states = self.model(
+            inputs_embeds=embeds[None, :tokens],
+            position_ids=positions[None, :tokens],
+            cu_seq_lens_q=boundaries,
+            past_key_values=self.state,
+            use_cache=True,
+        ).last_hidden_state[0]
+        padding = len(embeds) - tokens
+        return nn.functional.pad(hidden_states, (0, 0, 0, padding)) if padding else hidden_states
+
+    def begin_step(self, metadata: dict, positions: Tensor) -> Tensor:
+        """Tells each layer which requests there are, and returns where they begin, on the host."""
+        layers = self.state.layers
+        first = metadata[next(layer.prefix for layer in layers if isinstance(layer, StateSlots))]
+        begins = first.query_start_loc[:-1].long()
+        next_position = positions[begins.clamp(max=len(positions) - 1)]
+        for layer in layers:
+            if isinstance(layer, StateSlots):
+                layer.choose(metadata[layer.prefix].state_indices_tensor.long(), next_position)
+            else:
+                layer.choose(next_position)
+        return first.boundaries
+
+    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
+        return self.logits_processor(self.lm_head, hidden_states)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        parameters, loaded = dict(self.named_parameters()), set()
+        for name, weight in canonical_weights(weights, self.config):
+            if name == "lm_head.weight" and self.config.tie_word_embeddings:
+                continue
+            if name not in parameters:
+                raise ValueError(f"a RetNet of this configuration has no weight {name}.")
+            parameter = parameters[name]
+            getattr(parameter, "weight_loader", default_weight_loader)(parameter, weight)
+            loaded.add(name)
+        return loaded
+
+
+class RetNetForCausalLM(ServedRetNet, IsAttentionFree):
+    """A RetNet all of whose layers are retention."""
+
+
+class RetNetHybridForCausalLM(ServedRetNet, IsHybrid):
+    """A RetNet some of whose layers are softmax attention."""
+
+
+def model_without_weights(config: RetNetConfig, quantization: QuantizationConfig | None, prefix: str) -> RetNetModel:
+    """The model, with vLLM's projections and embeddings, each of which has this rank's share, and weights to be loaded."""
+    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    with torch.device("meta"):
+        model = RetNetModel(config).eval()
+    styles = {name.rpartition(".")[2]: style for name, style in config.base_model_tp_plan.items()}
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear):
+            model.set_submodule(name, _parallel(module, styles[name.rpartition(".")[2]], quantization, f"{prefix}.{name}"))
+        elif isinstance(module, nn.Embedding):
+            size = module.num_embeddings, module.embedding_dim
+            model.set_submodule(name, VocabParallelEmbedding(*size, quant_config=quantization, prefix=f"{prefix}.{name}"))
+        elif isinstance(module, RetNetRetention):
+            module.rank = get_tensor_model_parallel_rank()
+        elif isinstance(module, RetNetDecay):
+            module.log_decay = module.compute_log_decay(torch.promote_types(dtype, torch.float32), device)
+        elif isinstance(module, RetNetRotaryEmbedding):
+            module.frequency = module.compute_frequency(device)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False))
+    return model
+
+
+def _parallel(linear: nn.Linear, style: str, quantization: QuantizationConfig | None, prefix: str) -> nn.Module:
+    """vLLM's layer of the size of this one, shared out among ranks as a plan of transformers says."""
+    kind = {"colwise": ColumnParallelLinear, "rowwise": RowParallelLinear}.get(style, ReplicatedLinear)
+    return kind(
+        linear.in_features,
+        linear.out_features,
+        bias=linear.bias is not None,
+        quant_config=quantization,
+        prefix=prefix,
+        return_bias=False,
+    )

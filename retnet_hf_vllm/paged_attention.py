@@ -1,0 +1,64 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The softmax attention of a hybrid's other layers, by vLLM, over the keys and values that vLLM keeps in pages."""
+
+from torch import Tensor
+from torch.nn import functional as F
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.attention import Attention
+
+from retnet_hf import RetNetConfig
+from retnet_hf.state_layer import StateLayer
+
+
+class PagedAttention(StateLayer):
+    """One layer's keys and values, as the model sees them.
+
+    Where keys and values differ in size, the shorter ones get zeros, which change no score and no sum.
+    """
+
+    SAVED = ()
+    goes_on_packed = True
+
+    def __init__(self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig) -> None:
+        super().__init__()
+        ranks = vllm_config.parallel_config.tensor_parallel_size
+        self.heads, self.value_head_dim = config.num_attention_heads // ranks, config.value_head_dim
+        self.head_size = max(config.head_dim, config.value_head_dim)
+        self.attention = Attention(
+            num_heads=self.heads,
+            head_size=self.head_size,
+            scale=config.head_dim**-0.5,
+            num_kv_heads=config.num_key_value_heads // ranks,
+            cache_config=vllm_config.cache_config,
+            quant_config=vllm_config.quant_config,
+            per_layer_sliding_window=config.attention_window(config.layer_types[layer]),
+            prefix=prefix,
+        )
+
+    def choose(self, next_position: Tensor) -> None:
+        """Positions (D,) of the requests of a step."""
+        self.next_position, self.is_initialized = next_position, True
+
+    @property
+    def past(self) -> tuple[None, Tensor]:
+        return None, self.next_position
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Query (1, H, T, K), rotated, key (1, G, T, K) and value (1, G, T, V) -> output (1, T, H, V)."""
+        query, key, value = (self._in_rows(operand) for operand in (query, key, value))
+        output = self.attention(query, key, value)
+        return output.view(1, -1, self.heads, self.head_size)[..., : self.value_head_dim]
+
+    def _in_rows(self, operand: Tensor) -> Tensor:
+        """(1, H, T, size) -> (T, H * head_size)."""
+        operand = operand[0].transpose(0, 1)
+        return F.pad(operand, (0, self.head_size - operand.shape[-1])).flatten(1)
+
+    def _map(self, change) -> None:
+        raise NotImplementedError("vLLM keeps these keys and values.")
+
+    def _start_record(self) -> None:
+        raise NotImplementedError("vLLM keeps these keys and values.")
+
+    fill_ = join_ = lazy_initialization = update = crop = reset = _map

@@ -1,0 +1,95 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The states of a layer's requests, in the memory that vLLM shares out: a slot for each, whatever its length.
+
+Shapes: S slots, D requests of a step, M matrices of a state, K key size, V value size.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.model_executor.layers.mamba.abstract import MambaBase
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backends.linear_attn import (
+    LinearAttentionBackend,
+    LinearAttentionMetadata,
+    LinearAttentionMetadataBuilder,
+)
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+
+from retnet_hf import RetNetConfig
+from retnet_hf.retention_state import RetNetStateLayer
+
+
+@dataclass
+class RetentionMetadata(LinearAttentionMetadata):
+    """What vLLM tells a layer about a step, and where each request begins, which the host knows without asking a device."""
+
+    boundaries: Tensor | None = None  # (D + 1,) on the host
+
+
+class RetentionMetadataBuilder(LinearAttentionMetadataBuilder):
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> RetentionMetadata:
+        plain = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        values = {field.name: getattr(plain, field.name) for field in fields(plain)}
+        return RetentionMetadata(**values, boundaries=common_attn_metadata.query_start_loc_cpu)
+
+
+class RetentionBackend(LinearAttentionBackend):
+    @staticmethod
+    def get_builder_cls() -> type[RetentionMetadataBuilder]:
+        return RetentionMetadataBuilder
+
+
+def state_shape(config: RetNetConfig, layer: int, ranks: int) -> tuple[int, int, int]:
+    """(M, K, V) of a layer, on each of so many ranks."""
+    return config.state_heads(layer) // ranks, config.head_dim, config.value_head_dim
+
+
+class StateSlots(MambaBase, RetNetStateLayer):
+    """The state of one layer of retention, as vLLM allocates it and as the model sees it: one row for each request of a step.
+
+    Args:
+        prefix: by which vLLM knows the layer.
+    """
+
+    def __init__(self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig | None = None) -> None:
+        RetNetStateLayer.__init__(self)
+        vllm_config = vllm_config or get_current_vllm_config()
+        self.shape = state_shape(config, layer, vllm_config.parallel_config.tensor_parallel_size)
+        self.prefix, self.slots = prefix, None
+        self.kv_cache: tuple[Tensor, ...] = ()
+        known = vllm_config.compilation_config.static_forward_context
+        if prefix in known:
+            raise ValueError(f"Duplicate layer name: {prefix}")
+        known[prefix] = self
+
+    @property
+    def mamba_type(self) -> MambaAttentionBackendEnum:
+        return MambaAttentionBackendEnum.LINEAR
+
+    def get_attn_backend(self) -> type[RetentionBackend]:
+        return RetentionBackend
+
+    def get_state_shape(self) -> tuple[tuple[int, int, int]]:
+        return (self.shape,)
+
+    def get_state_dtype(self) -> tuple[torch.dtype]:
+        return (torch.float32,)
+
+    def choose(self, slots: Tensor, next_position: Tensor) -> None:
+        """The slots (D,) and positions (D,) of the requests of a step."""
+        self.slots, self.next_position = slots, next_position
+        self.is_initialized = True
+
+    @property
+    def past(self) -> tuple[Tensor, Tensor]:
+        """The states of these requests (D, M, K, V), and their positions (D,)."""
+        return self.kv_cache[0][self.slots], self.next_position
+
+    def advance_rows(self, state: Tensor, next_position: Tensor, rows: Tensor | None, tokens: int) -> None:
+        self.kv_cache[0].index_copy_(0, self.slots, state)
