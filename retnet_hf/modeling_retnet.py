@@ -296,9 +296,12 @@ class RetNetRetention(RetNetTokenMixer):
             output = gated(output, *gate, self.gate_fn)
         if unmapped is not None:
             window = None if past is None else past.window
-            windowed, _ = softmax_attention(
-                self, *unmapped, value.to(unmapped[0].dtype), plan.attention, "linear_attention", window, use_cache, 1.0
-            )
+            if plan.packed is not None:
+                windowed = window.attend(*unmapped, value)
+            else:
+                windowed, _ = softmax_attention(
+                    self, *unmapped, value.to(unmapped[0].dtype), plan.attention, "linear_attention", window, use_cache, 1.0
+                )
             output = output + self.window_scale(windowed, own_heads).reshape(batch, length, -1).to(output.dtype)
         return self.o_proj(output), maps, state
 

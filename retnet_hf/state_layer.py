@@ -20,8 +20,8 @@ class StateLayer(CacheLayerMixin):
         cumulative_length: 0-dim int64, columns taken in so far, padding included, as every cache of transformers counts. A
             tensor, since a Python number would make a compiled decode step compile again for every token.
         record_past: whether tokens can be taken back.
-        goes_on_packed: whether packed documents may go on from rows of it. A layer of softmax attention that says so has a
-            method `attend` by which it computes that attention itself.
+        goes_on_packed: whether packed documents may go on from rows of it. Where a layer that says so has softmax attention,
+            a method `attend` of its state computes it.
     """
 
     SAVED: ClassVar[tuple[str, ...]]

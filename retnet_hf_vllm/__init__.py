@@ -13,10 +13,12 @@ def register() -> None:
     from transformers import AutoConfig
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+    from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFIG_CONVERTORS
 
-    from .configuration import HYBRID, RETENTION_ALONE, ServedRetNetConfig, ServingChecks
+    from .configuration import HYBRID, RETENTION_ALONE, ServedRetNetConfig, ServingChecks, Unlimited
 
     AutoConfig.register("retnet", ServedRetNetConfig, exist_ok=True)
+    MODEL_ARCH_CONFIG_CONVERTORS["retnet"] = Unlimited
     for architecture in (RETENTION_ALONE, HYBRID):
         ModelRegistry.register_model(architecture, f"retnet_hf_vllm.modeling:{architecture}")
         MODELS_CONFIG_MAP[architecture] = ServingChecks

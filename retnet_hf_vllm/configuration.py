@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.config.compilation import CUDAGraphMode
 from vllm.model_executor.models.config import MambaModelConfig
+from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
 
 from retnet_hf import RetNetConfig
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 RETENTION_ALONE, HYBRID = "RetNetForCausalLM", "RetNetHybridForCausalLM"
-DEFAULT_LENGTH = 32_768  # tokens of a request, where the configuration knows no length. vLLM's tables have a place for each
+DEFAULT_LENGTH = 32_768  # tokens of a request. A state has no limit, but vLLM's tables have a place for each of them
 
 
 class ServedRetNetConfig(RetNetConfig):
@@ -24,7 +25,15 @@ class ServedRetNetConfig(RetNetConfig):
     def __post_init__(self, **kwargs) -> None:
         super().__post_init__(**kwargs)
         if not self.bidirectional:
-            self.architectures = [HYBRID if self.is_hybrid else RETENTION_ALONE]
+            attends = self.is_hybrid or self.retention_window is not None
+            self.architectures = [HYBRID if attends else RETENTION_ALONE]
+
+
+class Unlimited(ModelArchConfigConvertorBase):
+    """A RetNet reads on beyond the length that it was trained on, which vLLM would take for a limit."""
+
+    def derive_max_model_len_and_key(self) -> tuple[float, str]:
+        return 2**30, "state"
 
 
 class ServingChecks(MambaModelConfig):
@@ -33,19 +42,15 @@ class ServingChecks(MambaModelConfig):
     @staticmethod
     def verify_and_update_model_config(model_config: "ModelConfig") -> None:
         config = model_config.hf_config
-        if model_config.original_max_model_len is None and config.max_position_embeddings is None:
-            model_config.max_model_len = DEFAULT_LENGTH
+        if model_config.original_max_model_len is None:
+            trained, alone = config.max_position_embeddings or DEFAULT_LENGTH, RETENTION_ALONE in config.architectures
+            model_config.max_model_len = max(trained, DEFAULT_LENGTH) if alone else trained
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Raises ValueError for what would give other tokens than the model does, or no tokens."""
         config, ranks = vllm_config.model_config.hf_config, vllm_config.parallel_config.tensor_parallel_size
         cache = vllm_config.cache_config
-        if config.retention_window is not None:
-            raise ValueError(
-                f"retention_window must be None for a model that vLLM serves, got {config.retention_window}: it has no layer "
-                "of retention and attention at once. generate() and retnet-hf serve --engine transformers decode such a model."
-            )
         for name, value in (
             ("num_attention_heads", config.num_attention_heads),
             ("num_key_value_heads", config.num_key_value_heads),
@@ -55,8 +60,9 @@ class ServingChecks(MambaModelConfig):
                 raise ValueError(f"tensor_parallel_size must divide {name}, {value}, got {ranks}.")
         for name in ("mamba_cache_dtype", "mamba_ssm_cache_dtype"):
             if getattr(cache, name) not in ("auto", "float32"):
+                given = getattr(cache, name)
                 raise ValueError(
-                    f'{name} must be "auto" or "float32", got {getattr(cache, name)!r}: in less, a state forgets what it sums.'
+                    f'{name} must be "auto" or "float32", got {given!r}: in less, a state forgets what it sums.'
                 )
         if vllm_config.speculative_config is not None:
             raise ValueError("speculative_config must be None: a state in vLLM cannot take tokens back.")

@@ -26,7 +26,7 @@ from retnet_hf import RetNetConfig, RetNetModel, RetNetState
 from retnet_hf.modeling_retnet import RetNetDecay, RetNetRetention, RetNetRotaryEmbedding
 
 from .paged_attention import PagedAttention
-from .state_slots import StateSlots, state_shape
+from .state_slots import StateSlots, slot_shape
 from .weights import canonical_weights
 
 
@@ -46,15 +46,17 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
         self.state = RetNetState(self.config)
         self.state.layers = []
         for layer, kind in enumerate(self.config.layer_types):
-            kept, name = (StateSlots, "retention") if kind == "linear_attention" else (PagedAttention, "attention")
-            known_as = maybe_prefix(prefix, f"model.layers.{layer}.{name}.state")
-            self.state.layers.append(kept(self.config, layer, known_as, vllm_config))
+            name = maybe_prefix(prefix, f"model.layers.{layer}.state")
+            if kind == "linear_attention":
+                kept = StateSlots(self.config, layer, name, vllm_config)
+            else:
+                window, scaling = self.config.attention_window(kind), self.config.head_dim**-0.5
+                kept = PagedAttention(self.config, name, vllm_config, window, scaling)
+            self.state.layers.append(kept)
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, int, int]]:
-        config, ranks = vllm_config.model_config.hf_config, vllm_config.parallel_config.tensor_parallel_size
-        shapes = (state_shape(config, layer, ranks) for layer, kind in enumerate(config.layer_types) if "linear" in kind)
-        return (max(shapes),)
+        return (slot_shape(vllm_config.model_config.hf_config, vllm_config.parallel_config.tensor_parallel_size),)
 
     @classmethod
     def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> tuple[torch.dtype]:

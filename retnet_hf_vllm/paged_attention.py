@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The softmax attention of a hybrid's other layers, by vLLM, over the keys and values that vLLM keeps in pages."""
+"""The softmax attention of a hybrid, by vLLM, over the keys and values that vLLM keeps in pages."""
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,13 +14,19 @@ from retnet_hf.state_layer import StateLayer
 class PagedAttention(StateLayer):
     """One layer's keys and values, as the model sees them.
 
+    Args:
+        prefix: by which vLLM knows the layer. window: how many tokens one sees at the most, itself included.
+        scaling: of the scores.
+
     Where keys and values differ in size, the shorter ones get zeros, which change no score and no sum.
     """
 
     SAVED = ()
     goes_on_packed = True
 
-    def __init__(self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig) -> None:
+    def __init__(
+        self, config: RetNetConfig, prefix: str, vllm_config: VllmConfig, window: int | None, scaling: float
+    ) -> None:
         super().__init__()
         ranks = vllm_config.parallel_config.tensor_parallel_size
         self.heads, self.value_head_dim = config.num_attention_heads // ranks, config.value_head_dim
@@ -28,11 +34,11 @@ class PagedAttention(StateLayer):
         self.attention = Attention(
             num_heads=self.heads,
             head_size=self.head_size,
-            scale=config.head_dim**-0.5,
+            scale=scaling,
             num_kv_heads=config.num_key_value_heads // ranks,
             cache_config=vllm_config.cache_config,
             quant_config=vllm_config.quant_config,
-            per_layer_sliding_window=config.attention_window(config.layer_types[layer]),
+            per_layer_sliding_window=window,
             prefix=prefix,
         )
 
@@ -46,7 +52,7 @@ class PagedAttention(StateLayer):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Query (1, H, T, K), rotated, key (1, G, T, K) and value (1, G, T, V) -> output (1, T, H, V)."""
-        query, key, value = (self._in_rows(operand) for operand in (query, key, value))
+        query, key, value = (self._in_rows(operand.to(value.dtype)) for operand in (query, key, value))
         output = self.attention(query, key, value)
         return output.view(1, -1, self.heads, self.head_size)[..., : self.value_head_dim]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
-from vllm.config import VllmConfig, get_current_vllm_config
+from vllm.config import VllmConfig
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.linear_attn import (
@@ -22,10 +22,12 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from retnet_hf import RetNetConfig
 from retnet_hf.retention_state import RetNetStateLayer
 
+from .paged_attention import PagedAttention
+
 
 @dataclass
 class RetentionMetadata(LinearAttentionMetadata):
-    """What vLLM tells a layer about a step, and where each request begins, which the host knows without asking a device."""
+    """What vLLM tells a layer about a step, and where the tokens of each request begin, without asking a device."""
 
     boundaries: Tensor | None = None  # (D + 1,) on the host
 
@@ -45,24 +47,30 @@ class RetentionBackend(LinearAttentionBackend):
         return RetentionMetadataBuilder
 
 
-def state_shape(config: RetNetConfig, layer: int, ranks: int) -> tuple[int, int, int]:
-    """(M, K, V) of a layer, on each of so many ranks."""
-    return config.state_heads(layer) // ranks, config.head_dim, config.value_head_dim
+def slot_shape(config: RetNetConfig, ranks: int) -> tuple[int, int, int]:
+    """(M, K, V) of a slot on each of so many ranks. Slots of all layers are as large as the largest."""
+    retention = (layer for layer, kind in enumerate(config.layer_types) if kind == "linear_attention")
+    return max(map(config.state_heads, retention)) // ranks, config.head_dim, config.value_head_dim
 
 
 class StateSlots(MambaBase, RetNetStateLayer):
-    """The state of one layer of retention, as vLLM allocates it and as the model sees it: one row for each request of a step.
+    """The state of one layer of retention: as vLLM allocates it, and as the model sees it, a row for each request of a step.
 
     Args:
         prefix: by which vLLM knows the layer.
+
+    Attributes:
+        window: of the softmax attention beside the retention, if there is one.
     """
 
-    def __init__(self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig | None = None) -> None:
+    def __init__(self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig) -> None:
         RetNetStateLayer.__init__(self)
-        vllm_config = vllm_config or get_current_vllm_config()
-        self.shape = state_shape(config, layer, vllm_config.parallel_config.tensor_parallel_size)
-        self.prefix, self.slots = prefix, None
-        self.kv_cache: tuple[Tensor, ...] = ()
+        ranks = vllm_config.parallel_config.tensor_parallel_size
+        self.shape, self.matrices = slot_shape(config, ranks), config.state_heads(layer) // ranks
+        self.prefix = prefix
+        self.window = None
+        if config.retention_window is not None:
+            self.window = PagedAttention(config, f"{prefix}.window", vllm_config, config.retention_window, scaling=1.0)
         known = vllm_config.compilation_config.static_forward_context
         if prefix in known:
             raise ValueError(f"Duplicate layer name: {prefix}")
@@ -81,6 +89,11 @@ class StateSlots(MambaBase, RetNetStateLayer):
     def get_state_dtype(self) -> tuple[torch.dtype]:
         return (torch.float32,)
 
+    @property
+    def matrices_of_slots(self) -> Tensor:
+        """(S, M, K, V)"""
+        return self.kv_cache[0][:, : self.matrices]
+
     def choose(self, slots: Tensor, next_position: Tensor) -> None:
         """The slots (D,) and positions (D,) of the requests of a step."""
         self.slots, self.next_position = slots, next_position
@@ -89,7 +102,7 @@ class StateSlots(MambaBase, RetNetStateLayer):
     @property
     def past(self) -> tuple[Tensor, Tensor]:
         """The states of these requests (D, M, K, V), and their positions (D,)."""
-        return self.kv_cache[0][self.slots], self.next_position
+        return self.matrices_of_slots[self.slots], self.next_position
 
     def advance_rows(self, state: Tensor, next_position: Tensor, rows: Tensor | None, tokens: int) -> None:
-        self.kv_cache[0].index_copy_(0, self.slots, state)
+        self.matrices_of_slots.index_copy_(0, self.slots, state)
