@@ -3,7 +3,10 @@
 """vLLM says what plain `generate` says, however it cuts, batches and stores what it is asked."""
 
 import pytest
-from engine import MODELS, engine, expected, generated, model_of, prompts
+import torch
+from engine import MODELS, engine, expected, generated, greedy, model_of, prompts
+from small_models import rounding
+from test_checkpoint_loading import foreign, write_folder
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -13,3 +16,79 @@ def test_tokens_are_those_of_generate(kind, tmp_path):
     model.save_pretrained(tmp_path)
     with engine(tmp_path, max_num_seqs=3, max_num_batched_tokens=48) as llm:
         assert generated(llm, prompts()) == expected(model, prompts())
+
+
+def test_prompts_that_begin_alike_are_read_once(tmp_path):
+    model = model_of("plain")
+    model.save_pretrained(tmp_path)
+    (shared,) = prompts((96,), seed=1)
+    asked = [shared + tail for tail in prompts((5, 1, 33, 20), seed=2)] + prompts((3,), seed=3)
+    with engine(tmp_path, enable_prefix_caching=True, block_size=32) as llm:
+        first = generated(llm, asked[:1])
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in asked], greedy(), use_tqdm=False)
+    assert [output.num_cached_tokens for output in outputs][:4] == [96, 96, 96, 96]
+    assert outputs[4].num_cached_tokens == 0
+    new = [list(output.outputs[0].token_ids) for output in outputs]
+    assert new == expected(model, asked)
+    assert first == new[:1]
+
+
+def test_a_request_that_is_put_off_goes_on_as_if_nothing_had_been(tmp_path):
+    """Blocks for two requests at a time, and a third that has to wait; then requests that end before their time."""
+    model = model_of("plain")
+    model.save_pretrained(tmp_path)
+    asked = prompts((40, 7, 1, 64, 12, 1), seed=4)
+    with engine(tmp_path, num_gpu_blocks_override=3) as llm:
+        assert generated(llm, asked) == expected(model, asked)
+        core = llm.llm_engine
+        for number, prompt in enumerate(asked[:2]):
+            core.add_request(f"aborted {number}", {"prompt_token_ids": prompt}, greedy(100))
+        for _ in range(3):
+            core.step()
+        core.abort_request(["aborted 0", "aborted 1"])
+        one_token = prompts((1, 1, 2), seed=5)
+        assert generated(llm, one_token) == expected(model, one_token)  # in the slots of those
+
+
+@pytest.mark.parametrize("dialect", ["fla", "fla of 2024", "syncdoth"])
+def test_published_folders_are_served_as_they_are(dialect, tmp_path):
+    model, state_dict, config = foreign(dialect)
+    write_folder(tmp_path, state_dict, config, layout="sharded")
+    with engine(tmp_path) as llm:
+        assert generated(llm, prompts((5, 30), seed=6)) == expected(model, prompts((5, 30), seed=6))
+
+
+def test_in_bfloat16_each_token_is_among_the_best_of_the_model_in_bfloat16(tmp_path):
+    """To the rounding of logits, which two ways of batching need not share."""
+    model = model_of("plain").to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    asked = prompts(seed=7)
+    with engine(tmp_path, dtype="bfloat16", max_num_seqs=3) as llm:
+        new = generated(llm, asked)
+    for prompt, tokens in zip(asked, new):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
+        chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        spread = rounding(model.config.hidden_size, torch.bfloat16) * logits.abs().amax(1)
+        assert (chosen >= logits.amax(1) - spread).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mamba_ssm_cache_dtype": "float16"}, 'mamba_ssm_cache_dtype must be "auto" or "float32"'),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative_config must be None"),
+        ({"tensor_parallel_size": 3, "distributed_executor_backend": "mp"}, "tensor_parallel_size must divide"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_a_sentence(options, message, tmp_path):
+    model_of("plain").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message), engine(tmp_path, **options):
+        pass
+
+
+def test_a_weight_that_does_not_belong_is_named(tmp_path):
+    state_dict = model_of("plain").state_dict() | {"model.layers.0.retention.r_proj.weight": torch.ones(2, 2)}
+    write_folder(tmp_path, state_dict, model_of("plain").config.to_dict())
+    with pytest.raises(ValueError, match="no weight model.layers.0.retention.r_proj.weight"), engine(tmp_path):
+        pass
