@@ -14,6 +14,7 @@ from .commands.demo import demo
 from .commands.generate import generate
 from .commands.inspect import inspect
 from .commands.linearize import linearize
+from .commands.serve import serve
 from .commands.train import train
 from .commands.train_image import train_image
 
@@ -42,3 +43,4 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
 
 for command in (train, generate, demo, linearize, train_image, convert, inspect):
     app.command()(command)
+app.command(context_settings={"allow_extra_args": True})(serve)

@@ -50,7 +50,10 @@ def folder(tmp_path_factory):
         ("", 0),
         ("--help", 0),
         ("--version", 0),
-        *((f"{command} --help", 0) for command in ("train", "generate", "demo", "train-image", "convert", "inspect")),
+        *(
+            (f"{command} --help", 0)
+            for command in ("train", "generate", "demo", "train-image", "serve", "convert", "inspect")
+        ),
         ("unheard-of", 2),
         ("train", 2),
         ("train text.txt --unheard-of", 2),
@@ -61,6 +64,8 @@ def folder(tmp_path_factory):
         ("train-image ./pictures", 2),
         ("generate ./nowhere prompt", 2),
         ("demo --text nowhere.txt", 2),
+        ("serve ./nowhere", 2),
+        ("serve . --engine ollama", 2),
         ("convert checkpoint model --from onnx", 2),
         ("convert ./checkpoint model", 2),
         ("inspect ./checkpoint", 2),
