@@ -7,6 +7,7 @@ import torch
 from engine import MODELS, engine, expected, generated, greedy, model_of, prompts
 from small_models import rounding
 from test_checkpoint_loading import foreign, write_folder
+from vllm.v1.core.sched.scheduler import Scheduler
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -33,8 +34,8 @@ def test_prompts_that_begin_alike_are_read_once(tmp_path):
     assert first == new[:1]
 
 
-def test_a_request_that_is_put_off_goes_on_as_if_nothing_had_been(tmp_path):
-    """Blocks for two requests at a time, and a third that has to wait; then requests that end before their time."""
+def test_slots_are_used_again_by_requests_that_waited_and_after_requests_that_were_aborted(tmp_path):
+    """Two slots, for six requests; a prompt of one token looks to vLLM like a step of decoding."""
     model = model_of("plain")
     model.save_pretrained(tmp_path)
     asked = prompts((40, 7, 1, 64, 12, 1), seed=4)
@@ -48,6 +49,18 @@ def test_a_request_that_is_put_off_goes_on_as_if_nothing_had_been(tmp_path):
         core.abort_request(["aborted 0", "aborted 1"])
         one_token = prompts((1, 1, 2), seed=5)
         assert generated(llm, one_token) == expected(model, one_token)  # in the slots of those
+
+
+def test_a_request_whose_pages_are_taken_away_is_read_again(tmp_path, monkeypatch):
+    """A hybrid's keys and values outgrow the memory, so that a request has to give up its own, and its states with them."""
+    given_up, preempt = [], Scheduler._preempt_request
+    monkeypatch.setattr(Scheduler, "_preempt_request", lambda *args: given_up.append(args) or preempt(*args))
+    model = model_of("softmax attention in some layers and beside retention")
+    model.save_pretrained(tmp_path)
+    asked = prompts((40, 60, 90, 30), seed=9)
+    with engine(tmp_path, num_gpu_blocks_override=16, max_model_len=160) as llm:
+        assert generated(llm, asked, 40) == expected(model, asked, 40)
+    assert given_up
 
 
 @pytest.mark.parametrize("dialect", ["fla", "fla of 2024", "syncdoth"])

@@ -1,0 +1,60 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf serve` with vLLM: several clients at once, answers streamed, heads shared out among two ranks."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import psutil
+import pytest
+from engine import expected, model_of, prompts
+from small_models import word_tokenizer
+from test_tensor_parallel import free_port
+
+
+ASKED = prompts((5, 1, 40, 17, 3), seed=8)
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The address of a server of two ranks, and the model that it serves."""
+    model = model_of("softmax attention in some layers and beside retention")
+    model.save_pretrained(tmp_path / "served")
+    word_tokenizer().save_pretrained(tmp_path / "served")
+    command = [sys.executable, "-m", "retnet_hf_cli", "serve", "served", "--port", str(free_port()), "--length", "256"]
+    command += ["--requests", "4", "--", "--tensor-parallel-size", "2"]
+    command += ["--kv-cache-memory-bytes", str(16 << 20), "--max-num-batched-tokens", "64"]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=output, text=True)
+    told = next((line for line in process.stderr if "is served at" in line), None)
+    assert told is not None, log.read_text()[-3000:]
+    family = psutil.Process(process.pid).children(recursive=True)
+    yield told.split("served at ")[1].split(";")[0], model
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not [member for member in family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_clients_at_once_are_streamed_what_generate_says(server):
+    address, model = server
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none")
+
+    def ask(prompt: list[int]) -> str:
+        pieces = client.completions.create(
+            model="served", prompt=prompt, max_tokens=12, temperature=0, stream=True, extra_body={"ignore_eos": True}
+        )
+        return "".join(piece.choices[0].text for piece in pieces)
+
+    with ThreadPoolExecutor(len(ASKED)) as clients:
+        answers = list(clients.map(ask, ASKED))
+    tokenizer = word_tokenizer()
+    assert [tokenizer(answer)["input_ids"] for answer in answers] == [
+        [token for token in new if token not in tokenizer.all_special_ids] for new in expected(model, ASKED)
+    ]
