@@ -781,6 +781,8 @@ class RetNetModel(RetNetPreTrainedModel):
         if position_ids is not None:
             starts = position[0, boundaries[:-1].clamp(max=length - 1)]
             begins = ((starts == 0) | (starts < past_position)) & (boundaries.diff() > 0)
+            if device.type == "cpu" and not begins.any():  # elsewhere the host would have to wait for the answer
+                begins = None
         packed = PackedDocuments(layout, rows, begins, next_position)
         query_rotation, key_rotation = self._rotations(position, dtype)
         plan = RetentionPlan(
