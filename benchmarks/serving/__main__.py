@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few points, one round, and a short soak")
     parser.add_argument("--contexts", type=int, nargs="+", default=[128, 2048, 8192, 32768])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--most", type=int, default=2**18, help="tokens of all prompts of a point, at the most")
+    parser.add_argument("--most", type=int, default=2**17, help="tokens of all prompts of a point, at the most")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--memory", type=int, default=4 << 30, help="bytes that each engine shares out among requests")
     parser.add_argument("--soak", type=int, default=2000, help="requests of the soak; 0: none")
