@@ -43,7 +43,7 @@ from .fused_projections import FusesProjections, is_plain, lay_out_where_faster
 from .kernels import load_kernels
 from .linear_cross_entropy import linear_cross_entropy
 from .model_card import is_placeholder, model_card
-from .packed_retention import packed_layout, packed_retention
+from .packed_retention import packed_layout, packed_retention, packed_step_
 from .retention import (
     FORMS,
     bidirectional_retention,
@@ -330,6 +330,11 @@ class RetNetRetention(RetNetTokenMixer):
         layout = plan.layout
         if plan.packed is not None:
             packed = plan.packed
+            if packed.layout.is_step and use_cache and past.can_be_overwritten:
+                states, rows = past.rows_in_place(packed.rows)
+                output = packed_step_(query, key, value, plan.log_decay, states, rows, packed.begins)
+                past.move_on(packed.next_position, packed.rows, 1)
+                return output, None
             before = packed.before(past.past[0])
             output, after = packed_retention(query, key, value, plan.log_decay, packed.layout, before)
             if use_cache:

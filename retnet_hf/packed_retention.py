@@ -27,9 +27,13 @@ from .retention import (
     in_heads,
     in_rows,
     recurrent_step,
+    recurrent_step_,
     state_heads,
     without_autocast,
 )
+
+
+STEP_ON_CPU = 2**19  # numbers of the states of documents that are computed together
 
 
 class ChunkedDocuments(NamedTuple):
@@ -50,6 +54,11 @@ class PackedLayout(NamedTuple):
     groups: tuple[ChunkedDocuments, ...]
     in_order: bool  # whether there is one group, which has the documents in their order
     longest: int  # tokens of the longest document
+
+    @property
+    def is_step(self) -> bool:
+        """Whether every document is one token."""
+        return self.longest == 1 and len(self.places) == len(self.order)
 
 
 @torch.compiler.disable  # which takes NumPy for PyTorch, and numbers for unknown
@@ -165,6 +174,42 @@ def packed_retention(
     output = torch.cat([output for output, _ in parts], dim=1)[:, layout.places]
     after = parts[0][1] if layout.in_order else torch.cat([state for _, state in parts])[layout.order]
     return output[None], after
+
+
+def packed_step_(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    states: Tensor,
+    rows: Tensor | None = None,
+    begins: Tensor | None = None,
+) -> Tensor:
+    """One token of each of D documents, which updates their rows of `states` in place. Returns the output (1, H, D, V).
+
+    A CPU takes few documents at a time, so that their states stay in its cache between the steps of the computation.
+
+    Args:
+        query: (1, H, D, K), rotated and scaled. key, value: (1, G, D, K) and (1, G, D, V), where G divides H.
+        log_decay: (H,), or (G,) where the heads that a key/value head serves share a state.
+        states: (S, M, K, V). rows: (D,) different rows of it, one for each document; all, in their order, if absent.
+        begins: (D,) bool, whether a document begins, whatever its row holds; None if none does.
+    """
+    documents = query.shape[2]
+    decay = StepDecay(log_decay.to(states.dtype).exp().view(1, -1, 1, 1), None)
+    tokens = [operand[0].transpose(0, 1).unsqueeze(2) for operand in (query, key, value)]  # (D, ., 1, .)
+    size = max(1, STEP_ON_CPU // states[0].numel()) if states.device.type == "cpu" else documents
+    outputs = []
+    for first in range(0, documents, size):
+        part = slice(first, min(first + size, documents))
+        state = states[part] if rows is None else states[rows[part]]
+        if begins is not None:
+            state.masked_fill_(begins[part, None, None, None], 0)
+        outputs.append(recurrent_step_(*(operand[part] for operand in tokens), decay, state))  # (., H, 1, V)
+        if rows is not None:
+            states.index_copy_(0, rows[part], state)
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return output.transpose(0, 2)
 
 
 def _steps(

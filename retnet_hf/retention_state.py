@@ -119,12 +119,24 @@ class RetNetStateLayer(StateLayer):
             self.advance(state, next_position, tokens)
         elif self.can_be_overwritten:
             self.recurrent_state.index_copy_(0, rows, state.to(self.recurrent_state.dtype))
-            self.next_position.index_copy_(0, rows, next_position)
-            self.cumulative_length.copy_(self.next_position.max())
+            self.move_on(next_position, rows, tokens)
         else:
             self.recurrent_state = self.recurrent_state.index_copy(0, rows, state.to(self.recurrent_state.dtype))
             self.next_position = self.next_position.index_copy(0, rows, next_position)
             self.cumulative_length = self.next_position.max()
+
+    def rows_in_place(self, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Matrices (S, M, K, V) that a step may change in place, and which of them (D,) are those of `rows`; None: all."""
+        return self.recurrent_state, rows
+
+    def move_on(self, next_position: Tensor, rows: Tensor | None, tokens: int) -> None:
+        """The positions (D,) that follow rows (D,), or all of them, whose matrices were changed in place."""
+        if rows is None:
+            self.next_position.copy_(next_position)
+            self.cumulative_length.add_(tokens)
+        else:
+            self.next_position.index_copy_(0, rows, next_position)
+            self.cumulative_length.copy_(self.next_position.max())
 
     @property
     def past(self) -> tuple[Tensor | None, Tensor | None]:

@@ -104,5 +104,13 @@ class StateSlots(MambaBase, RetNetStateLayer):
         """The states of these requests (D, M, K, V), and their positions (D,)."""
         return self.matrices_of_slots[self.slots], self.next_position
 
+    can_be_overwritten = True
+
+    def rows_in_place(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self.matrices_of_slots, self.slots
+
+    def move_on(self, next_position: Tensor, rows: Tensor | None, tokens: int) -> None:
+        """Nothing: vLLM counts."""
+
     def advance_rows(self, state: Tensor, next_position: Tensor, rows: Tensor | None, tokens: int) -> None:
         self.matrices_of_slots.index_copy_(0, self.slots, state)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_models import random_ids, small_model
 
 from retnet_hf import RetNetState, packed_retention, recurrent_retention
-from retnet_hf.packed_retention import packed_layout
+from retnet_hf.packed_retention import packed_layout, packed_step_
 
 
 def offsets(lengths: list[int]) -> list[int]:
@@ -58,6 +58,25 @@ def test_each_document_is_what_it_is_alone(lengths, heads, chunk_size, with_stat
     ]
     for actual, wanted in zip((output, states, *gradients[0]), (*expected, *gradients[1])):
         torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("numbers", [1, 200, 2**20], ids=["one by one", "two by two", "all at once"])
+@pytest.mark.parametrize(("heads", "groups", "matrices"), [(2, 2, 2), (4, 2, 4), (4, 2, 2)])
+@pytest.mark.parametrize("in_rows", [False, True])
+def test_a_step_changes_rows_as_packed_retention_does_and_no_other(in_rows, heads, groups, matrices, numbers, monkeypatch):
+    monkeypatch.setitem(packed_step_.__globals__, "STEP_ON_CPU", numbers)
+    documents = 5
+    query, key = torch.randn(1, heads, documents, 4), torch.randn(1, groups, documents, 4)
+    value, log_decay = torch.randn(1, groups, documents, 6), torch.linspace(0.5, 0.99, matrices).log()
+    rows = torch.tensor([6, 0, 3, 1, 7]) if in_rows else None
+    states = torch.randn(8 if in_rows else documents, matrices, 4, 6)
+    begins = torch.tensor([False, True, False, False, True])
+    kept, own = states.clone(), torch.arange(documents) if rows is None else rows
+    before = kept[own].masked_fill(begins[:, None, None, None], 0)
+    expected, after = packed_retention(query, key, value, log_decay, range(documents + 1), before)
+    output = packed_step_(query, key, value, log_decay, states, rows, begins)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(states, kept.index_copy(0, own, after), rtol=1e-5, atol=1e-5)
 
 
 def test_a_layout_serves_all_layers():

@@ -45,7 +45,7 @@ def table(report: dict) -> str:
     soak = report["soak"]
     answered, memory = soak["right"] + soak["wrong"], [size / 2**20 for size in soak["memory"]]
     said = (
-        f"Soak: {soak['right']:,} of {answered:,} requests of 1 to 400 tokens answered right, {soak['aborted']} of them given "
+        f"Soak: {soak['right']:,} of {answered:,} requests of 1 to 400 tokens right, {soak['aborted']} of which were given "
         f"up half-way; the process held {memory[0]:,.0f} MiB after a tenth of them, and {memory[-1]:,.0f} MiB at the end."
     )
     return "\n".join(f"| {row} |" if "---" not in row else f"|{row}|" for row in rows) + "\n\n" + said
