@@ -21,6 +21,7 @@ from .configuration_metaformer import MetaFormerConfig
 from .configuration_retnet import RetNetConfig
 from .configuration_rmt import RMTConfig
 from .configuration_vir import ViRConfig
+from .context_parallel import context_parallel, shard_sequence
 from .image_processing_metaformer import MetaFormerImageProcessor, MetaFormerImageProcessorPil
 from .image_processing_retention import by_backend
 from .image_processing_rmt import RMTImageProcessor, RMTImageProcessorPil
@@ -132,6 +133,7 @@ __all__ = [
     "__version__",
     "bidirectional_retention",
     "chunkwise_retention",
+    "context_parallel",
     "downward_manhattan_retention",
     "manhattan_retention",
     "packed_retention",
@@ -139,4 +141,5 @@ __all__ = [
     "recurrent_retention",
     "retention",
     "score_stream",
+    "shard_sequence",
 ]

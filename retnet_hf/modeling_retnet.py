@@ -38,6 +38,7 @@ from .block_functions import gated, rms_norm, rotate, rotate_step, step_rotation
 from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
+from .context_retention import Context, context_layout, context_retention
 from .continuous_batching import register, requests_of
 from .fused_projections import FusesProjections, is_plain, lay_out_where_faster
 from .kernels import load_kernels
@@ -328,6 +329,13 @@ class RetNetRetention(RetNetTokenMixer):
     ) -> tuple[Tensor, Tensor | None]:
         """Retention over what the state holds and the new tokens, which `past` then takes in; and the state after them."""
         layout = plan.layout
+        if plan.context is not None:
+            keeps = past is not None and bool(use_cache)
+            state = None if past is None else past.past[0]
+            output, state = context_retention(query, key, value, plan.tables, plan.context, state, keeps)
+            if keeps:
+                past.advance(state, plan.context.next_position, plan.context.tokens)
+            return output, None
         if plan.packed is not None:
             packed = plan.packed
             if packed.layout.is_step and use_cache and past.can_be_overwritten:
@@ -642,6 +650,7 @@ class RetNetModel(RetNetPreTrainedModel):
         self.decay = RetNetDecay(config)
         self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
         self.kernels = None if config.bidirectional else load_kernels(config.kernels)
+        self.context: Context | None = None  # of ranks that share sequences: context_parallel.py
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -710,7 +719,9 @@ class RetNetModel(RetNetPreTrainedModel):
                 "state_rows are for packed documents, cu_seq_lens_q, that go on from rows of past_key_values, which must "
                 "have some: RetNetState.zeros(config, sequences) makes them."
             )
-        if goes_on:
+        if self.context is not None:
+            plan = self._context_plan(inputs_embeds, attention_mask, position_ids, past_key_values, retention_form, kwargs)
+        elif goes_on:
             plan = self._packed_plan(inputs_embeds, attention_mask, position_ids, past_key_values, retention_form, kwargs)
         else:
             plan = self._plan(inputs_embeds, attention_mask, position_ids, past_key_values, retention_form, kwargs)
@@ -800,6 +811,52 @@ class RetNetModel(RetNetPreTrainedModel):
             chunk_size=None,
             bidirectional=False,
             packed=packed,
+        )
+        return plan.with_decay(self._first_decay(inputs_embeds))
+
+    def _context_plan(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        past_key_values: Cache | None,
+        retention_form: str | None,
+        kwargs: dict,
+    ) -> RetentionPlan:
+        """The plan of this rank's segments of sequences that are split over ranks."""
+        shape, device, dtype = inputs_embeds.shape[:2], inputs_embeds.device, inputs_embeds.dtype
+        first = None if past_key_values is None else past_key_values.layers[0]
+        others = {"cu_seq_lens_q": kwargs.get("cu_seq_lens_q"), "output_attentions": kwargs.get("output_attentions") or None}
+        others["retention_form"] = None if retention_form in (None, "auto", "chunkwise") else retention_form
+        if unfit := [name for name, value in others.items() if value is not None]:
+            raise ValueError(
+                f"{unfit[0]} cannot be given to a model whose sequences are split over ranks: documents are told by "
+                "position_ids or seq_idx, and the form is the chunkwise one."
+            )
+        if first is not None and first.record_past:
+            raise ValueError("a state that records its past (activate_past_recording) cannot be split over ranks.")
+        if first is not None and first.is_initialized and self.training and self.gradient_checkpointing:
+            raise ValueError(STATE_UNDER_CHECKPOINTING)
+        if attention_mask is not None and attention_mask.shape != shape:
+            raise ValueError(
+                f"attention_mask must be that of this rank's tokens, {tuple(shape)}, got {tuple(attention_mask.shape)}."
+            )
+        past_position = None if first is None else first.past[1]
+        layout, context = context_layout(
+            self.context, shape, device, attention_mask, position_ids, kwargs.get("seq_idx"), past_position
+        )
+        position = self.context.unfold(layout.position)
+        query_rotation, key_rotation = self._rotations(position, dtype)
+        plan = RetentionPlan(
+            form="chunkwise",
+            query_rotation=query_rotation,
+            key_rotation=key_rotation,
+            layout=layout,
+            attention=None,
+            output_maps=False,
+            chunk_size=self._chunk_size,
+            bidirectional=False,
+            context=context,
         )
         return plan.with_decay(self._first_decay(inputs_embeds))
 
@@ -968,6 +1025,11 @@ class RetNetForCausalLM(FusesProjections, RetNetPreTrainedModel, GenerationMixin
         torch.Size([1, 7])
         ```
         """
+        if self.model.context is not None and labels is not None and kwargs.get("shift_labels") is None:
+            raise ValueError(
+                "labels need shift_labels beside them where sequences are split over ranks: the label of a rank's last "
+                "token is another rank's. shard_sequence gives both."
+            )
         outputs: BaseModelOutputWithPast = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -996,6 +1058,11 @@ class RetNetForCausalLM(FusesProjections, RetNetPreTrainedModel, GenerationMixin
         self, generation_config, model_kwargs: dict, generation_mode: GenerationMode, *args, **kwargs
     ) -> None:
         """Lets transformers check the request, then puts a `RetNetState` in the place of the cache that it made."""
+        if self.model.context is not None:
+            raise ValueError(
+                "generate() writes where the whole sequence is: end context_parallel(model, ...) by context_parallel(model, "
+                "None) first. The state that a prompt left on each rank goes on."
+            )
         implementation = generation_config.cache_implementation
         if implementation == "quantized":
             raise ValueError(

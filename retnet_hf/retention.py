@@ -360,7 +360,7 @@ def chunkwise_retention_at_once(
     return output.flatten(2, 3)[:, :, :length], state
 
 
-class _Block(NamedTuple):
+class ChunkBlock(NamedTuple):
     """Some consecutive chunks of one length, A = B M N of them with all sequences and matrices, and their tables."""
 
     tokens: slice
@@ -401,7 +401,7 @@ class _Block(NamedTuple):
         return (torch.stack(states, dim=2) if len(states) > 1 else states[0]).flatten(0, -3)
 
 
-def _blocks(query: Tensor, key: Tensor, tables: DecayTables) -> list[_Block]:
+def chunk_blocks(query: Tensor, key: Tensor, tables: DecayTables) -> list[ChunkBlock]:
     """The sequence in blocks that are large enough to keep the device busy, and small enough for its cache."""
     batch, heads, length, _ = query.shape
     states = state_heads(query, key, tables.inner.shape[1])
@@ -409,20 +409,20 @@ def _blocks(query: Tensor, key: Tensor, tables: DecayTables) -> list[_Block]:
     wanted = BLOCK_SIZE_ON_CPU if query.device.type == "cpu" else BLOCK_SIZE_ELSEWHERE
     chunks_per_block = max(1, wanted // (batch * heads * chunk_size))
 
-    def block(first: int, chunks: int, size: int) -> _Block:
+    def block(first: int, chunks: int, size: int) -> ChunkBlock:
         inner, of_query, of_key, state = tables.of_chunks(slice(first, first + chunks))
         own = DecayTables(inner[..., :size, :size], of_query[..., :size, :], of_key[..., :size, :], state)
         decays = state.expand(-1, -1, chunks, -1, -1).unbind(2)
         start = first * chunk_size
         tokens = slice(start, start + chunks * size)
-        return _Block(tokens, (batch, states, chunks), own, decays)
+        return ChunkBlock(tokens, (batch, states, chunks), own, decays)
 
     whole, rest = divmod(length, chunk_size)
     blocks = [block(first, min(chunks_per_block, whole - first), chunk_size) for first in range(0, whole, chunks_per_block)]
     return blocks + ([block(whole, 1, rest)] if rest else [])
 
 
-def _read_chunks(block: _Block, key: Tensor, value: Tensor, state: Tensor) -> tuple[list[Tensor], Tensor]:
+def read_chunks(block: ChunkBlock, key: Tensor, value: Tensor, state: Tensor) -> tuple[list[Tensor], Tensor]:
     """The state (B, M, K, V) before each chunk of a block, and after the last; key and value are (A, C, K) and (A, C, V)."""
     states = []
     for written, decay in zip(block.by_chunk(block.decayed(key, block.tables.key).mT @ value), block.decays):
@@ -444,9 +444,9 @@ class ChunkwiseRetention(torch.autograd.Function):
     def forward(query, key, value, tables, initial_state):
         output = _empty_as(value, query.shape[1], tables.inner.dtype)
         state = _state_before(query, key, value, tables, initial_state)
-        for block in _blocks(query, key, tables):
+        for block in chunk_blocks(query, key, tables):
             query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
-            states, state = _read_chunks(block, key_part, value_part, state)
+            states, state = read_chunks(block, key_part, value_part, state)
             part = block.decayed_(query_part @ key_part.mT, block.tables.inner) @ value_part
             part.baddbmm_(block.decayed(query_part, block.tables.query), block.together(states))
             block.put(part, output)
@@ -478,23 +478,41 @@ def _chunkwise_gradients(
         gradients = gradients_where_asked(results, (query, key, value, initial_state), (output_gradient, state_gradient))
         return *gradients[:3], None, gradients[3]
 
-    blocks = _blocks(query, key, tables)
-    state = _state_before(query, key, value, tables, initial_state)
-    states = []  # before each chunk of each block
-    for block in blocks:
-        of_block, state = _read_chunks(block, block.cut(key), block.cut(value), state)
-        states.append(of_block)
+    blocks = chunk_blocks(query, key, tables)
+    states = states_of_blocks(blocks, key, value, _state_before(query, key, value, tables, initial_state))
+    *gradients, initial_gradient = gradients_of_blocks(blocks, states, query, key, value, output_gradient, state_gradient)
+    return *gradients, None, None if initial_state is None else initial_gradient.to(initial_state.dtype)
 
+
+def states_of_blocks(blocks: list[ChunkBlock], key: Tensor, value: Tensor, state: Tensor) -> list[list[Tensor]]:
+    """The state (B, M, K, V) before each chunk of each block."""
+    states = []
+    for block in blocks:
+        of_block, state = read_chunks(block, block.cut(key), block.cut(value), state)
+        states.append(of_block)
+    return states
+
+
+def gradients_of_blocks(
+    blocks: list[ChunkBlock],
+    states: list[list[Tensor]],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output_gradient: Tensor,
+    state_gradient: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of queries, keys, values, and of the state before the first chunk.
+
+    Args:
+        states: what `states_of_blocks` gave; it is used up. state_gradient: of the state after the last chunk.
+    """
     query_gradient, key_gradient, value_gradient = (torch.empty_like(tensor) for tensor in (query, key, value))
     for block in reversed(blocks):
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
         gradient = block.cut(output_gradient)  # (A, R C, V)
         inner = block.tables.inner
-        after = []  # gradient of the state after each chunk, last one first
-        read = block.by_chunk(block.decayed(query_part, block.tables.query).mT @ gradient)
-        for through_query, decay in zip(reversed(read), reversed(block.decays)):
-            after.append(state_gradient)
-            state_gradient = torch.addcmul(through_query, decay, state_gradient)
+        after, state_gradient = gradients_of_states(block, query_part, gradient, state_gradient)
         before, after = block.together(states.pop()), block.together(after[::-1])
 
         part = block.decayed_(query_part @ key_part.mT, inner).mT @ gradient
@@ -505,8 +523,22 @@ def _chunkwise_gradients(
         block.put(part.baddbmm_(scores_gradient, key_part), query_gradient)
         part = block.decayed_(value_part @ after.mT, block.tables.key)
         block.put(part.baddbmm_(scores_gradient.mT, query_part), key_gradient)
-    initial_gradient = None if initial_state is None else state_gradient.to(initial_state.dtype)
-    return query_gradient, key_gradient, value_gradient, None, initial_gradient
+    return query_gradient, key_gradient, value_gradient, state_gradient
+
+
+def gradients_of_states(
+    block: ChunkBlock, query: Tensor, gradient: Tensor, state_gradient: Tensor
+) -> tuple[list[Tensor], Tensor]:
+    """Of the state after each chunk of a block, the last one first, and of the state before the first one.
+
+    Query is (A, R C, K), the gradient of the output (A, R C, V).
+    """
+    after = []
+    read = block.by_chunk(block.decayed(query, block.tables.query).mT @ gradient)
+    for through_query, decay in zip(reversed(read), reversed(block.decays)):
+        after.append(state_gradient)
+        state_gradient = torch.addcmul(through_query, decay, state_gradient)
+    return after, state_gradient
 
 
 def gradients_where_asked(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from .context_retention import ContextPlan
 from .kernels import Kernels
 from .packed_retention import PackedLayout
 from .retention import DecayTables, StepDecay, decay_tables, document_ends, step_decay
@@ -50,6 +51,7 @@ class RetentionPlan(NamedTuple):
     bidirectional: bool
     kernels: Kernels | None = None  # for the chunkwise form, and for steps of decoding
     packed: PackedDocuments | None = None
+    context: ContextPlan | None = None  # of a sequence that is split over ranks; its layout is that of segments side by side
     segment_length: int | None = None  # tokens of each segment but the last; None if the sequence is taken whole
     # what `with_decay` fills in
     log_decay: Tensor | None = None  # (H,), or (G,) where the heads of each key/value head share decay and state
@@ -66,6 +68,8 @@ class RetentionPlan(NamedTuple):
         if self.packed is not None or (self.kernels is not None and self.form == "chunkwise"):
             return self._replace(log_decay=log_decay)
         tables, backward_tables = decay_tables(log_decay, length, self.chunk_size, layout.mask, layout.reset), None
+        if self.context is not None:
+            return self._replace(log_decay=log_decay, tables=tables, context=self.context.with_decay(log_decay))
         if self.bidirectional:
             mask = None if layout.mask is None else layout.mask.flip(1)
             reset = None if layout.reset is None else document_ends(layout.reset).flip(1)
@@ -80,7 +84,11 @@ class RetentionPlan(NamedTuple):
         )
         step = None if self.step_decay is None else self.step_decay._replace(state=self.step_decay.state[:, heads])
         return self._replace(
-            log_decay=self.log_decay[heads], tables=tables, backward_tables=backward_tables, step_decay=step
+            log_decay=self.log_decay[heads],
+            tables=tables,
+            backward_tables=backward_tables,
+            step_decay=step,
+            context=None if self.context is None else self.context.of_heads(heads),
         )
 
     def of_tokens(self, tokens: slice) -> "RetentionPlan":

@@ -28,7 +28,9 @@ from benchmarks import (
 from benchmarks.goals import outcomes, times_as_fast
 from benchmarks.measuring import Failure, Spread, Turn, attempt, in_its_own_process, in_turns
 from benchmarks.peers import CONTENDERS, SIZES, build, missing
+from benchmarks.quality.report import filled
 from benchmarks.race import Conditions, Entrant, Heat, Result, Work, heat_times, least_seconds, results_of
+from benchmarks.serving import report as serving_report
 
 
 RACES = {module.RACE.name: module.RACE for module in (training, prefill, decoding, generation)}
@@ -409,3 +411,12 @@ def test_the_resolution_study_writes_what_it_found(tmp_path, capsys):
     ]
     assert all(len(record["repetitions"]) == 2 and record["images_per_second"] > 0 for record in found)
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_of_serving_is_that_of_the_committed_figures():
+    measured = json.loads(serving_report.RESULTS.read_text(encoding="utf-8"))
+    page = serving_report.PAGE.read_text(encoding="utf-8")
+    assert filled(page, {"serving": serving_report.table(measured)}) == page
+    assert {entry["model"] for entry in measured["points"]} == {"retnet", "llama"}
+    ours, llama = (measured["parameters"][model] for model in ("retnet", "llama"))
+    assert abs(ours / llama - 1) < 0.03

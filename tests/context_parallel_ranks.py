@@ -1,0 +1,169 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What test_context_parallel.py runs in several processes, each of which compares with the whole that it computes, too."""
+
+import gc
+
+import pytest
+import torch
+from small_models import random_ids, small_model
+from torch import distributed as dist
+
+from retnet_hf import context_parallel, shard_sequence
+from retnet_hf.context_retention import Context
+
+
+gc.disable()
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+
+LENGTH, WORLD = 64, dist.group.WORLD
+rank, ranks = dist.get_rank(), dist.get_world_size()
+exact = {"rtol": 0, "atol": 1e-11}
+
+mask = torch.ones(2, LENGTH, dtype=torch.long)
+mask[0, :23] = 0  # all of the first rank's, of four
+mask[1, 30:37] = 0
+documents = torch.tensor([0] * 10 + [1] * 22 + [2] * 7 + [3] * 25).expand(2, -1).contiguous()
+position = torch.cat([torch.arange(length) for length in (10, 22, 7, 25)]).expand(2, -1).contiguous()
+INPUTS = {
+    "plain": {},
+    "masked": {"attention_mask": mask},
+    "positions of documents": {"position_ids": position},
+    "numbers of documents": {"seq_idx": documents, "position_ids": position},
+}
+SHORT = {"decay_schedule": [0.01, 0.1, 0.02, 0.3]}
+MODELS = {
+    "plain": ("fla", {}),
+    "short decays": ("fla", SHORT | {"num_attention_heads": 4}),
+    "states of several sizes": ("grouped", {}),
+    "post-norm": ("torchscale", {}),
+}
+
+
+def about(*what):
+    return lambda text: f"{', '.join(what)}: {text}"
+
+
+def agree(ours, whole, order, what):
+    parts = ranks * (2 if order == "head_to_tail" else 1)
+    pieces = whole.chunk(parts, dim=1)
+    mine = [rank] if parts == ranks else [rank, parts - 1 - rank]
+    torch.testing.assert_close(ours, torch.cat([pieces[place] for place in mine], dim=1), msg=about(what), **exact)
+
+
+def same_states(ours, theirs, what):
+    for mine, other in zip(ours.layers, theirs.layers):
+        for name in mine.SAVED:
+            torch.testing.assert_close(getattr(mine, name), getattr(other, name), msg=about(what, name), **exact)
+
+
+def gradients(model):
+    found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    return found
+
+
+for kind, (dialect, fields) in MODELS.items():
+    model = small_model(dialect, **fields).double()
+    for name, given in INPUTS.items():
+        if kind != "plain" and name not in ("plain", "masked"):
+            continue
+        for order in ("contiguous", "head_to_tail"):
+            for continues in (False, True) if name != "numbers of documents" else (False,):
+                what = f"{kind}, {name}, {order}, continues: {continues}"
+                ids = random_ids(2, LENGTH, seed=1)
+                labels = ids.masked_fill(given.get("attention_mask", torch.ones_like(ids)) == 0, -100)
+                whole = dict(input_ids=ids, labels=labels, **given)
+                context_parallel(model, None)
+                past = None
+                if continues:
+                    with torch.no_grad():
+                        past = model(random_ids(2, 9, seed=2), use_cache=True).past_key_values
+                    if "position_ids" in whole:
+                        whole["position_ids"] = torch.where(documents == 0, position + 9, position)
+                extra = {"use_cache": True} if continues else {}
+                expected = model(**whole, past_key_values=None if past is None else past.clone(), **extra)
+                expected.loss.backward()
+                expected_gradients = gradients(model)
+                with torch.no_grad():
+                    read = model(
+                        **{key: value for key, value in whole.items() if key != "labels"},
+                        past_key_values=None if past is None else past.clone(),
+                        use_cache=True,
+                    )
+
+                context_parallel(model, WORLD, order)
+                cut = shard_sequence(whole, WORLD, order)
+                output = model(**cut, past_key_values=None if past is None else past.clone(), **extra)
+                agree(output.logits, expected.logits, order, what)
+                output.loss.backward()
+                loss = output.loss.detach() / ranks
+                dist.all_reduce(loss)
+                torch.testing.assert_close(loss, expected.loss.detach(), msg=about(what, "loss"), **exact)
+                for mine, other in zip(gradients(model), expected_gradients):
+                    dist.all_reduce(mine)
+                    torch.testing.assert_close(mine / ranks, other, msg=about(what, "gradient"), **exact)
+                if continues:
+                    same_states(output.past_key_values, expected.past_key_values, what)
+                with torch.no_grad():
+                    cut = {key: value for key, value in cut.items() if "labels" not in key and key != "num_items_in_batch"}
+                    ours = model(**cut, past_key_values=None if past is None else past.clone(), use_cache=True)
+                agree(ours.logits, read.logits, order, what)
+                same_states(ours.past_key_values, read.past_key_values, what)
+
+# a gradient through the states, from a later part of a text to an earlier one
+model = small_model("fla").double()
+first, second = random_ids(1, LENGTH, seed=3), random_ids(1, LENGTH, seed=4)
+for order in ("contiguous", "head_to_tail"):
+    context_parallel(model, None)
+    past = model(first, use_cache=True).past_key_values
+    model(second, past_key_values=past, labels=second).loss.backward()
+    expected_gradients = gradients(model)
+    context_parallel(model, WORLD, order)
+    past = model(**shard_sequence({"input_ids": first}, WORLD, order), use_cache=True).past_key_values
+    model(**shard_sequence({"input_ids": second, "labels": second}, WORLD, order), past_key_values=past).loss.backward()
+    for mine, other in zip(gradients(model), expected_gradients):
+        dist.all_reduce(mine)
+        torch.testing.assert_close(mine / ranks, other, **exact)
+
+# checkpointing computes, and exchanges, again
+context_parallel(model, WORLD)
+model.gradient_checkpointing_enable()
+model.train()
+model(**shard_sequence({"input_ids": second, "labels": second}, WORLD)).loss.backward()
+recomputed = gradients(model)
+model.gradient_checkpointing_disable()
+model(**shard_sequence({"input_ids": second, "labels": second}, WORLD)).loss.backward()
+for mine, other in zip(gradients(model), recomputed):
+    torch.testing.assert_close(mine, other, **exact)
+
+# a prompt that was read by all ranks is continued by each
+model.eval()
+with torch.no_grad():
+    state = model(**shard_sequence({"input_ids": second}, WORLD), use_cache=True).past_key_values
+with pytest.raises(ValueError, match=r"context_parallel\(model, None\)"):
+    model.generate(second, max_new_tokens=2)
+with pytest.raises(ValueError, match="shift_labels"):
+    model(second, labels=second)
+context_parallel(model, None)
+written = model.generate(second, max_new_tokens=8, do_sample=False)
+again = model.generate(written[:, : LENGTH + 1], past_key_values=state, max_new_tokens=7, do_sample=False)
+assert torch.equal(written, again)
+
+# what is exchanged does not grow with the sequence, and only neighbours talk where decays are short
+sent = []
+gather, shift = Context.gather, Context.shift
+Context.gather = lambda self, tensor: sent.append((ranks - 1) * tensor.numel()) or gather(self, tensor)
+Context.shift = lambda self, tensor, step: sent.append(tensor.numel()) or shift(self, tensor, step)
+for fields, factor in (({}, ranks - 1), (SHORT | {"num_attention_heads": 4}, 1)):
+    model = small_model("fla", **fields).double()
+    context_parallel(model, WORLD)
+    for length in (LENGTH, 4 * LENGTH):
+        sent.clear()
+        ids = random_ids(1, length)
+        model(**shard_sequence({"input_ids": ids, "labels": ids}, WORLD)).loss.backward()
+        size, layers = model.config.state_size, model.config.num_hidden_layers
+        states = [numbers for numbers in sent if numbers > 100]
+        assert states == 2 * layers * [factor * size // layers], (states, size)
+dist.destroy_process_group()
