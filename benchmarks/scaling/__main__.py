@@ -28,29 +28,33 @@ SMALL = Shape(heads=8, key_dim=32, value_dim=64, hidden_size=0, width=0, layers=
 PUBLISHED = 1 - 1 / 512  # the slowest of the paper's runs
 
 
-def measure(rank: int, ranks: int, folder: str, name: str, tokens: int, rounds: int) -> None:
-    """Bytes that a rank sends in a step of one layer over `tokens` of its own, and seconds of a step."""
+def measure(rank: int, ranks: int, folder: str, tokens: int, rounds: int) -> None:
+    """Bytes that a rank sends in a step of one layer of each kind over `tokens` of its own, and seconds of a step."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     torch.manual_seed(rank)
     shape = (1, SMALL.heads, tokens)
     operands = [torch.randn(*shape, size, requires_grad=True) for size in (SMALL.key_dim, SMALL.key_dim, SMALL.value_dim)]
     log_decay = torch.tensor(scheduled_decays("power_of_two", SMALL.heads)).log()
-    sent, seconds = [], []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        with counted() as sizes:
-            LAYERS[name](*operands, log_decay).sum().backward()
-        seconds.append(time.perf_counter() - start)
-        sent.append(sum(size for size in sizes if size > 1000))  # counts of tokens are exchanged once for all layers
+    found = {}
+    for name, layer in LAYERS.items():
+        seconds = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            with counted() as sizes:
+                layer(*operands, log_decay).sum().backward()
+            seconds.append(time.perf_counter() - start)
+        # without counts of tokens, which are exchanged once for all layers
+        found[name] = {"bytes": sum(size for size in sizes if size > 1000), "seconds": min(seconds)}
     if rank == 0:
-        Path(folder, "found.json").write_text(json.dumps({"bytes": sent[-1], "seconds": min(seconds)}))
+        Path(folder, "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
-def counts(ranks: int, name: str, tokens: int, rounds: int) -> dict:
+def counts(ranks: int, tokens: int, rounds: int) -> dict[str, dict]:
+    """What `measure` found, by the name of the layer."""
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(measure, (ranks, folder, name, tokens, rounds), nprocs=ranks)
+        multiprocessing.spawn(measure, (ranks, folder, tokens, rounds), nprocs=ranks)
         return json.loads(Path(folder, "found.json").read_text())
 
 
@@ -72,9 +76,8 @@ def main() -> None:
                 "ring": bytes_of_ring(SMALL, ranks, tokens, itemsize=4),
                 "heads": bytes_of_heads(SMALL, ranks, tokens, itemsize=4),
             }
-            for name, formula in formulas.items():
-                found = counts(ranks, name, tokens, rounds=2)
-                entry = {"ranks": ranks, "tokens": tokens, "layer": name, **found, "formula": formula}
+            for name, found in counts(ranks, tokens, rounds=2).items():
+                entry = {"ranks": ranks, "tokens": tokens, "layer": name, **found, "formula": formulas[name]}
                 if ranks > (os.cpu_count() or 1):
                     entry["seconds"] = None
                 report["counts"].append(entry)
