@@ -7,8 +7,9 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing
 
-from benchmarks.scaling.__main__ import PUBLISHED, SMALL, counts
+from benchmarks.scaling.__main__ import PUBLISHED
 from benchmarks.scaling.costs import H100, SHAPES, bytes_of_heads, bytes_of_ring, bytes_of_states, predicted, seen_through
+from benchmarks.scaling.counting import SMALL, counts
 from benchmarks.scaling.layers import LAYERS
 from retnet_hf import retention
 from retnet_hf.context_retention import UNSEEN

@@ -1,0 +1,50 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The bytes that ranks send each other in a step of one layer, counted in processes of their own."""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+from torch import multiprocessing
+
+from retnet_hf.decay_schedules import scheduled_decays
+
+from .costs import Shape
+from .layers import LAYERS, counted
+
+
+SMALL = Shape(heads=8, key_dim=32, value_dim=64, hidden_size=0, width=0, layers=1)
+
+
+def measure(rank: int, ranks: int, folder: str, tokens: int, rounds: int) -> None:
+    """Bytes that a rank sends in a step of one layer of each kind over `tokens` of its own, and seconds of a step."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
+    torch.manual_seed(rank)
+    shape = (1, SMALL.heads, tokens)
+    operands = [torch.randn(*shape, size, requires_grad=True) for size in (SMALL.key_dim, SMALL.key_dim, SMALL.value_dim)]
+    log_decay = torch.tensor(scheduled_decays("power_of_two", SMALL.heads)).log()
+    found = {}
+    for name, layer in LAYERS.items():
+        seconds = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            with counted() as sizes:
+                layer(*operands, log_decay).sum().backward()
+            seconds.append(time.perf_counter() - start)
+        # without counts of tokens, which are exchanged once for all layers
+        found[name] = {"bytes": sum(size for size in sizes if size > 1000), "seconds": min(seconds)}
+    if rank == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def counts(ranks: int, tokens: int, rounds: int) -> dict[str, dict]:
+    """What `measure` found, by the name of the layer."""
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(measure, (ranks, folder, tokens, rounds), nprocs=ranks)
+        return json.loads(Path(folder, "found.json").read_text())
