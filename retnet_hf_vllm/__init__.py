@@ -10,15 +10,15 @@ TESTED = "0.32"  # of vLLM
 
 def register() -> None:
     """Makes RetNets known to the vLLM of this process."""
-    from transformers import AutoConfig
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFIG_CONVERTORS
 
-    from .configuration import HYBRID, RETENTION_ALONE, ServedRetNetConfig, ServingChecks, Unlimited
+    import retnet_hf  # noqa: F401, registers its configuration with the Auto classes
 
-    AutoConfig.register("retnet", ServedRetNetConfig, exist_ok=True)
-    MODEL_ARCH_CONFIG_CONVERTORS["retnet"] = Unlimited
+    from .configuration import HYBRID, RETENTION_ALONE, ServedArchitecture, ServingChecks
+
+    MODEL_ARCH_CONFIG_CONVERTORS["retnet"] = ServedArchitecture
     for architecture in (RETENTION_ALONE, HYBRID):
         ModelRegistry.register_model(architecture, f"retnet_hf_vllm.modeling:{architecture}")
         MODELS_CONFIG_MAP[architecture] = ServingChecks

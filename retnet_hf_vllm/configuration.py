@@ -19,18 +19,17 @@ RETENTION_ALONE, HYBRID = "RetNetForCausalLM", "RetNetHybridForCausalLM"
 DEFAULT_LENGTH = 32_768  # tokens of a request. A state has no limit, but vLLM's tables have a place for each of them
 
 
-class ServedRetNetConfig(RetNetConfig):
-    """A RetNet's configuration, which names the architecture by which vLLM tells whether some layers are attention."""
+class ServedArchitecture(ModelArchConfigConvertorBase):
+    """What vLLM asks a configuration for: which of both architectures it is, and that no length is its limit.
 
-    def __post_init__(self, **kwargs) -> None:
-        super().__post_init__(**kwargs)
-        if not self.bidirectional:
-            attends = self.is_hybrid or self.retention_window is not None
-            self.architectures = [HYBRID if attends else RETENTION_ALONE]
+    A RetNet reads on beyond the length that it was trained on, which vLLM would take for one.
+    """
 
-
-class Unlimited(ModelArchConfigConvertorBase):
-    """A RetNet reads on beyond the length that it was trained on, which vLLM would take for a limit."""
+    def __init__(self, hf_config: RetNetConfig, *args, **kwargs) -> None:
+        super().__init__(hf_config, *args, **kwargs)
+        if not hf_config.bidirectional:
+            attends = hf_config.is_hybrid or hf_config.retention_window is not None
+            hf_config.architectures = [HYBRID if attends else RETENTION_ALONE]
 
     def derive_max_model_len_and_key(self) -> tuple[float, str]:
         return 2**30, "state"

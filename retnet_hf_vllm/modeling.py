@@ -136,6 +136,11 @@ def model_without_weights(config: RetNetConfig, quantization: QuantizationConfig
     device, dtype = torch.get_default_device(), torch.get_default_dtype()
     with torch.device("meta"):
         model = RetNetModel(config).eval()
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):  # to be replaced
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False))
     styles = {name.rpartition(".")[2]: style for name, style in config.base_model_tp_plan.items()}
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):
@@ -149,10 +154,6 @@ def model_without_weights(config: RetNetConfig, quantization: QuantizationConfig
             module.log_decay = module.compute_log_decay(torch.promote_types(dtype, torch.float32), device)
         elif isinstance(module, RetNetRotaryEmbedding):
             module.frequency = module.compute_frequency(device)
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.is_meta:
-                setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False))
     return model
 
 

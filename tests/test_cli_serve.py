@@ -2,12 +2,15 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet-hf serve` with the server of transformers: answers over HTTP, and conversations that outlive it."""
 
+import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
@@ -16,16 +19,18 @@ import pytest
 import torch
 from small_models import VOCAB_SIZE, greedy, random_ids, small_model, word_tokenizer
 from test_tensor_parallel import free_port
+from transformers import GenerationConfig
 
 from retnet_hf import RetNetState
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.serving.conversations import HEADER, ConversationError, Conversations
 from retnet_hf_cli.serving.settings import Settings
-from retnet_hf_cli.serving.transformers_server import require_free
-from retnet_hf_cli.serving.vllm import arguments, state_bytes
+from retnet_hf_cli.serving.transformers_server import _Turn, require_free
+from retnet_hf_cli.serving.vllm import arguments, state_bytes, weight_bytes
 
 
 END = VOCAB_SIZE - 1
+ENDLESS = json.dumps({"max_new_tokens": 10**6, "do_sample": False, "eos_token_id": -1})
 TURNS = ("w5 w6 w7", "w8", "w9 w10 w11 w12")
 
 
@@ -69,15 +74,15 @@ def serving(folder, *options):
             process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert rest == "retnet-hf: interrupted\n"
+    assert re.fullmatch(r"(ERROR:    Cancel \d running task.*\n)?retnet-hf: interrupted\n", rest), rest
 
 
-def post(line: str, path: str, conversation: str | None = None, **body) -> dict:
+def post(line: str, path: str, conversation: str | None = None, timeout: float = 120, **body) -> dict:
     """The answer of the server that a line announces."""
     address = line.split("served at ")[1].split(";")[0]
     headers = {"Content-Type": "application/json"} | ({} if conversation is None else {HEADER: conversation})
     request = urllib.request.Request(f"{address}{path}", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=120) as answer:
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
         return json.loads(answer.read())
 
 
@@ -105,7 +110,7 @@ def test_a_conversation_goes_on_after_the_server_was_ended(folder, tmp_path):
     with serving(folder, *options) as (lines, _):
         for turn in TURNS[:2]:
             answers.append(post(lines[0], "/v1/completions", "a.b", prompt=turn, **asked)["choices"][0]["text"])
-        assert refusal(lines[0], "/v1/completions", "../a", prompt="w5", **asked)[0] == 409
+        assert refusal(lines[0], "/v1/completions", "../a", prompt="w5", **asked)[0] == 400
         assert "something new" in refusal(lines[0], "/v1/completions", "a.b", prompt="", **asked)[1]
     before = (kept / "a.b.safetensors").read_bytes()
     with serving(folder, *options) as (lines, _):
@@ -120,7 +125,71 @@ def test_a_conversation_goes_on_after_the_server_was_ended(folder, tmp_path):
         new = expected(read, 6)
         assert answer == text_of(new)
         read += new
-    assert sorted(path.name for path in kept.iterdir()) == ["a.b.safetensors", "damaged.safetensors"]
+    assert sorted(path.name for path in kept.iterdir()) == ["a.b.safetensors", "damaged.safetensors", "model.json"]
+
+
+def test_a_server_has_one_model_and_says_what_it_cannot_do(folder):
+    with serving(folder) as (lines, _):
+        address = lines[0].split("served at ")[1].split(";")[0]
+        with urllib.request.urlopen(f"{address}/v1/models", timeout=20) as answer:
+            assert [model["id"] for model in json.loads(answer.read())["data"]] == ["my-model"]
+        code, reason = refusal(lines[0], "/v1/completions", "a", prompt="w5", max_tokens=2)
+        assert (code, "without --keep-states" in reason) == (400, True)
+        assert refusal(lines[0], "/v1/completions", prompt="w5", model="another")[0] == 400
+
+
+def test_whoever_leaves_is_forgotten_and_ctrl_c_waits_for_nobody(folder, tmp_path):
+    kept = tmp_path / "kept"
+    with serving(folder, "--keep-states", str(kept)) as (lines, process):
+        post(lines[0], "/v1/completions", "a", prompt="w5", max_tokens=2, temperature=0)
+        before = RetNetState.load(kept / "a.safetensors", model().config).get_seq_length()
+        with pytest.raises(TimeoutError):
+            post(lines[0], "/v1/completions", "a", timeout=0.5, prompt="w6", generation_config=ENDLESS)
+        answer = None
+        while answer is None:  # until the server has noticed
+            time.sleep(0.1)
+            with contextlib.suppress(urllib.error.HTTPError):
+                answer = post(lines[0], "/v1/completions", "a", prompt="w7", max_tokens=2, temperature=0)
+        after = RetNetState.load(kept / "a.safetensors", model().config).get_seq_length()
+        assert after == before + 1 + answer["usage"]["completion_tokens"]
+        config = json.dumps({"num_return_sequences": 2, "do_sample": True, "max_new_tokens": 2})
+        assert refusal(lines[0], "/v1/completions", "new", prompt="w5", generation_config=config)[0] == 400
+        assert not (kept / "new.safetensors").exists()
+        address = lines[0].split("served at ")[1].split(";")[0]
+        body = json.dumps({"prompt": "w6", "stream": True, "generation_config": ENDLESS}).encode()
+        headers = {"Content-Type": "application/json", HEADER: "b"}
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{address}/v1/completions", body, headers), timeout=60
+        ) as stream:
+            assert stream.readline().startswith(b"data: ")
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=20)
+    assert not (kept / "b.safetensors").exists()
+
+
+def test_the_next_turn_may_begin_when_a_stream_ends(tmp_path):
+    conversations, config = Conversations(tmp_path, model()), GenerationConfig(max_new_tokens=3)
+
+    class Next:
+        position = None
+
+        def put(self, value):
+            pass
+
+        def end(self):
+            with conversations.at_work("a") as state:
+                self.position = state.layers[0].next_position.item()
+
+    streamer, ids = Next(), random_ids(1, 5)
+    _Turn(conversations, "a", ids, config).generate(ids, streamer=streamer, generation_config=config)
+    assert streamer.position == 8
+
+
+def test_conversations_are_those_of_one_model(tmp_path):
+    Conversations(tmp_path, model())
+    Conversations(tmp_path, model())
+    with pytest.raises(InputError, match="were held with other weights"):
+        Conversations(tmp_path, small_model(eos_token_id=END, bos_token_id=1, seed=1))
 
 
 def test_a_turn_that_fails_is_forgotten(tmp_path):
@@ -172,10 +241,27 @@ def test_memory_is_that_of_the_states(monkeypatch):
     told = arguments(settings, config, ["--seed", "1"])
     assert told[told.index("--kv-cache-memory-bytes") + 1] == str(66 * state_bytes(config))
     assert told[-4:] == ["--max-num-seqs", "64", "--seed", "1"]
-    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 10 * state_bytes(config)}))
-    told = arguments(settings, config, [])
-    assert told[told.index("--max-num-seqs") + 1] == "3"
-    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 100}))
+
+    def free(requests: int) -> None:
+        memory = weight_bytes(config, "float32") + 2 * requests * state_bytes(config)
+        monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": memory}))
+
+    def of(told: list[str], option: str) -> int:
+        return int(told[told.index(option) + 1])
+
+    free(5)
+    assert of(arguments(settings, config, []), "--max-num-seqs") == 3
+    free(1000)
+    assert of(arguments(settings, config, ["--enable-prefix-caching"]), "--kv-cache-memory-bytes") == 1000 * state_bytes(
+        config
+    )
+    two_ranks = arguments(settings, config, ["--tensor-parallel-size", "2"])
+    assert of(two_ranks, "--kv-cache-memory-bytes") == 33 * state_bytes(config)
+    hybrid = small_model("hybrid").config
+    memory = weight_bytes(hybrid, "float32") + 4_000_000
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": memory}))
+    assert of(arguments(settings, hybrid, ["-tp", "2"]), "--kv-cache-memory-bytes") == 1_000_000
+    free(2)
     with pytest.raises(InputError, match="the states of a request take"):
         arguments(settings, config, [])
 

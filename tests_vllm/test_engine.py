@@ -5,9 +5,14 @@
 import pytest
 import torch
 from engine import MODELS, engine, expected, generated, greedy, model_of, prompts
-from small_models import rounding
+from small_models import rounding, small_llama
 from test_checkpoint_loading import foreign, write_folder
+from transformers import AutoModelForCausalLM
 from vllm.v1.core.sched.scheduler import Scheduler
+
+from linearization.transfer import linearized_config, transfer
+from retnet_hf import RetNetForCausalLM
+from retnet_hf_vllm import register
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -32,6 +37,32 @@ def test_prompts_that_begin_alike_are_read_once(tmp_path):
     new = [list(output.outputs[0].token_ids) for output in outputs]
     assert new == expected(model, asked)
     assert first == new[:1]
+
+
+def test_prefixes_of_a_hybrid_are_read_once_without_being_asked_for(tmp_path):
+    model = model_of("softmax attention in some layers and beside retention")
+    model.save_pretrained(tmp_path)
+    (shared,) = prompts((300,), seed=1)
+    asked = [shared + tail for tail in prompts((5, 1, 33), seed=2)]
+    with engine(tmp_path, enable_prefix_caching=None) as llm:
+        outputs = [llm.generate({"prompt_token_ids": prompt}, greedy(), use_tqdm=False)[0] for prompt in [*asked, *asked]]
+    assert [list(output.outputs[0].token_ids) for output in outputs] == 2 * expected(model, asked)
+    assert min(output.num_cached_tokens for output in outputs[3:]) >= 128
+
+
+def test_a_linearized_transformer_is_served(tmp_path):
+    llama = small_llama()
+    llama.config.tie_word_embeddings = False
+    model = transfer(llama, linearized_config(llama.config))
+    model.save_pretrained(tmp_path)
+    with engine(tmp_path) as llm:
+        assert generated(llm, prompts((5, 30), seed=6)) == expected(model, prompts((5, 30), seed=6))
+
+
+def test_the_auto_classes_know_a_retnet_beside_the_engine(tmp_path):
+    register()
+    model_of("plain").save_pretrained(tmp_path)
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is RetNetForCausalLM
 
 
 def test_slots_are_used_again_by_requests_that_waited_and_after_requests_that_were_aborted(tmp_path):

@@ -30,9 +30,15 @@ def serve(
     ] = None,
     host: Annotated[str, run_option(help="Address to listen at. 0.0.0.0: for other machines, too.")] = "127.0.0.1",
     port: Annotated[int, run_option(min=1, max=65535, help="Port to listen at.")] = 8000,
-    requests: Annotated[int, run_option(min=1, help="Requests to answer at once, at the most.")] = 64,
+    requests: Annotated[
+        int | None,
+        run_option(min=1, help="Requests to answer at once, at the most; 64 if absent. transformers: one without batching."),
+    ] = None,
     length: Annotated[
-        int | None, run_option(min=1, help="vllm: tokens of a request, prompt and answer; if absent, 32,768.")
+        int | None,
+        run_option(
+            min=1, help="vllm: tokens of a request, prompt and answer; if absent, 32,768, or what the model was trained on."
+        ),
     ] = None,
     dtype: Annotated[
         str, run_option(callback=one_of(DTYPES), help="Of the weights. auto: as saved, or float32 where that is faster.")
@@ -77,7 +83,7 @@ def serve(
         wanted = keep_states is not None or continuous_batching
         engine = "vllm" if vllm.is_installed() and not wanted else "transformers"
     config = retnet_config(name)
-    settings = Settings(name, host, port, requests, length, dtype_of(config, dtype))
+    settings = Settings(name, host, port, requests or 64, length, dtype_of(config, dtype))
     if engine == "vllm":
         if keep_states is not None or continuous_batching:
             option = "--continuous-batching" if keep_states is None else "--keep-states"
@@ -95,6 +101,8 @@ def serve(
         raise InputError(f"unknown to the server of transformers: {' '.join(context.args)}")
     if length is not None:
         raise InputError("--length is of the other engine: --engine vllm")
+    if requests is not None and not continuous_batching:
+        raise InputError("--requests needs --continuous-batching here: without it one request is answered after the other")
     if keep_states is not None and continuous_batching:
         raise InputError("--keep-states answers one request after the other, without --continuous-batching")
     from ..serving.conversations import HEADER, Conversations

@@ -6,16 +6,23 @@ A request names its conversation in a header and says only what is new. Its answ
 read both. What a request that fails or is cut off has read is forgotten, as if it had not been made.
 """
 
+import hashlib
+import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
 
 from retnet_hf import RetNetForCausalLM, RetNetState
+
+from ..errors import InputError
 
 
 HEADER = "X-Conversation-ID"
@@ -23,15 +30,30 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 class ConversationError(ValueError):
-    """A conversation that cannot be gone on with. The message is a sentence."""
+    """What was asked of a conversation cannot be done. The message is a sentence."""
+
+
+class Unavailable(ConversationError):
+    """It could be done at another time, or with another file."""
 
 
 class Conversations:
-    """The conversations of a folder, which is made if it is not there."""
+    """The conversations of a folder, which is made if it is not there.
+
+    Raises:
+        InputError: if they are those of a model with other weights.
+    """
 
     def __init__(self, folder: Path, model: RetNetForCausalLM) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.model, self.busy = folder, model, set[str]()
+        marker, mark = folder / "model.json", json.dumps({"weights": mark_of(model)}) + "\n"
+        if not marker.exists():
+            partial = marker.with_name(f"model.json.{os.getpid()}.partial")
+            partial.write_text(mark, encoding="utf-8")
+            os.replace(partial, marker)
+        elif marker.read_text(encoding="utf-8") != mark:
+            raise InputError(f"the conversations in {folder} were held with other weights, or in another --dtype")
 
     def path(self, name: str) -> Path:
         """The file of a conversation.
@@ -54,7 +76,7 @@ class Conversations:
         """
         path = self.path(name)
         if name in self.busy:
-            raise ConversationError(f"the conversation {name} is being answered; its next turn comes after that.")
+            raise Unavailable(f"the conversation {name} is being answered; its next turn comes after that.")
         self.busy.add(name)
         try:
             yield self.load(path)
@@ -66,7 +88,7 @@ class Conversations:
         try:
             return RetNetState.load(path, config, self.model.device) if path.exists() else RetNetState(config)
         except ValueError as error:
-            raise ConversationError(str(error)) from error
+            raise Unavailable(str(error)) from error
 
     def new_tokens(self, state: RetNetState, input_ids: Tensor) -> Tensor:
         """What a conversation has not read of a prompt (1, T): all of it, but the token that begins a text only once.
@@ -82,23 +104,79 @@ class Conversations:
         return input_ids
 
     @torch.inference_mode()
-    def answer(self, name: str, state: RetNetState, new: Tensor, streamer: Any = None, **arguments: Any) -> Tensor:
-        """The answer (1, T) of `generate` to new tokens. The state is on disk before a streamer is told of the end."""
-        mask = new.new_ones(1, RetNetState.length_of(state) + new.shape[1])
-        held_back = None if streamer is None else _HeldBack(streamer)
-        whole = self.model.generate(new, attention_mask=mask, past_key_values=state, streamer=held_back, **arguments)
+    def answer(
+        self,
+        name: str,
+        state: RetNetState,
+        new: Tensor,
+        streamer: BaseStreamer | None = None,
+        has_left: Callable[[], bool] = lambda: False,
+        **arguments: Any,
+    ) -> Tensor:
+        """The answer (1, T) of `generate` to new tokens (1, T). The state is on disk then; a streamer is not told the end.
+
+        Args:
+            has_left: whether nobody waits for the answer any more.
+
+        Raises:
+            ConversationError: for several answers, and where somebody has left. Nothing is written then.
+        """
+        require_one_answer(arguments.get("generation_config") or self.model.generation_config)
+        past = RetNetState.length_of(state)
+        leaving = StoppingCriteriaList([_Leaving(has_left)])
+        whole = self.model.generate(
+            new,
+            attention_mask=new.new_ones(1, past + new.shape[1]),
+            past_key_values=state,
+            use_cache=True,
+            streamer=None if streamer is None else _HeldBack(streamer),
+            stopping_criteria=leaving,
+            **arguments,
+        )
         self.model(whole[:, -1:], past_key_values=state, use_cache=True)  # which generate has written, and not read
+        if has_left():
+            raise ConversationError("nobody waits for this answer.")
+        if RetNetState.length_of(state) != past + whole.shape[1]:
+            raise RuntimeError("the state has not read what was said.")
         state.save(self.path(name))
-        if streamer is not None:
-            streamer.end()
         return whole[:, new.shape[1] :]
 
 
-class _HeldBack:
+def require_one_answer(config: GenerationConfig) -> None:
+    """Raises ConversationError where several are asked for."""
+    if (config.num_beams or 1) > 1 or (config.num_return_sequences or 1) > 1:
+        raise ConversationError("a conversation has one answer: num_beams and num_return_sequences must be 1.")
+
+
+class _HeldBack(BaseStreamer):
     """A streamer that is not told of the end."""
 
-    def __init__(self, streamer: Any) -> None:
-        self.put = streamer.put
+    def __init__(self, streamer: BaseStreamer) -> None:
+        self.streamer = streamer
+
+    def put(self, value: Tensor) -> None:
+        self.streamer.put(value)
 
     def end(self) -> None:
         pass
+
+
+class _Leaving(StoppingCriteria):
+    """Stops where nobody waits for the answer."""
+
+    def __init__(self, has_left: Callable[[], bool]) -> None:
+        self.has_left = has_left
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        return torch.full((input_ids.shape[0],), self.has_left(), device=input_ids.device)
+
+
+def mark_of(model: RetNetForCausalLM) -> str:
+    """Tells models with other weights apart, by 64 numbers of each."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        numbers = parameter.detach().flatten()
+        some = numbers[:: max(1, numbers.numel() // 64)][:64].double().cpu()
+        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)} ".encode())
+        digest.update(some.numpy().tobytes())
+    return digest.hexdigest()

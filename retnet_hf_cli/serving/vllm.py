@@ -2,6 +2,9 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The server of vLLM, in a process of its own, with as much memory as the states of all requests take."""
 
+import argparse
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +14,7 @@ from importlib.util import find_spec
 import psutil
 import torch
 
-from retnet_hf import RetNetConfig
+from retnet_hf import RetNetConfig, RetNetForCausalLM
 
 from ..errors import InputError
 from ..interrupts import handling
@@ -32,8 +35,28 @@ def state_bytes(config: RetNetConfig) -> int:
     return 4 * config.num_hidden_layers * heads * config.head_dim * config.value_head_dim
 
 
+def weight_bytes(config: RetNetConfig, dtype: str) -> int:
+    """Of the model."""
+    with torch.device("meta"):
+        model = RetNetForCausalLM(config)
+    return sum(parameter.numel() for parameter in model.parameters()) * getattr(torch, dtype).itemsize
+
+
+def ranks_in(further: Sequence[str]) -> int:
+    """Processes that share out a model, by vLLM's arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1)
+    try:
+        return max(1, parser.parse_known_args(list(further))[0].tensor_parallel_size)
+    except SystemExit as error:
+        raise InputError("--tensor-parallel-size takes a number") from error
+
+
 def arguments(settings: Settings, config: RetNetConfig, further: Sequence[str]) -> list[str]:
     """Those of vLLM's server.
+
+    On a CPU each rank is told how much memory it may use for what requests remember: that of their states, or where keys and
+    values or prefixes are kept, half of what is free.
 
     Raises:
         InputError: if not even the states of one request fit into memory.
@@ -43,27 +66,27 @@ def arguments(settings: Settings, config: RetNetConfig, further: Sequence[str]) 
     requests = settings.requests
     if not torch.accelerator.is_available():
         told += ["--enforce-eager"]
-        attends = config.is_hybrid or config.retention_window is not None
-        free = int(SHARE * psutil.virtual_memory().available)
-        each = state_bytes(config)
+        ranks, attends = ranks_in(further), config.is_hybrid or config.retention_window is not None
+        free = int(SHARE * (psutil.virtual_memory().available - weight_bytes(config, settings.dtype))) // ranks
+        each = state_bytes(config) // ranks
         requests = min(requests, free // each - 2)  # vLLM has a slot of its own
         if requests < 1:
-            raise InputError(f"the states of a request take {each:,} bytes, and {free:,} can be used")
-        told += ["--kv-cache-memory-bytes", str(free if attends else (requests + 2) * each)]
+            raise InputError(f"the states of a request take {each:,} bytes, and {max(0, free):,} can be used")
+        grows = attends or "--enable-prefix-caching" in further
+        told += ["--kv-cache-memory-bytes", str(free if grows else (requests + 2) * each)]
     return [*told, "--max-num-seqs", str(requests), *further]
 
 
 def serve(settings: Settings, config: RetNetConfig, further: Sequence[str]) -> int:
-    """Runs until it ends, or is ended by Ctrl-C, and returns its exit code."""
+    """Runs until it ends, or is ended by Ctrl-C or with the terminal, and returns its exit code."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *arguments(settings, config, further)]
-    process = subprocess.Popen(command, start_new_session=True)
     asked: list[int] = []
-    with handling(lambda number, _: asked.append(number), signal.SIGINT, signal.SIGTERM):
+    signals = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    with handling(lambda number, _: asked.append(number), *signals):
+        process = subprocess.Popen(command, start_new_session=True)  # so that Ctrl-C comes to this process alone
         while process.poll() is None and not asked:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
-            except subprocess.TimeoutExpired:
-                continue
         if asked:
             end(process)
             return 128 + asked[0]
@@ -72,9 +95,15 @@ def serve(settings: Settings, config: RetNetConfig, further: Sequence[str]) -> i
 
 def end(process: subprocess.Popen) -> None:
     """Asks the server to end, and its children with it, and sees to it that they do."""
-    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    process.send_signal(signal.SIGINT)
+    try:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        process.send_signal(signal.SIGINT)
+    except psutil.NoSuchProcess:
+        return
     _, left = psutil.wait_procs(family, PATIENCE)
     for member in left:
-        member.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
     psutil.wait_procs(left)
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # whoever was born meanwhile
+        os.killpg(process.pid, signal.SIGKILL)

@@ -31,9 +31,8 @@ def dtype_of(config: RetNetConfig, asked: str) -> str:
     if asked != "auto":
         return asked
     saved = str(config.dtype or torch.float32).removeprefix("torch.")
-    if saved == "float64" or (saved == "bfloat16" and _has_bfloat16()) or torch.accelerator.is_available():
-        return saved
-    return "float32"
+    fast = torch.accelerator.is_available() or (saved == "bfloat16" and _has_bfloat16())
+    return saved if fast and saved != "float64" else "float32"
 
 
 def _has_bfloat16() -> bool:
