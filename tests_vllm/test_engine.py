@@ -5,12 +5,12 @@
 import pytest
 import torch
 from engine import MODELS, engine, expected, generated, greedy, model_of, prompts
-from small_models import rounding, small_llama
+from small_models import VOCAB_SIZE, rounding, shake
 from test_checkpoint_loading import foreign, write_folder
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from linearization.transfer import linearized_config, transfer
+from linearization.transfer import transfer
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_vllm import register
 
@@ -51,9 +51,9 @@ def test_prefixes_of_a_hybrid_are_read_once_without_being_asked_for(tmp_path):
 
 
 def test_a_linearized_transformer_is_served(tmp_path):
-    llama = small_llama()
-    llama.config.tie_word_embeddings = False
-    model = transfer(llama, linearized_config(llama.config))
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+    llama = shake(LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=VOCAB_SIZE, num_hidden_layers=2, eos_token_id=None)))
+    model = transfer(llama, kept=[1], window=8).eval()
     model.save_pretrained(tmp_path)
     with engine(tmp_path) as llm:
         assert generated(llm, prompts((5, 30), seed=6)) == expected(model, prompts((5, 30), seed=6))
