@@ -83,6 +83,7 @@ def serve(
         wanted = keep_states is not None or continuous_batching
         engine = "vllm" if vllm.is_installed() and not wanted else "transformers"
     config = retnet_config(name)
+    transformers_server.require_free(host, port)
     settings = Settings(name, host, port, requests or 64, length, dtype_of(config, dtype))
     if engine == "vllm":
         if keep_states is not None or continuous_batching:
@@ -90,7 +91,6 @@ def serve(
             raise InputError(f"{option} is of the other engine: --engine transformers")
         if not vllm.is_installed():
             raise InputError('vLLM is not installed: pip install "retnet-hf[vllm]"')
-        transformers_server.require_free(host, port)
         announce(settings, console)
         code = vllm.serve(settings, config, context.args)
         raise typer.Exit(code)

@@ -54,7 +54,7 @@ def serve(
     """Runs until Ctrl-C.
 
     Raises:
-        InputError: where transformers is built otherwise, or somebody else listens at this port.
+        InputError: where transformers is built otherwise.
     """
     try:
         import uvicorn
@@ -70,7 +70,6 @@ def serve(
             f"retnet-hf serve is made for the server of transformers {TESTED}, and {transformers.__version__} is built "
             f"otherwise: {error}"
         ) from error
-    require_free(settings.host, settings.port)
     model_manager.ModelManager = _with_model(model_manager.ModelManager, settings.model, model, tokenizer)
     utils.GenerateManager = _keeping(utils.GenerateManager, conversations)
     server.build_server = _watched(server.build_server)
@@ -128,6 +127,8 @@ def _keeping(manager: type, conversations: Conversations | None) -> type:
     def turn_of(model: Any, inputs: Any, config: Any) -> "RetNetForCausalLM | _Turn":
         name = request.get().conversation
         if name is None:
+            if not len(inputs["input_ids"]) or (torch.is_tensor(inputs["input_ids"]) and not inputs["input_ids"].numel()):
+                raise HTTPException(400, "a request has to say something.")
             return model
         if conversations is None:
             raise HTTPException(400, f"{HEADER} cannot be used: this server was started without --keep-states.")
@@ -195,6 +196,8 @@ class _Turn:
 def _watched(build_server: Any) -> Any:
     """`build_server`, of a server that remembers what a request's header says, and how to ask if its client is there."""
 
+    from fastapi.responses import JSONResponse
+
     def build(*args: Any, **kwargs: Any) -> Any:
         app = build_server(*args, **kwargs)
 
@@ -202,6 +205,10 @@ def _watched(build_server: Any) -> Any:
         async def remember(asked: Any, call_next: Any) -> Any:
             request.set(Request(asked.headers.get(HEADER), asked.is_disconnected))
             return await call_next(asked)
+
+        @app.exception_handler(ValueError)  # of the tokenizer, its template, or generate()
+        async def refuse(_: Any, error: ValueError) -> Any:
+            return JSONResponse({"detail": str(error)}, 400)
 
         return app
 

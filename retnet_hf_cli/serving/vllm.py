@@ -22,7 +22,7 @@ from .settings import Settings
 
 
 SHARE = 0.5  # of the memory that is free, for states
-PATIENCE = 30  # seconds that the server has for ending
+PATIENCE = 10  # seconds that the server has for ending
 
 
 def is_installed() -> bool:
