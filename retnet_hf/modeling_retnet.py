@@ -58,6 +58,7 @@ from .retention_plan import PackedDocuments, RetentionPlan
 from .retention_state import RetNetState, RetNetStateLayer, TakenIn, install_retention_layers, require_retention_alone
 from .sequence_layout import SequenceLayout, packed_positions, sequence_layout
 from .softmax_attention import attention_plan, softmax_attention
+from .state_layer import StateLayer
 
 
 logger = logging.get_logger(__name__)
@@ -835,8 +836,7 @@ class RetNetModel(RetNetPreTrainedModel):
             )
         if first is not None and first.record_past:
             raise ValueError("a state that records its past (activate_past_recording) cannot be split over ranks.")
-        if first is not None and first.is_initialized and self.training and self.gradient_checkpointing:
-            raise ValueError(STATE_UNDER_CHECKPOINTING)
+        self._check_past(first, shape[0])
         if attention_mask is not None and attention_mask.shape != shape:
             raise ValueError(
                 f"attention_mask must be that of this rank's tokens, {tuple(shape)}, got {tuple(attention_mask.shape)}."
@@ -860,6 +860,18 @@ class RetNetModel(RetNetPreTrainedModel):
         )
         return plan.with_decay(self._first_decay(inputs_embeds))
 
+    def _check_past(self, first: StateLayer | None, batch: int) -> None:
+        """Raises ValueError if the state, of which this is the first layer, is not one that this batch can go on from."""
+        if first is None or not first.is_initialized:
+            return
+        if first.batch_size != batch:
+            raise ValueError(
+                f"past_key_values holds {first.batch_size} sequences, but the batch has {batch}: select or repeat its rows "
+                "to fit."
+            )
+        if self.training and self.gradient_checkpointing:
+            raise ValueError(STATE_UNDER_CHECKPOINTING)
+
     def _plan_of_layer(self, plan: RetentionPlan, index: int) -> RetentionPlan:
         """The plan of a call, which is that of the first layer, for another."""
         if index == 0 or not self.config.has_decays_per_layer:
@@ -879,13 +891,7 @@ class RetNetModel(RetNetPreTrainedModel):
         config = self.config
         length, device, dtype = inputs_embeds.shape[1], inputs_embeds.device, inputs_embeds.dtype
         first = None if past_key_values is None else past_key_values.layers[0]
-        if first is not None and first.is_initialized and first.batch_size != inputs_embeds.shape[0]:
-            raise ValueError(
-                f"past_key_values holds {first.batch_size} sequences, but the batch has {inputs_embeds.shape[0]}: select or "
-                "repeat its rows to fit."
-            )
-        if first is not None and first.is_initialized and self.training and self.gradient_checkpointing:
-            raise ValueError(STATE_UNDER_CHECKPOINTING)
+        self._check_past(first, inputs_embeds.shape[0])
         layout = sequence_layout(
             inputs_embeds.shape[:2],
             device,
