@@ -29,10 +29,11 @@ from .retention import (
     ChunkBlock,
     DecayTables,
     chunk_blocks,
+    empty_as,
     gradients_of_blocks,
     gradients_of_states,
     read_chunks,
-    state_heads,
+    state_before,
     states_of_blocks,
     without_autocast,
 )
@@ -91,8 +92,8 @@ class Context(NamedTuple):
 
         def wait() -> Tensor:
             work.wait()
-            places = self.places
-            return torch.stack([torch.cat(parts)[places.index(place)] for place in range(len(places))])
+            order = sorted(range(len(self.places)), key=self.places.__getitem__)
+            return torch.cat(parts)[order]
 
         return wait
 
@@ -148,9 +149,8 @@ class ContextPlan(NamedTuple):
     def with_decay(self, log_decay: Tensor) -> "ContextPlan":
         """The plan of layers with these decays (M,)."""
         distance = self.before[:, None] - self.before  # (G + 1, G + 1, B)
-        seen = (self.documents[:, None] == self.documents) & torch.ones_like(distance[..., 0], dtype=torch.bool).tril()[
-            ..., None
-        ]
+        earlier = torch.ones_like(distance[..., 0], dtype=torch.bool).tril()
+        seen = (self.documents[:, None] == self.documents) & earlier[..., None]
         exponent = distance.clamp(min=0)[..., None].to(log_decay.dtype)
         powers = torch.exp(exponent * log_decay).masked_fill(~seen[..., None], 0)
         far = powers[:, 1:].flatten(2).amax(-1).tril(-2)  # (G + 1, G): of segments, without the nearest
@@ -335,11 +335,11 @@ class ContextRetention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, initial_state, tables, plan, with_final):
         blocks = chunk_blocks(query, key, tables)
-        written = _nothing(query, key, value, tables)
+        written = state_before(query, key, value, tables, None)
         for block in blocks:
             written = read_chunks(block, block.cut(key), block.cut(value), written)[1]
         exchange = plan.states(written, initial_state, with_final)
-        output = query.new_empty(*query.shape[:3], value.shape[-1], dtype=tables.inner.dtype)
+        output = empty_as(value, query.shape[1], tables.inner.dtype)
         for block in blocks:
             scores = block.decayed_(block.cut(query) @ block.cut(key).mT, block.tables.inner)
             block.put(scores @ block.cut(value), output)
@@ -357,7 +357,7 @@ class ContextRetention(torch.autograd.Function):
         final_gradient = final_gradient if ctx.with_final else None
         with without_autocast(query.device.type):
             blocks = chunk_blocks(query, key, tables)
-            gradient = _nothing(query, key, value, tables)
+            gradient = state_before(query, key, value, tables, None)
             for block in reversed(blocks):
                 gradient = gradients_of_states(block, block.cut(query), block.cut(output_gradient), gradient)[1]
             exchange = plan.gradients(gradient, final_gradient)
@@ -367,12 +367,6 @@ class ContextRetention(torch.autograd.Function):
             if ctx.initial_dtype is not None:
                 initial_gradient = plan.initial_gradient(gradient, final_gradient).to(ctx.initial_dtype)
         return *of_operands, initial_gradient, None, None, None
-
-
-def _nothing(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables) -> Tensor:
-    """The state of sequences that have read nothing, (B, M, K, V), in the dtype of the tables."""
-    shape = query.shape[0], state_heads(query, key, tables.inner.shape[1]), query.shape[-1], value.shape[-1]
-    return query.new_zeros(shape, dtype=tables.inner.dtype)
 
 
 def _add_what_is_read(

@@ -442,8 +442,8 @@ class ChunkwiseRetention(torch.autograd.Function):
 
     @staticmethod
     def forward(query, key, value, tables, initial_state):
-        output = _empty_as(value, query.shape[1], tables.inner.dtype)
-        state = _state_before(query, key, value, tables, initial_state)
+        output = empty_as(value, query.shape[1], tables.inner.dtype)
+        state = state_before(query, key, value, tables, initial_state)
         for block in chunk_blocks(query, key, tables):
             query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
             states, state = read_chunks(block, key_part, value_part, state)
@@ -479,7 +479,7 @@ def _chunkwise_gradients(
         return *gradients[:3], None, gradients[3]
 
     blocks = chunk_blocks(query, key, tables)
-    states = states_of_blocks(blocks, key, value, _state_before(query, key, value, tables, initial_state))
+    states = states_of_blocks(blocks, key, value, state_before(query, key, value, tables, initial_state))
     *gradients, initial_gradient = gradients_of_blocks(blocks, states, query, key, value, output_gradient, state_gradient)
     return *gradients, None, None if initial_state is None else initial_gradient.to(initial_state.dtype)
 
@@ -559,14 +559,14 @@ def gradients_where_asked(
     return [next(found) if operand is not None and operand.requires_grad else None for operand in operands]
 
 
-def _state_before(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None) -> Tensor:
+def state_before(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None) -> Tensor:
     """The state that the first chunk reads, in the dtype of the tables."""
     if initial_state is None:
         initial_state = initial_state_like(query, value, state_heads(query, key, tables.inner.shape[1]))
     return initial_state.to(tables.inner.dtype)
 
 
-def _empty_as(value: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+def empty_as(value: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     """(B, H, T, V), laid out in memory as `value` is, so that what followed from its layout as a view does so again."""
     if value.shape[1] == heads:
         return torch.empty_like(value, dtype=dtype)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Options that several commands have, and the panels of their help."""
+"""Arguments and options that several commands have, and the panels of their help."""
 
 import functools
 from collections.abc import Callable, Collection
@@ -13,6 +13,10 @@ run_option, model_option, data_option, image_option, training_option, sampling_o
     functools.partial(typer.Option, rich_help_panel=panel)
     for panel in ("Run", "Model", "Text", "Images", "Training", "Sampling")
 )
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.", show_default=False),
+]
 Threads = Annotated[
     int | None, run_option(min=1, help="CPU threads. Absent: one for a small model, or all where that is faster.")
 ]

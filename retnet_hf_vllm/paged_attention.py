@@ -2,6 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The softmax attention of a hybrid, by vLLM, over the keys and values that vLLM keeps in pages."""
 
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional as F
 from vllm.config import VllmConfig
@@ -61,10 +63,7 @@ class PagedAttention(StateLayer):
         operand = operand[0].transpose(0, 1)
         return F.pad(operand, (0, self.head_size - operand.shape[-1])).flatten(1)
 
-    def _map(self, change) -> None:
+    def _kept_by_vllm(self, *_: Any) -> None:
         raise NotImplementedError("vLLM keeps these keys and values.")
 
-    def _start_record(self) -> None:
-        raise NotImplementedError("vLLM keeps these keys and values.")
-
-    fill_ = join_ = lazy_initialization = update = crop = reset = _map
+    _map = _start_record = fill_ = join_ = lazy_initialization = update = crop = reset = _kept_by_vllm

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from ..quality.report import filled
+from ..quality.tables import table
 from ..whole_files import write_whole
 
 
@@ -26,10 +27,10 @@ HEAD = (
 )
 
 
-def table(report: dict) -> str:
+def measured(report: dict) -> str:
     """One row for each context and number of requests, and a line about the soak."""
     points = {(entry["context"], entry["requests"], entry["model"]): entry for entry in report["points"]}
-    rows = [" | ".join(HEAD), "|".join(["---:"] * len(HEAD))]
+    rows = []
     for context, requests in sorted({key[:2] for key in points}):
         ours, llama = (points[context, requests, model] for model in ("retnet", "llama"))
 
@@ -41,14 +42,14 @@ def table(report: dict) -> str:
 
         cells = [f"{context:,}", str(requests), *both("step, ms", 1, 1), ratio("decoding, tokens/s")]
         cells += [*both("first token, ms", 1e-3, 2), ratio("requests/s"), *both("bytes per request", 1e-6, 1)]
-        rows.append(" | ".join(cells))
+        rows.append(cells)
     soak = report["soak"]
     answered, memory = soak["right"] + soak["wrong"], [size / 2**20 for size in soak["memory"]]
     said = (
         f"Soak: {soak['right']:,} of {answered:,} requests of 1 to 400 tokens right, {soak['aborted']} of which were given "
         f"up half-way; the process held {memory[0]:,.0f} MiB after a tenth of them, and {memory[-1]:,.0f} MiB at the end."
     )
-    return "\n".join(f"| {row} |" if "---" not in row else f"|{row}|" for row in rows) + "\n\n" + said
+    return table(HEAD, rows) + "\n\n" + said
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
     arguments = parser.parse_args()
-    built = {"serving": table(json.loads(arguments.results.read_text(encoding="utf-8")))}
+    built = {"serving": measured(json.loads(arguments.results.read_text(encoding="utf-8")))}
     write_whole(arguments.page, filled(arguments.page.read_text(encoding="utf-8"), built))
 
 

@@ -13,15 +13,12 @@ from rich.console import Console
 
 from ..errors import InputError
 from ..libraries import loading
-from ..options import Threads, run_option, sampling_option
+from ..options import Model, Threads, run_option, sampling_option
 from ..sources import model_source
 
 
 def generate(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.", show_default=False),
-    ],
+    model: Model,
     prompt: Annotated[
         str | None,
         typer.Argument(metavar="PROMPT", help="Text to continue. Absent, or -: read from stdin.", show_default=False),

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..errors import InputError
 from ..libraries import loading
-from ..options import one_of, run_option
+from ..options import Model, one_of, run_option
 from ..sources import model_source
 
 
@@ -20,10 +20,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 def serve(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.", show_default=False),
-    ],
+    model: Model,
     engine: Annotated[
         str | None,
         run_option(callback=one_of(ENGINES), help="vllm or transformers. Absent: vllm where it is installed."),

@@ -5,7 +5,6 @@
 import json
 import shlex
 import threading
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,5 +63,5 @@ def is_up(address: str) -> bool:
     try:
         with opener.open(f"{address}/health", timeout=5):
             return True
-    except (OSError, urllib.error.URLError):
+    except OSError:
         return False

@@ -127,7 +127,7 @@ def _keeping(manager: type, conversations: Conversations | None) -> type:
     def turn_of(model: Any, inputs: Any, config: Any) -> "RetNetForCausalLM | _Turn":
         name = request.get().conversation
         if name is None:
-            if not len(inputs["input_ids"]) or (torch.is_tensor(inputs["input_ids"]) and not inputs["input_ids"].numel()):
+            if not torch.as_tensor(inputs["input_ids"]).numel():
                 raise HTTPException(400, "a request has to say something.")
             return model
         if conversations is None:
