@@ -55,10 +55,16 @@ from .retention import (
     retention_map,
 )
 from .retention_plan import PackedDocuments, RetentionPlan
-from .retention_state import RetNetState, RetNetStateLayer, TakenIn, install_retention_layers, require_retention_alone
+from .retention_state import (
+    RetNetState,
+    RetNetStateLayer,
+    TakenIn,
+    install_retention_layers,
+    require_retention_alone,
+)
 from .sequence_layout import SequenceLayout, packed_positions, sequence_layout
 from .softmax_attention import attention_plan, softmax_attention
-from .state_layer import StateLayer
+from .state_layer import StateLayer, first_in_use
 
 
 logger = logging.get_logger(__name__)
@@ -714,7 +720,8 @@ class RetNetModel(RetNetPreTrainedModel):
         elif use_cache:
             past_key_values = RetNetState(self.config)
         packed = kwargs.get("cu_seq_lens_q") is not None
-        goes_on = packed and past_key_values is not None and past_key_values.layers[0].is_initialized
+        first = None if past_key_values is None else first_in_use(past_key_values.layers)
+        goes_on = packed and first is not None and first.is_initialized
         if kwargs.get("state_rows") is not None and not goes_on:
             raise ValueError(
                 "state_rows are for packed documents, cu_seq_lens_q, that go on from rows of past_key_values, which must "
@@ -727,11 +734,12 @@ class RetNetModel(RetNetPreTrainedModel):
         else:
             plan = self._plan(inputs_embeds, attention_mask, position_ids, past_key_values, retention_form, kwargs)
         hidden_states = inputs_embeds
-        if self.config.embedding_multiplier != 1.0:
-            hidden_states = hidden_states * self.config.embedding_multiplier
-        if self.embed_norm is not None:
-            hidden_states = self.embed_norm(hidden_states)
-        hidden_states = self.embed_dropout(hidden_states)
+        if not isinstance(self.layers[0], nn.Identity):  # as in the later stages of transformers' pipelines
+            if self.config.embedding_multiplier != 1.0:
+                hidden_states = hidden_states * self.config.embedding_multiplier
+            if self.embed_norm is not None:
+                hidden_states = self.embed_norm(hidden_states)
+            hidden_states = self.embed_dropout(hidden_states)
 
         for index, layer in enumerate(self.layers[: self.config.num_hidden_layers]):
             own = self._plan_of_layer(plan, index)
@@ -773,7 +781,7 @@ class RetNetModel(RetNetPreTrainedModel):
     ) -> RetentionPlan:
         """The plan of documents of one row, each of which goes on from its own row of the state."""
         config, device, dtype = self.config, inputs_embeds.device, inputs_embeds.dtype
-        first, length = state.layers[0], inputs_embeds.shape[1]
+        first, length = first_in_use(state.layers), inputs_embeds.shape[1]
         if not all(layer.goes_on_packed for layer in state.layers):
             require_retention_alone(config)
         if self.training and self.gradient_checkpointing:
@@ -826,7 +834,7 @@ class RetNetModel(RetNetPreTrainedModel):
     ) -> RetentionPlan:
         """The plan of this rank's segments of sequences that are split over ranks."""
         shape, device, dtype = inputs_embeds.shape[:2], inputs_embeds.device, inputs_embeds.dtype
-        first = None if past_key_values is None else past_key_values.layers[0]
+        first = None if past_key_values is None else first_in_use(past_key_values.layers)
         others = {"cu_seq_lens_q": kwargs.get("cu_seq_lens_q"), "output_attentions": kwargs.get("output_attentions") or None}
         others["retention_form"] = None if retention_form in (None, "auto", "chunkwise") else retention_form
         if unfit := [name for name, value in others.items() if value is not None]:
@@ -890,7 +898,7 @@ class RetNetModel(RetNetPreTrainedModel):
         """Masks, positions, rotations and decays of one call, computed once for all layers that share their decays."""
         config = self.config
         length, device, dtype = inputs_embeds.shape[1], inputs_embeds.device, inputs_embeds.dtype
-        first = None if past_key_values is None else past_key_values.layers[0]
+        first = None if past_key_values is None else first_in_use(past_key_values.layers)
         self._check_past(first, inputs_embeds.shape[0])
         layout = sequence_layout(
             inputs_embeds.shape[:2],

@@ -28,7 +28,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from .attention_state import AttentionStateLayer, Columns
 from .retention import retention
-from .state_layer import StateLayer
+from .state_layer import StateLayer, first_in_use
 
 
 STATE_DTYPES = (torch.float32, torch.float64)
@@ -393,6 +393,10 @@ class RetNetState(Cache):
         memo[id(self)] = twin
         return twin
 
+    def get_seq_length(self, layer_idx: int | None = None) -> Tensor | int:
+        """Columns read, padding included."""
+        return (first_in_use(self.layers) if layer_idx is None else self.layers[layer_idx]).get_seq_length()
+
     @staticmethod
     def length_of(cache: Cache | None) -> int:
         """Columns that `cache` has read; 0 for no cache, or one of transformers' that no RetNet has used yet."""
@@ -504,7 +508,7 @@ class RetNetState(Cache):
                 share of the heads.
         """
         if any(not layer.is_initialized for layer in self.layers):
-            raise ValueError("a state that has read nothing cannot be saved.")
+            raise ValueError("a state with a layer that has read nothing cannot be saved.")
         for index, layer in enumerate(self.layers):
             held, _ = layer.past
             retains = isinstance(layer, RetNetStateLayer)

@@ -12,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention_state import AttentionStateLayer, Columns, columns_of, visible
 from .sequence_layout import SequenceLayout
+from .state_layer import first_in_use
 
 
 # Queries that a layer with a window takes at a time, so that time and memory are linear in the length of a text.
@@ -55,12 +56,12 @@ def attention_plan(
     if config.retention_window is None and "linear_attention" in kinds:
         kinds.remove("linear_attention")
     implementation = "eager" if output_maps else config._attn_implementation
-    columns, blocks = None, {}
-    for kind in kinds:
-        layer = None if cache is None else cache.layers[config.layer_types.index(kind)]
-        past = None if layer is None else layer.columns
-        if columns is None:
-            columns = columns_of(layout, batch, past)
+    read, blocks = dict.fromkeys(kinds), {}
+    if cache is not None:
+        for kind in kinds:
+            read[kind] = first_in_use([layer for layer, own in zip(cache.layers, config.layer_types) if own == kind]).columns
+    columns = columns_of(layout, batch, next((past for past in read.values() if past is not None), None)) if kinds else None
+    for kind, past in read.items():
         window = config.attention_window(kind)
         whole = window is None or output_maps or "flash" in (implementation or "") or torch.compiler.is_compiling()
         size = columns.count.shape[1] if whole else max(BLOCK_SIZE, window)

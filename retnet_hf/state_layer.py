@@ -3,6 +3,7 @@
 """What the states of all kinds of layers have in common: the position that comes next, how much was read, and rows."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -152,3 +153,14 @@ class StateLayer(CacheLayerMixin):
         twin.__dict__.update({name: copy(value) for name, value in self.__dict__.items()})
         memo[id(self)] = twin
         return twin
+
+
+def first_in_use(layers: Sequence[StateLayer]) -> StateLayer:
+    """The first layer that has read something, for what all know alike; the first where none has.
+
+    A stage of a pipeline uses only the layers that it holds.
+    """
+    for layer in layers:
+        if layer.is_initialized:
+            return layer
+    return layers[0]
