@@ -143,7 +143,17 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             self.token_mixers = [self.token_mixers] * len(self.depths)
         if self.num_attention_heads is None:
             self.num_attention_heads = [_heads_of_about_32(size) for size in self.hidden_sizes]
+        self.base_model_tp_plan = self._tensor_parallel_plan()
         super().__post_init__(**kwargs)
+
+    def _tensor_parallel_plan(self) -> dict[str, str]:
+        """How tensor parallelism shares out the weights. Each rank has the projections of all heads, any number of them."""
+        plan = {"mlp.fc1": "colwise", "mlp.fc2": "rowwise"}
+        if set(self.token_mixers) & set(MIXERS_WITH_HEADS):
+            gates = self.use_output_gate and set(self.token_mixers) & set(MIXERS_WITH_DECAY)
+            plan |= {f"mixer.{name}_proj": "colwise_gather_output" for name in ("qkvg" if gates else "qkv")}
+            plan["mixer.o_proj"] = "rowwise_split_input"
+        return {f"stages.*.blocks.*.{name}": style for name, style in plan.items()}
 
     def decays(self, stage: int) -> list[float]:
         """γ of each head of a stage, in double precision."""

@@ -94,6 +94,16 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         "use_layer_scale",
     )
 
+    # convolutions read what all ranks have projected, between the weights that are shared out
+    base_model_tp_plan = {
+        "stages.*.blocks.*.attention.q_proj": "colwise_gather_output",
+        "stages.*.blocks.*.attention.k_proj": "colwise_gather_output",
+        "stages.*.blocks.*.attention.v_proj": "colwise_gather_output",
+        "stages.*.blocks.*.attention.o_proj": "rowwise_split_input",
+        "stages.*.blocks.*.mlp.fc1": "colwise_gather_output",
+        "stages.*.blocks.*.mlp.fc2": "rowwise_split_input",
+    }
+
     num_channels: int = 3
     image_size: int | list[int] | tuple[int, int] = 224
     hidden_sizes: list[int] | tuple[int, ...] = (64, 128, 256, 512)

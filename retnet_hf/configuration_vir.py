@@ -173,7 +173,15 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
         self.set_output_features_output_indices(
             out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
         )
+        self.base_model_tp_plan = self._tensor_parallel_plan()
         super().__post_init__(**kwargs)
+
+    def _tensor_parallel_plan(self) -> dict[str, str]:
+        """How tensor parallelism shares out the weights. Each rank has the projections of all heads: some norms span them."""
+        plan = {"retention.o_proj": "rowwise_split_input", "mlp.fc1": "colwise", "mlp.fc2": "rowwise"}
+        if not self.use_per_head_projections:
+            plan |= {f"retention.{name}_proj": "colwise_gather_output" for name in "qkv"}
+        return {f"layers.*.{name}": style for name, style in plan.items()}
 
     @property
     def head_dim(self) -> int:

@@ -576,16 +576,21 @@ class RetNetPreTrainedModel(PreTrainedModel):
 
         It would keep that for saving, to write the weights as it found them; what saves here are our own names.
         """
+        mesh = getattr(load_config, "device_mesh", None)
+        if mesh is not None and "tp" in (mesh.mesh_dim_names or ["tp"]):  # one without names is of one dimension
+            named = mesh["tp"] if mesh.mesh_dim_names else mesh
+            if model.config.num_key_value_heads % named.size():
+                raise ValueError(
+                    f"num_key_value_heads must be a multiple of the {named.size()} ranks of tensor parallelism, which share "
+                    f"the heads, got {model.config.num_key_value_heads}."
+                )
+            for module in model.modules():
+                if isinstance(module, RetNetRetention):
+                    module.rank = named.get_local_rank()
         names = names_in(checkpoint_files) if state_dict is None and checkpoint_files else state_dict or ()
         transforms = loading_transforms(names, model.config)
         load_config = replace(load_config, weight_mapping=[*(load_config.weight_mapping or []), *transforms])
         loaded = PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
-        mesh = getattr(load_config, "device_mesh", None)
-        if mesh is not None and "tp" in (mesh.mesh_dim_names or ["tp"]):  # one without names is of one dimension
-            rank = mesh.get_local_rank("tp" if mesh.mesh_dim_names else None)
-            for module in model.modules():
-                if isinstance(module, RetNetRetention):
-                    module.rank = rank
         kept = getattr(model, "_weight_conversions", None) or []
         model._weight_conversions = [transform for transform in kept if transform not in transforms]
         return loaded
@@ -1136,6 +1141,7 @@ class RetNetForMaskedLM(FusesProjections, RetNetPreTrainedModel):
 
     projections = ("lm_head",)
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__(config)
