@@ -12,6 +12,8 @@ from .configuration_checks import FieldChecks
 class StagedConfigMixin(BackboneConfigMixin):
     """`_per_stage` names the fields with one value per stage, depths and hidden_sizes among them."""
 
+    base_model_fsdp_plan = {"stages.*.blocks.*": "free_full_weight"}
+
     def __post_init__(self, **kwargs: Any) -> None:
         for field in self._per_stage:
             setattr(self, field, list(getattr(self, field)))

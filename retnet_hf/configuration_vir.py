@@ -104,6 +104,7 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
     """
 
     model_type = "vir"
+    base_model_fsdp_plan = {"layers.*": "free_full_weight", "norm": "keep_full_weight"}
 
     image_size: int | list[int] | tuple[int, int] = 224
     patch_size: int | list[int] | tuple[int, int] = 16

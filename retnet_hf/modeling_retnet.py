@@ -959,13 +959,14 @@ def head_and_loss(
     """Loss of a language model, where there are labels, and its logits (B, T, vocab_size).
 
     Together, and not one after the other, where the head is nothing but its weight and the loss that of transformers; and
-    not in a compiled program, which has plans of its own.
+    not in a compiled program, which has plans of its own. The loss is in float32, or float64 where the hidden states are.
     """
     head, loss_function = model.lm_head, model.loss_function
     model.put_back_for_gradient()  # the weight alone is used below, too
-    together = labels is not None and is_plain(head) and loss_function is loss_of_transformers
-    if not together or hidden_states.shape[:2] != labels.shape or torch.compiler.is_compiling():
-        [logits] = model.project(hidden_states)
+    own_loss = labels is not None and loss_function is loss_of_transformers and hidden_states.shape[:2] == labels.shape
+    together = own_loss and is_plain(head) and not torch.compiler.is_compiling()
+    logits = None if together else model.project(hidden_states)[0]
+    if not own_loss:
         loss = None
         if labels is not None:
             loss = loss_function(logits=logits, labels=labels, vocab_size=model.config.vocab_size, **kwargs)
@@ -976,11 +977,15 @@ def head_and_loss(
         shifted = kwargs.get("shift_labels")
         labels = F.pad(labels[:, 1:], (0, 1), value=ignore_index) if shifted is None else shifted
     labels = labels.to(hidden_states.device).flatten()
-    rows = hidden_states.flatten(0, 1)
-    total, logits = linear_cross_entropy(rows, head.weight, labels, ignore_index, with_logits)
+    if together:
+        total, logits = linear_cross_entropy(hidden_states.flatten(0, 1), head.weight, labels, ignore_index, with_logits)
+        logits = None if logits is None else logits.unflatten(0, hidden_states.shape[:2])
+    else:
+        wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+        total = F.cross_entropy(wide, labels, ignore_index=ignore_index, reduction="sum")
     items = (labels != ignore_index).sum() if items is None else items
     loss = total / (items.to(total.device) if isinstance(items, Tensor) else items)
-    return loss, None if logits is None else logits.unflatten(0, hidden_states.shape[:2])
+    return loss, logits if with_logits else None
 
 
 class RetNetForCausalLM(FusesProjections, RetNetPreTrainedModel, GenerationMixin):
@@ -989,6 +994,7 @@ class RetNetForCausalLM(FusesProjections, RetNetPreTrainedModel, GenerationMixin
     projections = ("lm_head",)
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
 
     def __init__(self, config: RetNetConfig) -> None:
@@ -1142,6 +1148,7 @@ class RetNetForMaskedLM(FusesProjections, RetNetPreTrainedModel):
     projections = ("lm_head",)
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
 
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__(config)

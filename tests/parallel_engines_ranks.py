@@ -1,0 +1,219 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What test_parallel_engines.py runs in 2 and in 4 processes, each of which compares with one process, in float64."""
+
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+import small_metaformer
+import small_rmt
+import small_vir
+import torch
+from small_models import close, random_ids, rounding, small_model
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.distributed import DistributedConfig
+
+from retnet_hf import RetNetForMaskedLM, ViRBackbone, context_parallel, shard_sequence
+
+
+gc.disable()
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+
+rank, ranks, folder = dist.get_rank(), dist.get_world_size(), Path(sys.argv[1])
+IDS = random_ids(4, 24)
+GREEDY = GenerationConfig(max_new_tokens=5, do_sample=False, pad_token_id=0)
+HYBRID = {"num_attention_heads": 4, "num_key_value_heads": 2, "decay_schedule": [0.6, 0.6, 0.97, 0.97]}
+LANGUAGE_MODELS = {
+    "fla": small_model("fla"),
+    "hybrid": small_model("hybrid", **HYBRID),
+    "post-norm, an embedding norm, tied": small_model("torchscale", use_embedding_norm=True, tie_word_embeddings=True),
+}
+OTHERS = {
+    "encoder": (small_model("fla", RetNetForMaskedLM, bidirectional=True), IDS),
+    **{f"ViR, {recipe}": (small_vir.small_vir(recipe), small_vir.images(4)) for recipe in small_vir.RECIPES},
+    "backbone": (small_vir.small_vir("mean", ViRBackbone), small_vir.images(4)),
+    "RMT": (small_rmt.small_rmt().eval(), small_rmt.images(4)),
+    "MetaFormer": (small_metaformer.small_metaformer("all"), small_metaformer.images(4)),
+}
+
+
+def about(what):
+    return lambda text: f"{what}: {text}"
+
+
+def same(ours, whole, what, tolerance=1e-11):
+    torch.testing.assert_close(ours, whole, rtol=tolerance, atol=tolerance, msg=about(what))
+
+
+def full(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def gradients(model):
+    """Of all parameters, by name, whole; and none are left."""
+    found = {
+        name.removeprefix("module."): full(parameter.grad)
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    model.zero_grad()
+    return found
+
+
+def same_gradients(model, whole, what, tolerance=1e-11):
+    ours, theirs = gradients(model), gradients(whole)
+    assert ours.keys() == theirs.keys(), what
+    for name, gradient in theirs.items():
+        same(ours[name], gradient, f"{what}, {name}", tolerance)
+
+
+def saved(model, name):
+    """A folder with the model, which all ranks find."""
+    if rank == 0:
+        model.save_pretrained(folder / name)
+    dist.barrier()
+    return folder / name
+
+
+def same_language_model(model, whole, what, share=0, shares=1):
+    """Logits, loss, gradients and text: of this rank's share of the rows, where data are shared."""
+    mine = IDS.chunk(shares)[share]
+    expected, output = whole(IDS, labels=IDS), model(mine, labels=mine)
+    same(full(output.logits), expected.logits.chunk(shares)[share], f"{what}, logits")
+    loss = output.loss.detach().clone()
+    dist.all_reduce(loss)
+    same(loss / ranks, expected.loss.detach(), f"{what}, loss")
+    output.loss.backward()
+    expected.loss.backward()
+    same_gradients(model, whole, what)
+    if hasattr(model, "generate") and not model.training:
+        written = model.generate(mine, generation_config=GREEDY)
+        assert torch.equal(written, whole.generate(mine, generation_config=GREEDY)), what
+
+
+def loss_of(model, inputs):
+    """A number that depends on every output, and what it was made of."""
+    output = model(inputs)
+    output = output.feature_maps[-1] if hasattr(output, "feature_maps") else output.logits
+    return output.square().mean() + output[:, 0].mean(), output
+
+
+def same_other_model(model, whole, inputs, what, share=0, shares=1):
+    loss, output = loss_of(model, inputs.chunk(shares)[share])
+    expected_loss, expected = loss_of(whole, inputs)
+    same(full(output), expected.chunk(shares)[share], f"{what}, output")
+    loss.backward()
+    expected_loss.backward()
+    same_gradients(model, whole, what)
+    with torch.no_grad():  # tensor parallelism takes another way without gradients
+        same(full(loss_of(model, inputs)[1]), expected, f"{what}, without gradients")
+
+
+def whole_models():
+    for name, whole in LANGUAGE_MODELS.items():
+        yield name, whole, saved(whole.double(), name)
+
+
+def distributed(path, model_class=AutoModelForCausalLM, **sizes):
+    model = model_class.from_pretrained(path, distributed_config=DistributedConfig(**sizes), dtype=torch.float64)
+    return model.eval()
+
+
+def on_two():
+    mesh = init_device_mesh("cpu", (2,))
+    for name, whole, path in whole_models():
+        ddp = DistributedDataParallel(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64))
+        same_language_model(ddp, whole, f"DDP, {name}", rank, 2)
+
+        model = distributed(path, fsdp_size=2)
+        assert sum(full(weight).numel() for weight in model.parameters()) > 1.9 * sum(
+            weight.to_local().numel() for weight in model.parameters()
+        )
+        same_language_model(model, whole, f"FSDP2, {name}", rank, 2)
+        model.gradient_checkpointing_enable()
+        model.train()
+        same_language_model(model, whole, f"FSDP2, checkpointing, {name}", rank, 2)
+
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+        policy = CPUOffloadPolicy(pin_memory=False)  # which only memory of accelerators needs
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh, offload_policy=policy)
+        fully_shard(model, mesh=mesh, offload_policy=policy)
+        same_language_model(model, whole, f"FSDP2, offload, {name}", rank, 2)
+
+        same_language_model(distributed(path, tp_size=2), whole, f"tensor parallel, {name}")
+
+        model = distributed(path, pp_size=2)
+        with torch.no_grad():
+            same(model(IDS).logits, whole(IDS).logits, f"pipeline, {name}")
+        written = model.generate(IDS, generation_config=GREEDY)
+        assert torch.equal(written, whole.generate(IDS, generation_config=GREEDY)), f"pipeline, {name}"
+
+    # products in bfloat16, as one process computes them with weights that were rounded
+    path = folder / "fla"
+    rounded = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()
+    mixed = AutoModelForCausalLM.from_pretrained(
+        path, distributed_config=DistributedConfig(fsdp_size=2, fsdp_mixed_precision=True), dtype=torch.float32
+    ).eval()
+    mine = IDS.chunk(2)[rank]
+    output, expected = mixed(mine, labels=mine), rounded(IDS, labels=IDS)
+    assert output.logits.dtype == torch.bfloat16
+    close(output.logits, expected.logits.chunk(2)[rank], rounding(IDS.numel(), torch.bfloat16))
+    output.loss.backward()
+    expected.loss.backward()
+    theirs = gradients(rounded)
+    for name, gradient in gradients(mixed).items():
+        assert gradient.dtype == torch.float32, name
+        close(gradient, theirs[name].float(), rounding(IDS.numel(), torch.bfloat16))
+
+    for name, (whole, inputs) in OTHERS.items():
+        path = saved(whole.double(), name)
+        inputs = inputs.double() if inputs.is_floating_point() else inputs
+        for engine, sizes, share in (("tensor parallel", {"tp_size": 2}, (0, 1)), ("FSDP2", {"fsdp_size": 2}, (rank, 2))):
+            model = distributed(path, type(whole), **sizes)
+            assert any(hasattr(weight, "full_tensor") for weight in model.parameters()), name
+            same_other_model(model, whole, inputs, f"{engine}, {name}", *share)
+
+    path = saved(small_model("hybrid", num_key_value_heads=1), "one head of keys")
+    with pytest.raises(ValueError, match="num_key_value_heads must be a multiple of the 2 ranks"):
+        distributed(path, tp_size=2)
+
+
+def on_four():
+    for name, whole, path in whole_models():
+        model = distributed(path, fsdp_size=2, dp_replicate_size=2)
+        same_language_model(model, whole, f"hybrid sharding, {name}", rank, 4)
+        model = distributed(path, fsdp_size=2, tp_size=2)
+        same_language_model(model, whole, f"tensor parallel and FSDP2, {name}", rank // 2, 2)
+
+    # two groups share the rows, two ranks of each group share their tokens, and all four the weights
+    whole = LANGUAGE_MODELS["fla"]
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    everyone = init_device_mesh("cpu", (4,))
+    for order in ("contiguous", "head_to_tail"):
+        model = AutoModelForCausalLM.from_pretrained(folder / "fla", dtype=torch.float64)
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=everyone)
+        fully_shard(model, mesh=everyone)
+        context_parallel(model, mesh["cp"], order)
+        rows = IDS.chunk(2)[mesh["dp"].get_local_rank()]
+        output = model(**shard_sequence({"input_ids": rows, "labels": rows}, mesh["cp"], order))
+        expected = whole(IDS, labels=IDS)
+        loss = output.loss.detach().clone()
+        dist.all_reduce(loss)
+        same(loss / ranks, expected.loss.detach(), f"context parallel and FSDP2, {order}, loss")
+        output.loss.backward()
+        expected.loss.backward()
+        same_gradients(model, whole, f"context parallel and FSDP2, {order}")
+
+
+{2: on_two, 4: on_four}[ranks]()
+dist.barrier()
+dist.destroy_process_group()
