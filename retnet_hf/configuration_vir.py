@@ -178,7 +178,7 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def _tensor_parallel_plan(self) -> dict[str, str]:
-        """How tensor parallelism shares out the weights. Each rank has the projections of all heads: some norms span them."""
+        """How tensor parallelism shares out the weights. Each rank computes all heads: a norm may span them."""
         plan = {"retention.o_proj": "rowwise_split_input", "mlp.fc1": "colwise", "mlp.fc2": "rowwise"}
         if not self.use_per_head_projections:
             plan |= {f"retention.{name}_proj": "colwise_gather_output" for name in "qkv"}
