@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from small_models import VOCAB_SIZE, greedy, random_ids, small_model, word_tokenizer
-from test_tensor_parallel import free_port
+from torchrun import free_port
 from transformers import GenerationConfig
 
 from retnet_hf import RetNetState

@@ -2,27 +2,20 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Sequences split over ranks: outputs, losses, gradients and states are those of one process."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from small_models import small_model
-from test_tensor_parallel import free_port
+from torchrun import torchrun
 
 from retnet_hf import RetNetForMaskedLM, context_parallel, shard_sequence
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_share_sequences_compute_what_one_process_does(ranks):
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1"]
-    command += [f"--master-port={free_port()}", str(Path(__file__).with_name("context_parallel_ranks.py"))]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-    assert result.returncode == 0, result.stderr[-4000:]
+    torchrun(ranks, "context_parallel_ranks.py")
 
 
 def test_the_program_of_the_guide_runs_by_its_own_line(tmp_path):
@@ -31,13 +24,8 @@ def test_the_program_of_the_guide_runs_by_its_own_line(tmp_path):
     (tmp_path / program[1]).write_text(program[2], encoding="utf-8")
     line = re.search(r"^torchrun --nproc-per-node 2 (\S+)$", guide, re.MULTILINE)
     assert line[1] == program[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port()), *line[0].split()[1:]]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    assert result.returncode == 0, result.stderr[-3000:]
-    losses = [
-        float(loss) for loss in re.findall(r"^step \d: loss ([\d.]+), 4096 tokens a rank$", result.stdout, re.MULTILINE)
-    ]
+    printed = torchrun(2, tmp_path / program[1], OMP_NUM_THREADS="1")
+    losses = [float(loss) for loss in re.findall(r"^step \d: loss ([\d.]+), 4096 tokens a rank$", printed, re.MULTILINE)]
     assert len(losses) == 3
     assert losses[0] > losses[1] > losses[2]
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from small_models import random_ids
 from test_linearization import source_of
-from test_tensor_parallel import run_two_ranks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torchrun import torchrun
 from transformers import TrainingArguments
 
 from linearization import AlignmentTrainer, align, measure_heads, prepare_for_alignment, transfer
@@ -122,7 +122,8 @@ def two_ranks(tmp_path_factory):
     teacher.save_pretrained(folder / "teacher")
     student.save_pretrained(folder / "student")
     torch.save(ids, folder / "ids.pt")
-    run_two_ranks(RANK, folder, folder)
+    (folder / "rank.py").write_text(RANK, encoding="utf-8")
+    torchrun(2, folder / "rank.py", folder)
     return teacher, student, ids, [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
 
 

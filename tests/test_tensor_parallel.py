@@ -3,15 +3,12 @@
 """Tensor parallelism: two processes that hold half the heads each, with their decays, compute what one does."""
 
 import copy
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from small_models import random_ids, small_model
 from test_checkpoint_loading import FOREIGN, foreign, write_folder
+from torchrun import torchrun
 
 
 RANK = """
@@ -89,22 +86,6 @@ HYBRID = {
 }
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def run_two_ranks(program: str, folder: Path, *arguments: Path) -> None:
-    """Runs a program, written into `folder`, in two processes."""
-    file = folder / "rank.py"
-    file.write_text(program, encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
-    command += [f"--master-port={free_port()}", *map(str, (file, *arguments))]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stderr[-3000:]
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A model, what it was given, and the folder with what two ranks made of it; and published folders that they read."""
@@ -121,7 +102,8 @@ def run(tmp_path_factory):
     for dialect in FOREIGN:
         theirs, state_dict, config = foreign(dialect)
         published[dialect] = theirs, write_folder(folder / dialect.replace(" ", "_"), state_dict, config)
-    run_two_ranks(RANK, folder, folder, *(path for _, path in published.values()))
+    (folder / "rank.py").write_text(RANK, encoding="utf-8")
+    torchrun(2, folder / "rank.py", folder, *(path for _, path in published.values()))
     return model, inputs, folder, published
 
 

@@ -6,13 +6,12 @@ Device maps and offloading are in test_saving_and_loading.py.
 """
 
 import json
-import subprocess
 import sys
 
 import pytest
 import torch
 from small_models import close, random_ids, rounding, small_model
-from test_tensor_parallel import free_port
+from torchrun import free_port, torchrun
 from transformers import Trainer, TrainingArguments
 
 
@@ -107,11 +106,10 @@ def results(model, ids, data, tmp_path_factory):
     torch.save(data, folder / "data.pt")
     (folder / "training.json").write_text(json.dumps(TRAINING))
     (folder / "process.py").write_text(PROCESS)
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
-    command += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_ip=127.0.0.1"]
-    command += [f"--main_process_port={free_port()}", str(folder / "process.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-4000:]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+    launcher += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_ip=127.0.0.1"]
+    launcher += [f"--main_process_port={free_port()}"]
+    torchrun(2, folder / "process.py", folder, launcher=launcher)
     return torch.load(folder / "results.pt")
 
 

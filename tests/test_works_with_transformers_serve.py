@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 import torch
 from small_models import VOCAB_SIZE, greedy, small_model, word_tokenizer
-from test_tensor_parallel import free_port
+from torchrun import free_port
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 
