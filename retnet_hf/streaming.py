@@ -118,33 +118,38 @@ def score_stream(
 class TokenStreams(IterableDataset):
     """One long text as training examples, such that row b of every batch continues row b of the batch before.
 
-    The text is cut into `batch_size` streams of equal length, and these into segments, which come out in the order in which
-    a data loader of that batch size needs them, also if it has several workers. Use it with `CarryState`, in one process.
+    The text is cut into `batch_size * processes` streams of equal length, and these into segments, which come out in the
+    order in which the data loaders of a `Trainer` need them, also if they have several workers. Use it with `CarryState`.
 
     Args:
         tokens: (all tokens,) int64.
-        batch_size: that of the data loader: `per_device_train_batch_size`.
+        batch_size: that of a data loader: `per_device_train_batch_size`.
         segment_length: tokens in an example.
+        processes: that train side by side, each on `batch_size` streams of its own.
 
     Raises:
         ValueError: for a text too short for one batch.
     """
 
-    def __init__(self, tokens: Tensor, batch_size: int, segment_length: int) -> None:
-        rows = len(tokens) // batch_size // segment_length
-        if rows < 1:
+    def __init__(self, tokens: Tensor, batch_size: int, segment_length: int, processes: int = 1) -> None:
+        streams = batch_size * processes
+        length = len(tokens) // streams // segment_length
+        if length < 1:
             raise ValueError(
-                f"tokens must be at least batch_size * segment_length = {batch_size * segment_length}, got {len(tokens)}."
+                f"tokens must be at least batch_size * processes * segment_length = {streams * segment_length}, "
+                f"got {len(tokens)}."
             )
-        kept = tokens[: batch_size * rows * segment_length]
-        self.streams = kept.view(batch_size, rows, segment_length)  # (B, segments, T)
+        self.batch_size = batch_size
+        kept = tokens[: streams * length * segment_length]
+        self.streams = kept.view(streams, length, segment_length)  # (B, segments, T)
 
     def __len__(self) -> int:
         return self.streams.shape[0] * self.streams.shape[1]
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         worker = get_worker_info()  # a loader takes one batch from each of its workers in turn
-        batches = self.streams.transpose(0, 1)  # (segments, B, T)
+        length = self.streams.shape[-1]
+        batches = self.streams.transpose(0, 1).reshape(-1, self.batch_size, length)  # (segments * processes, B, T)
         for batch in batches if worker is None else batches[worker.id :: worker.num_workers]:
             for segment in batch:
                 yield {"input_ids": segment, "labels": segment}
@@ -154,17 +159,18 @@ class CarryState(TrainerCallback):
     """Truncated back-propagation through time: each training step starts from the state that the last one ended with.
 
     The state is detached between steps, begins anew with every epoch, is left alone by evaluation, and is kept in every
-    checkpoint, so that a resumed run goes on with it. Hand it to a `Trainer` along with `TokenStreams`:
+    checkpoint, so that a resumed run goes on with it. Each of several processes carries the state of its own rows; a run may
+    be resumed by another number of them with as many rows in all. Hand it to a `Trainer` along with `TokenStreams`:
 
         Trainer(model, args, train_dataset=TokenStreams(tokens, batch_size, 512), callbacks=[CarryState()])
 
     Raises:
         ValueError: when training begins with gradient checkpointing, which drops every state; with another dataset, another
-            batch size, or several processes, so that rows would not continue each other; or from a checkpoint without a
-            state.
+            batch size or number of processes, so that rows would not continue each other; or from a checkpoint without a
+            state of these rows.
     """
 
-    FILE = "carried_state.safetensors"
+    FILE = "carried_state.safetensors"  # of one process; of several, with the number of each before the suffix
 
     def __init__(self) -> None:
         self.state: RetNetState | None = None
@@ -175,22 +181,40 @@ class CarryState(TrainerCallback):
         if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
             raise ValueError("gradient checkpointing must be off with CarryState: it drops the state of every layer.")
         dataset = getattr(train_dataloader, "dataset", None)
+        dataset = getattr(dataset, "dataset", dataset)  # within that of accelerate which shares it out
         if not isinstance(dataset, TokenStreams):
             raise ValueError(f"CarryState needs a train_dataset of type TokenStreams, got {type(dataset).__name__}.")
-        if dataset.streams.shape[0] != args.train_batch_size or args.world_size > 1:
+        batch_size, streams = args.train_batch_size, dataset.streams.shape[0]
+        if dataset.batch_size != batch_size or streams != batch_size * args.world_size:
             raise ValueError(
-                f"TokenStreams was made for one process and batch_size {dataset.streams.shape[0]}, but the Trainer runs "
-                f"{args.world_size} with a batch size of {args.train_batch_size}: its rows would not continue each other."
+                f"TokenStreams was made for batch_size {dataset.batch_size} and {streams // dataset.batch_size} processes, "
+                f"but the Trainer runs with {batch_size} and {args.world_size}: its rows would not continue each other."
+            )
+        if args.world_size > 1 and args.dataloader_num_workers > 1 and args.accelerator_config.dispatch_batches is False:
+            raise ValueError(
+                "dispatch_batches must not be False where several processes have several data loader workers each: rows "
+                "would not continue each other."
             )
         self._remove_hooks()
         self.state = None
-        steps_per_epoch = len(dataset) // args.train_batch_size // args.gradient_accumulation_steps
+        steps_per_epoch = len(dataset) // streams // args.gradient_accumulation_steps
         self._resuming = state.global_step % max(steps_per_epoch, 1) > 0
         if self._resuming:
-            file = Path(args.output_dir) / f"checkpoint-{state.global_step}" / self.FILE
-            if not file.is_file():
-                raise ValueError(f"{file.parent} has no {self.FILE}: it was not written by a run with CarryState.")
-            self.state = RetNetState.load(file, model.config, model.device)
+            folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            whole = self._load(folder, model)
+            if whole.layers[0].batch_size != streams:
+                raise ValueError(f"{folder} has the state of {whole.layers[0].batch_size} rows, and this run has {streams}.")
+            first = args.process_index * batch_size
+            self.state = whole.select(list(range(first, first + batch_size)))
+
+    def _load(self, folder: Path, model: nn.Module) -> RetNetState:
+        """The state of all rows, of however many processes."""
+        whole = Path(self.FILE)
+        numbered = sorted(folder.glob(f"{whole.stem}.*{whole.suffix}"), key=lambda file: int(file.suffixes[-2][1:]))
+        files = numbered or [folder / self.FILE]
+        if not files[0].is_file():
+            raise ValueError(f"{folder} has no {self.FILE}: it was not written by a run with CarryState.")
+        return RetNetState.concatenate(RetNetState.load(file, model.config, model.device) for file in files)
 
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
         if not self._resuming:
@@ -209,7 +233,9 @@ class CarryState(TrainerCallback):
 
     def on_save(self, args, state, control, **kwargs) -> None:
         if self.state is not None:
-            self.state.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / self.FILE)
+            own = Path(self.FILE)
+            name = self.FILE if args.world_size == 1 else f"{own.stem}.{args.process_index}{own.suffix}"
+            self.state.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / name)
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
         self._remove_hooks()

@@ -1,11 +1,15 @@
 """Streams: scores do not depend on the cut, memory not on the length, and training carries the state."""
 
 import math
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from streams_ranks import SEGMENT, STEPS_PER_EPOCH, STREAMS, train
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
+from torchrun import torchrun
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
@@ -83,7 +87,7 @@ def test_streams_continue_from_batch_to_batch():
     rows = [item["input_ids"].tolist() for item in dataset]
     assert rows[0::2] == [list(range(start, start + 5)) for start in range(0, 25, 5)]
     assert rows[1::2] == [list(range(start, start + 5)) for start in range(25, 50, 5)]
-    with pytest.raises(ValueError, match="tokens must be at least batch_size \\* segment_length = 100, got 50"):
+    with pytest.raises(ValueError, match=r"batch_size \* processes \* segment_length = 100, got 50"):
         TokenStreams(torch.arange(50), batch_size=10, segment_length=10)
 
 
@@ -136,9 +140,7 @@ def test_workers_share_the_batches(tmp_path):
 def test_rows_that_would_not_continue_each_other_are_refused(tmp_path):
     arguments = TrainingArguments(tmp_path, per_device_train_batch_size=4, report_to=[], max_steps=1)
     run = Trainer(build(), arguments, train_dataset=TokenStreams(torch.arange(40), 2, 10), callbacks=[CarryState()])
-    with pytest.raises(
-        ValueError, match="made for one process and batch_size 2, but the Trainer runs 1 with a batch size of 4"
-    ):
+    with pytest.raises(ValueError, match="made for batch_size 2 and 1 processes, but the Trainer runs with 4 and 1"):
         run.train()
     blocks = [{"input_ids": torch.arange(9), "labels": torch.arange(9)}]
     run = Trainer(build(), arguments, train_dataset=blocks, callbacks=[CarryState()])
@@ -168,6 +170,27 @@ def test_a_resumed_run_carries_on_with_the_state(tmp_path):
     again = trainer(build(), tmp_path / "cut", [CarryState()], tokens, **options)
     with pytest.raises(ValueError, match="has no carried_state.safetensors"):
         again.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
+
+
+def test_processes_carry_the_states_of_their_rows(tmp_path):
+    """Two processes train as one does; each number of them goes on from a checkpoint of the other."""
+    build().save_pretrained(tmp_path / "model")
+    torch.save(torch.randint(0, 40, (STREAMS * SEGMENT * STEPS_PER_EPOCH,)), tmp_path / "tokens.pt")
+    train(tmp_path, tmp_path / "one", 1)
+    torchrun(2, "streams_ranks.py", tmp_path, tmp_path / "two")
+    for first, second in (("one", "two"), ("two", "one")):
+        shutil.copytree(tmp_path / first / "checkpoint-4", tmp_path / f"{second} after {first}" / "checkpoint-4")
+    torchrun(2, "streams_ranks.py", tmp_path, tmp_path / "two after one", "resumed")
+    train(tmp_path, tmp_path / "one after two", 1, resumed=True)
+    assert sorted(path.name for path in (tmp_path / "two" / "checkpoint-4").glob("carried*")) == [
+        "carried_state.0.safetensors",
+        "carried_state.1.safetensors",
+    ]
+    expected = load_file(tmp_path / "one" / "final" / "model.safetensors")
+    for run in ("two", "two after one", "one after two"):
+        weights = load_file(tmp_path / run / "final" / "model.safetensors")
+        for name, weight in expected.items():
+            torch.testing.assert_close(weights[name], weight, rtol=0, atol=2e-5, msg=f"{run}, {name}")
 
 
 def test_a_run_that_fails_leaves_no_hooks_for_the_next(tmp_path):

@@ -1,0 +1,51 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Training on streams, in one process or several; test_streaming.py runs it.
+
+Arguments: the folder of the model and the tokens, the one of the run, and "resumed" where it has a checkpoint.
+"""
+
+import gc
+import os
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+from retnet_hf import CarryState, TokenStreams
+
+
+STREAMS, SEGMENT = 4, 16
+STEPS_PER_EPOCH = 6
+
+
+def train(given: Path, output: Path, processes: int, resumed: bool = False) -> None:
+    """Eight steps, more than an epoch, with a checkpoint after four; ends with the weights in `output`/final."""
+    arguments = TrainingArguments(
+        output_dir=str(output),
+        per_device_train_batch_size=STREAMS // processes,
+        max_steps=8,
+        save_steps=4,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        dataloader_num_workers=2,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = Trainer(
+        AutoModelForCausalLM.from_pretrained(given / "model"),
+        arguments,
+        train_dataset=TokenStreams(torch.load(given / "tokens.pt"), STREAMS // processes, SEGMENT, processes),
+        callbacks=[CarryState()],
+    )
+    trainer.train(resume_from_checkpoint=resumed)
+    trainer.save_model(str(output / "final"))
+
+
+if __name__ == "__main__":
+    gc.disable()
+    torch.set_num_threads(1)
+    train(Path(sys.argv[1]), Path(sys.argv[2]), int(os.environ["WORLD_SIZE"]), "resumed" in sys.argv)
