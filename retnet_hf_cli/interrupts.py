@@ -14,12 +14,16 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import NoReturn
 
+from . import ranks
+
 
 INTERRUPTED = 130
 
 
 def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
     """A handler of SIGINT: one line on stderr, and the exit code of Ctrl-C."""
+    if not ranks.FIRST:
+        os._exit(INTERRUPTED)
     clear = b"\r\x1b[2K\x1b[?25h" if sys.stderr is not None and sys.stderr.isatty() else b""  # of a spinner, the cursor too
     os.write(2, clear + b"retnet-hf: interrupted\n")
     os._exit(INTERRUPTED)

@@ -8,14 +8,19 @@
 import io
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from conversion.errors import CheckpointError, first_line
 
+from . import ranks
 from .app import Abort, UsageError, app
 from .errors import InputError, Interrupted
 from .interrupts import INTERRUPTED
+
+
+PATIENCE = 3.0  # seconds that the first of several processes has to say why, before what started them ends all
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def complain(message: str, code: int) -> int:
-    """One line on stderr. Returns the exit code."""
+    """One line on stderr, of the first process. Returns the exit code."""
+    if not ranks.FIRST:
+        time.sleep(PATIENCE)
+        return code
     print(f"retnet-hf: {' '.join(message.split())}", file=sys.stderr)
     return code

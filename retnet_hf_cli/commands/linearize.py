@@ -11,6 +11,7 @@ from rich.console import Console
 
 from conversion.replaced_folder import require_apart
 
+from .. import ranks
 from ..errors import InputError
 from ..known_names import DECAY_SCHEDULES
 from ..libraries import loading
@@ -97,7 +98,7 @@ def linearize(
     subset: Subset = None,
     eval_fraction: EvalFraction = 0.05,
     block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 512,
-    batch_size: Annotated[int, training_option(min=1, help="Sequences in a step.")] = 8,
+    batch_size: Annotated[int, training_option(min=1, help="Sequences in a step, of all processes together.")] = 8,
     minutes: Annotated[
         float | None,
         training_option(
@@ -145,6 +146,8 @@ def linearize(
 
     retnet-hf linearize my-llama book.txt --resume      (after Ctrl-C, a crash or a power cut)
 
+    torchrun --nproc-per-node 2 -m retnet_hf_cli linearize my-llama book.txt      (processes share out each step)
+
     Ctrl-C saves a checkpoint and stops; a second one stops at once.
     The folder holds model, tokenizer, loss curves, and a model card that sets the model beside its source: perplexity,
     recall, memory, speed.
@@ -160,12 +163,14 @@ def linearize(
         require_text(text)
     if folder.occupied and resume and not folder.partial.exists():
         raise InputError(f"{folder.output} is finished; --overwrite begins anew")
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=not ranks.FIRST)
+    ranks.share_of(batch_size)
     with loading(console):
         from ..linearizing.pipeline import Linearization, source_config, source_digest, streams_of
         from ..linearizing.recipe import KeptLayers, Recipe
         from ..text.corpus import digest_of, load_tokenizer, read_enough
 
+    ranks.join()
     if keep_attention is not None:
         KeptLayers.parse(keep_attention)
     recipe = Recipe(

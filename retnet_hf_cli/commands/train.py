@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .. import ranks
 from ..errors import InputError
 from ..known_names import PRESETS
 from ..libraries import loading
@@ -81,7 +82,7 @@ def train(
     minutes: Annotated[
         float | None, training_option(min=0.001, help="Train no longer than this; the learning rate decays by then.")
     ] = None,
-    batch_size: Annotated[int, training_option(min=1, help="Sequences in a step.")] = 8,
+    batch_size: Annotated[int, training_option(min=1, help="Sequences in a step, of all processes together.")] = 8,
     lr: Annotated[float, training_option(min=0.0, help="Highest learning rate.")] = 1e-3,
     weight_decay: Annotated[float, training_option(min=0.0, help="Of AdamW.")] = 0.1,
     form: Annotated[
@@ -106,6 +107,8 @@ def train(
 
     retnet-hf train book.txt --resume      (after Ctrl-C, a crash or a power cut)
 
+    torchrun --nproc-per-node 2 -m retnet_hf_cli train book.txt      (processes share out each step)
+
     Ctrl-C saves a checkpoint and stops; a second one stops at once.
     The folder holds model, tokenizer, loss curve and model card.
     """
@@ -115,7 +118,8 @@ def train(
         raise InputError("--preset and --config exclude each other")
     for source in texts:
         require_text(source)
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=not ranks.FIRST)
+    ranks.share_of(batch_size)
     with loading(console):
         from retnet_hf.configuration_retnet import RetNetConfig
 
@@ -124,6 +128,7 @@ def train(
         from ..training.progress import complete
         from ..training.run import read_config
 
+    ranks.join()
     recipe = Recipe(
         preset=preset or (None if config else "tiny"),
         config=None if config is None else read_config(config, RetNetConfig),

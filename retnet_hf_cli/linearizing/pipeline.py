@@ -32,6 +32,7 @@ from linearization.alignment import retention_layers
 from linearization.report import measure_layers
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
+from .. import ranks
 from ..cpu_threads import cpu_threads, training_threads
 from ..errors import InputError
 from ..interrupts import leaving_order
@@ -203,7 +204,10 @@ class Linearization(Job):
         Raises:
             InputError: if something stands in the way. Interrupted: after Ctrl-C, with a checkpoint saved.
         """
-        self._begin()
+        ranks.wait()  # until all have looked at what is in the folder
+        if ranks.FIRST:
+            self._begin()
+        self.threads = ranks.of_first(lambda: self.threads)
         start = time.monotonic()
         try:
             self._train_and_finish()
@@ -211,7 +215,8 @@ class Linearization(Job):
             require_memory_for(error, StageRun.smaller_options)
             raise
         finally:
-            self._discard()
+            if ranks.FIRST:
+                self._discard()
         minutes = (time.monotonic() - start) / 60
         self.console.print(f"linearized in {minutes:.1f} minutes, saved: {self.folder.output}", markup=False, soft_wrap=True)
 
@@ -219,7 +224,7 @@ class Linearization(Job):
         before = None
         for number, (stage, steps) in enumerate(self.stages, 1):
             folder = TrainingFolder(self.folder.partial / stage.name, self.folder.command)
-            if not (folder.output / "config.json").exists():
+            if not ranks.of_first((folder.output / "config.json").exists):
                 with self._on_threads():
                     run = self._prepare(stage, steps, number, folder, before)
                 with resumable():
@@ -228,8 +233,10 @@ class Linearization(Job):
                 self.let_go()
             before = folder.output
         with leaving_order(), self._on_threads():
-            student = self._load(before).to(self.teacher.dtype).eval()
-            finish(self, self.teacher, student, [stage for stage, _ in self.stages])
+            if ranks.FIRST:
+                student = self._load(before).to(self.teacher.dtype).eval()
+                finish(self, self.teacher, student, [stage for stage, _ in self.stages])
+            ranks.wait()
 
     def _on_threads(self) -> AbstractContextManager[None]:
         """On as many as were asked for, or found to be the fastest."""
@@ -287,7 +294,7 @@ class Linearization(Job):
             self.let_go(of_teacher=True)
         model = self.first_student() if stage is AlignmentRun else self._load(before)
         teacher = self.teacher if stage.asks_teacher(recipe) else None
-        if self.threads is None:
+        if self.threads is None and ranks.RANKS == 1:  # several have as many as they were started with
             self.threads = training_threads(model, lambda: _trial_step(model, self.training[: 2 * recipe.block_size]))
             self._write_record()
         if teacher is None:
@@ -302,7 +309,7 @@ class Linearization(Job):
             training=training,
             evaluation=evaluation,
             checkpoint=checkpoint,
-            threads=self.threads,
+            threads=self.threads or torch.get_num_threads(),
             eval_every=self.eval_every or max(1, steps // 10),
             data_digest=self.digest,
             number=number,
@@ -318,7 +325,9 @@ class Linearization(Job):
         chosen = blocks[order[: self.recipe.distill_steps * self.recipe.batch_size]].long()
         with self.console.status(f"asking the source about {len(chosen):,} blocks"):
             batches = chosen.split(max(1, ASKED_TOKENS // chosen.shape[1]))
-            store_teacher(self.teacher, batches, folder, self.recipe.top_logits)
+            if ranks.FIRST:
+                store_teacher(self.teacher, batches, folder, self.recipe.top_logits)
+            ranks.wait()
         return StoredTeacher(folder)
 
 

@@ -19,6 +19,7 @@ from linearization import AlignmentTrainer, DistillationTrainer, prepare_for_ali
 from linearization.report import Training
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
+from .. import ranks
 from ..errors import InputError, Interrupted
 from ..text.training import TextTrainer
 from ..training.report import draw_loss_curve, perplexity
@@ -140,8 +141,9 @@ class StageRun(TrainingRun):
         (partial / TRAINING).write_text(json.dumps(dataclasses.asdict(training)), encoding="utf-8")
 
     def published(self, signal_number: int | None) -> None:
-        for checkpoint in self.folder.output.glob("checkpoint-*"):  # nobody goes on from a stage that is done
-            shutil.rmtree(checkpoint)
+        if ranks.FIRST:
+            for checkpoint in self.folder.output.glob("checkpoint-*"):  # nobody goes on from a stage that is done
+                shutil.rmtree(checkpoint)
         if signal_number is not None:  # rather than begin the next stage
             raise Interrupted(f"interrupted at the end of the stage {self.name}", signal_number)
 

@@ -18,6 +18,7 @@ from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.model_card import model_card
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
+from .. import ranks
 from ..cpu_threads import cpu_threads, decoding_threads, training_threads
 from ..errors import InputError
 from ..training.folder import TrainingFolder
@@ -195,7 +196,7 @@ def prepare(
     elif recipe.tokenizer is not None:
         tokenizer = load_tokenizer(recipe.tokenizer)
     else:
-        tokenizer = train_tokenizer(training_text, recipe.vocab_size)
+        tokenizer = ranks.of_first(lambda: train_tokenizer(training_text, recipe.vocab_size))
     config = recipe.model_config(tokenizer)
     training, evaluation = (
         TokenBlocks(encode(part, tokenizer), recipe.block_size) for part in (training_text, evaluation_text)
@@ -231,7 +232,7 @@ def prepare(
         eval_every=eval_every or max(1, steps // 10),
         data_digest=digest,
     )
-    if threads is None and record is None:
+    if threads is None and record is None and ranks.RANKS == 1:  # several have as many as they were started with
         run.threads = training_threads(model, lambda: _trial_step(run))
     return run
 

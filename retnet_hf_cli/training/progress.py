@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.text import Text
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from .. import ranks
 from ..errors import Interrupted
 from ..interrupts import leaving_order
 from .run import TrainingRun
@@ -117,7 +118,7 @@ def show_training(run: TrainingRun, console: Console) -> None:
     start, progress = time.monotonic(), RichProgress(console, run)
     with leaving_order():
         try:
-            run.train([progress])
+            run.train([progress] if ranks.FIRST else [])
         finally:
             progress.progress.stop()
     time_up = ", when its time was up" if run.log and run.log[-1]["step"] < run.schedule.steps else ""

@@ -28,13 +28,14 @@ from transformers import (
 
 from conversion.errors import first_line
 
+from .. import ranks
 from ..cpu_threads import cpu_threads
 from ..errors import InputError, Interrupted
 from ..interrupts import handling
 from .folder import RECORD, TrainingFolder
 
 
-@dataclass(frozen=True)
+@dataclass
 class Schedule:
     """How long a run lasts: so many steps, or minutes on the clock, whichever ends first."""
 
@@ -42,10 +43,23 @@ class Schedule:
     minutes: float | None = None
     started: float = field(default_factory=time.monotonic)
     last_lr: float = 0.1  # learning rate at the end, as a share of the highest
+    agreed: float | None = None  # seconds since the start, where several processes have to go by one clock
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.started if self.agreed is None else self.agreed
+
+    def agree(self, signal_number: int | None = None) -> int | None:
+        """Takes the latest time of all processes for that of each, and returns the signal that any of them has heard."""
+        if ranks.RANKS == 1:
+            return signal_number
+        heard, self.agreed = ranks.highest(signal_number or 0, time.monotonic() - self.started)
+        return int(heard) or None
 
     def fraction(self, step: int) -> float:
         """How much of the run is over, from 0 to 1."""
-        by_clock = 0.0 if self.minutes is None else (time.monotonic() - self.started) / (60 * self.minutes)
+        by_clock = 0.0 if self.minutes is None else self.seconds / (60 * self.minutes)
         return min(1.0, max(step / self.steps, by_clock))
 
     def lr_factor(self, step: int) -> float:
@@ -77,6 +91,7 @@ class Supervisor(TrainerCallback):
         self.signal: int | None = None
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.signal = self.schedule.agree(self.signal)
         if self.signal is not None:
             control.should_evaluate, control.should_save, control.should_training_stop = False, True, True
         elif self.schedule.fraction(state.global_step) >= 1:
@@ -89,12 +104,18 @@ class Supervisor(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Takes the first Ctrl-C, or request to terminate, as a wish to stop after this step; the second acts as always."""
+        """Takes the first Ctrl-C, or request to terminate, as a wish to stop after this step; the second acts as always.
+
+        What starts several processes passes a Ctrl-C on to those that have heard it already, and ends them itself if they
+        take long.
+        """
         numbers = signal.SIGINT, signal.SIGTERM
         before = {number: signal.getsignal(number) for number in numbers}
 
         def remember(number: int, frame: object) -> None:
             self.signal = number
+            if ranks.RANKS > 1:
+                return
             for other, handler in before.items():
                 signal.signal(other, handler)
 
@@ -191,15 +212,11 @@ class TrainingRun:
             InputError: if the loss diverges, or disk or memory run out.
             Interrupted: after Ctrl-C, with a checkpoint saved.
         """
-        self.folder.begin(resume=self.checkpoint is not None)
-        record = {
-            "command": self.folder.command,
-            "recipe": asdict(self.recipe),
-            "data": self.data_digest,
-            "threads": self.threads,
-            "steps": self.schedule.steps,
-        }
-        (self.folder.partial / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
+        ranks.wait()  # until all have looked at what is in the folder
+        if ranks.FIRST:
+            self._begin()
+        ranks.wait()
+        self.schedule.agree()
         supervisor = Supervisor(self.schedule, self.rate_option)
         trainer = self.trainer(
             model=self.model,
@@ -217,10 +234,13 @@ class TrainingRun:
                     trainer.state = TrainerState.load_from_json(str(self.checkpoint / "trainer_state.json"))
                     self.model = trainer.model = self.reloaded(self.checkpoint)
                 self.log = trainer.state.log_history
+                supervisor.signal = self.schedule.agree(supervisor.signal)
                 if supervisor.signal is not None:
                     raise Interrupted(f"interrupted at step {trainer.state.global_step}", supervisor.signal)
-                self.finish(trainer)
-                self.folder.publish()
+                if ranks.FIRST:
+                    self.finish(trainer)
+                    self.folder.publish()
+                ranks.wait()
                 self.published(supervisor.signal)
         except (InputError, Interrupted):
             raise
@@ -230,15 +250,29 @@ class TrainingRun:
             require_memory_for(error, self.smaller_options)
             raise
         finally:
-            self.folder.discard()
+            if ranks.FIRST:
+                self.folder.discard()
+
+    def _begin(self) -> None:
+        """Makes the partial folder, with a record of what makes the run."""
+        self.folder.begin(resume=self.checkpoint is not None)
+        record = {
+            "command": self.folder.command,
+            "recipe": asdict(self.recipe),
+            "data": self.data_digest,
+            "threads": self.threads,
+            "steps": self.schedule.steps,
+        }
+        (self.folder.partial / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
 
     def arguments(self, **overrides: Any) -> TrainingArguments:
         """Arguments of the trainer."""
         recipe, steps = self.recipe, self.schedule.steps
+        batch_size = ranks.share_of(recipe.batch_size)
         fields = {
             "output_dir": str(self.folder.partial),
-            "per_device_train_batch_size": recipe.batch_size,
-            "per_device_eval_batch_size": recipe.batch_size,
+            "per_device_train_batch_size": batch_size,
+            "per_device_eval_batch_size": batch_size,
             "max_steps": steps,
             "learning_rate": recipe.lr,
             "weight_decay": recipe.weight_decay,
@@ -253,6 +287,7 @@ class TrainingRun:
             "save_total_limit": 1,
             "remove_unused_columns": False,
             "dataloader_pin_memory": torch.accelerator.is_available(),
+            "use_cpu": not torch.accelerator.is_available(),  # said, or accelerate connects no processes
             "disable_tqdm": True,
             "report_to": "none",
         }

@@ -1,0 +1,117 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf train` and `linearize` under `torchrun`: two processes make what one does, and stop on one Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_cli_linearize import make_source
+from torchrun import free_port
+
+from retnet_hf_cli import ranks
+from retnet_hf_cli.errors import InputError
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+TRAIN = "train book.txt --config sizes.json --vocab-size 300 --block-size 32 --batch-size 4 --eval-every 6"
+LINEARIZE = "linearize llama book.txt --block-size 32 --batch-size 4 --distill-steps 4"
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A working directory with a source, a text, and sizes of a model."""
+    monkeypatch.chdir(tmp_path)
+    make_source(tmp_path)
+    Path("sizes.json").write_text(json.dumps(SIZES))
+    return tmp_path
+
+
+def start(processes: int, arguments: str) -> subprocess.Popen:
+    """The command in so many processes, as a terminal would start it: what it says on one pipe."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    command = command + ["--master-port", str(free_port()), "-m"] if processes > 1 else [sys.executable, "-m"]
+    return subprocess.Popen(
+        [*command, "retnet_hf_cli", *arguments.split()],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(processes: int, arguments: str) -> str:
+    """Everything that the command says."""
+    said, _ = start(processes, arguments).communicate(timeout=240)
+    return said
+
+
+def same_weights(one: str, other: str, tolerance: float) -> None:
+    expected, found = (load_file(Path(folder) / "model.safetensors") for folder in (one, other))
+    assert expected.keys() == found.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=tolerance, msg=f"{other}, {name}")
+
+
+def test_two_processes_train_what_one_does_and_one_of_them_speaks(workplace):
+    run(1, f"{TRAIN} --steps 12 -o one")
+    said = run(2, f"{TRAIN} --steps 12 -o two")
+    assert said.count("step     12 of 12") == said.count("saved: ") == said.count("try it: retnet-hf generate two") == 1
+    same_weights("one", "two", 1e-4)
+    assert not Path("two.partial").exists()
+    assert (Path("two") / "checkpoint-12" / "rng_state_1.pth").exists()
+
+    said = run(2, f"{TRAIN} --steps 12 -o two")
+    assert said.count("is not empty: --resume continues the run in it") == 1
+
+
+def test_one_ctrl_c_stops_all_and_the_run_goes_on(workplace):
+    process = start(2, f"{TRAIN} --steps 40 -o two")
+    said = ""
+    while "step      6 of 40" not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+    rest, _ = process.communicate(timeout=120)
+    assert rest.count("which is saved: the same command with --resume continues from there") == 1
+    assert process.returncode != 0
+    [checkpoint] = Path("two.partial").glob("checkpoint-*")
+    assert 6 <= int(checkpoint.name.rpartition("-")[2]) < 40
+
+    assert f"continuing after step {checkpoint.name.rpartition('-')[2]}" in run(2, f"{TRAIN} --steps 40 -o two --resume")
+    run(1, f"{TRAIN} --steps 40 -o one")
+    same_weights("one", "two", 1e-2)  # what rounding grows to in so many steps of Adam
+
+
+def test_two_processes_linearize_as_one_does(workplace):
+    """But stage 1: its loss is relative to what a process reads, and halves of a batch have another mean than the whole."""
+    run(1, f"{LINEARIZE} --align-steps 0 -o one")
+    said = run(2, f"{LINEARIZE} --align-steps 0 -o two")
+    assert said.count("stage 1 of 1, distill") == said.count("linearized in") == 1
+    same_weights("one", "two", 1e-4)
+
+    said = run(2, f"{LINEARIZE} --align-steps 4 --top-logits 8 -o both")
+    assert said.count("stage 1 of 2, align") == said.count("stage 2 of 2, distill") == 1
+    aligned, distilled = json.loads(Path("both/linearization.json").read_text())["trainings"]
+    assert aligned["after"] < aligned["before"]
+    assert distilled["after"] < distilled["before"]
+    assert not Path("both.partial").exists()
+
+
+def test_what_cannot_be_shared_out_is_refused(monkeypatch):
+    monkeypatch.setattr(ranks, "RANKS", 3)
+    with pytest.raises(InputError, match="--batch-size must be a multiple of the 3 processes that share it out, got 8"):
+        ranks.share_of(8)
+    assert ranks.share_of(9) == 3
+    with pytest.raises(InputError, match="retnet-hf demo runs in one process; of 3, only train and linearize make use"):
+        ranks.require_one("demo")
