@@ -18,14 +18,15 @@ def test_ranks_that_share_sequences_compute_what_one_process_does(ranks):
     torchrun(ranks, "context_parallel_ranks.py")
 
 
-def test_the_program_of_the_guide_runs_by_its_own_line(tmp_path):
+@pytest.mark.parametrize("program", ["train_sharded.py", "train_long.py"])
+def test_the_programs_of_the_guide_run_by_their_own_lines(program, tmp_path, monkeypatch):
     guide = (Path(__file__).parent.parent / "docs" / "guides" / "scale.md").read_text(encoding="utf-8")
-    program = re.search(r"`(\w+\.py)`:\n\n```py\n(.*?)```", guide, re.DOTALL)
-    (tmp_path / program[1]).write_text(program[2], encoding="utf-8")
-    line = re.search(r"^torchrun --nproc-per-node 2 (\S+)$", guide, re.MULTILINE)
-    assert line[1] == program[1]
-    printed = torchrun(2, tmp_path / program[1], OMP_NUM_THREADS="1")
-    losses = [float(loss) for loss in re.findall(r"^step \d: loss ([\d.]+), 4096 tokens a rank$", printed, re.MULTILINE)]
+    text = re.search(rf"`{program}`:\n\n```py\n(.*?)```", guide, re.DOTALL)[1]
+    (tmp_path / program).write_text(text, encoding="utf-8")
+    assert re.search(rf"^torchrun --nproc-per-node 2 {program}$", guide, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    printed = torchrun(2, tmp_path / program, OMP_NUM_THREADS="1")
+    losses = [float(loss) for loss in re.findall(r"^step \d: loss ([\d.]+)", printed, re.MULTILINE)]
     assert len(losses) == 3
     assert losses[0] > losses[1] > losses[2]
 
