@@ -35,6 +35,7 @@ from accelerate import Accelerator
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers.distributed import DistributedConfig
 import retnet_hf
 
 folder = sys.argv[1]
@@ -68,14 +69,18 @@ with torch.no_grad():
 
 data = [{"input_ids": row, "labels": row} for row in torch.load(folder + "/data.pt")]
 training = json.load(open(folder + "/training.json"))
-trainer = Trainer(
-    model=fresh(),
-    args=TrainingArguments(output_dir=folder + "/out", per_device_train_batch_size=2, **training),
-    train_dataset=data,
-)
-trainer.train()
-results["losses"] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-results["weights"] = accelerator.unwrap_model(trainer.model).state_dict()
+sharded = AutoModelForCausalLM.from_pretrained(folder + "/model", distributed_config=DistributedConfig(fsdp_size=2))
+for name, model in {"plain": fresh(), "sharded": sharded.train()}.items():
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(output_dir=folder + "/out", per_device_train_batch_size=2, **training),
+        train_dataset=data,
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    weights = accelerator.unwrap_model(trainer.model).state_dict()
+    weights = {key: getattr(weight, "full_tensor", lambda: weight)() for key, weight in weights.items()}
+    results[name] = {"losses": losses, "weights": weights}
 if rank == 0:
     torch.save(results, folder + "/results.pt")
 accelerator.end_training()
@@ -127,7 +132,8 @@ def test_sharded_logits(model, ids, results):
         close(results["logits"], model.eval()(ids).logits)
 
 
-def test_trainer_in_two_processes_is_trainer_in_one(data, results, tmp_path):
+@pytest.mark.parametrize("kind", ["plain", "sharded"])
+def test_trainer_in_two_processes_is_trainer_in_one(data, results, tmp_path, kind):
     trainer = Trainer(
         model=small_model().train(),
         args=TrainingArguments(output_dir=str(tmp_path), per_device_train_batch_size=4, **TRAINING),
@@ -136,6 +142,6 @@ def test_trainer_in_two_processes_is_trainer_in_one(data, results, tmp_path):
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == 4
-    assert results["losses"] == pytest.approx(losses, rel=1e-4)
+    assert results[kind]["losses"] == pytest.approx(losses, rel=1e-4)
     for name, weight in trainer.model.state_dict().items():
-        close(results["weights"][name], weight, 1e-3)
+        close(results[kind]["weights"][name], weight, 1e-3)
