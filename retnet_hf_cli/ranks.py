@@ -4,7 +4,8 @@
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
 from .errors import InputError
 
@@ -12,7 +13,10 @@ from .errors import InputError
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 FIRST = RANK == 0
 
+PATIENCE = timedelta(days=7)  # with the first process, which reads, measures and writes for all
+
 T = TypeVar("T")
+_on_hosts: Any = None  # a process group beside that of the devices, so that none of them has to be waited for
 
 
 def require_one(command: str) -> None:
@@ -42,7 +46,9 @@ def join() -> None:
         import torch
         from accelerate import PartialState
 
+        global _on_hosts
         PartialState(cpu=not torch.accelerator.is_available())
+        _on_hosts = torch.distributed.new_group(backend="gloo", timeout=PATIENCE)
 
 
 def wait() -> None:
@@ -50,7 +56,7 @@ def wait() -> None:
     if RANKS > 1:
         from torch import distributed
 
-        distributed.barrier()
+        distributed.barrier(_on_hosts)
 
 
 def of_first(make: Callable[[], T]) -> T:
@@ -65,7 +71,7 @@ def of_first(make: Callable[[], T]) -> T:
             made[0] = make()
         except InputError as error:
             made[1] = error
-    distributed.broadcast_object_list(made)
+    distributed.broadcast_object_list(made, group=_on_hosts)
     if made[1] is not None:
         raise made[1]
     return made[0]
@@ -78,7 +84,6 @@ def highest(*numbers: float) -> tuple[float, ...]:
     import torch
     from torch import distributed
 
-    on_gpus = distributed.get_backend() == "nccl"
-    values = torch.tensor(numbers, dtype=torch.float64, device="cuda" if on_gpus else "cpu")
-    distributed.all_reduce(values, distributed.ReduceOp.MAX)
+    values = torch.tensor(numbers, dtype=torch.float64)
+    distributed.all_reduce(values, distributed.ReduceOp.MAX, _on_hosts)
     return tuple(values.tolist())
