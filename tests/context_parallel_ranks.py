@@ -36,9 +36,9 @@ SHORT = {"decay_schedule": [0.001, 0.004, 0.002, 0.005]}  # nothing is seen thro
 MODELS = {
     "plain": ("fla", {}),
     "short decays": ("fla", SHORT | {"num_attention_heads": 4}),
-    "states of several sizes": ("grouped", {}),
-    "post-norm": ("torchscale", {}),
 }
+if ranks == 2:  # whatever the number of ranks
+    MODELS |= {"states of several sizes": ("grouped", {}), "post-norm": ("torchscale", {})}
 
 
 def about(*what):

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What test_parallel_engines.py runs in 2 and in 4 processes, each of which compares with one process, in float64."""
+"""What test_parallel_engines.py runs in 2 and then in 4 processes, each of which compares with one process, in float64."""
 
 import gc
 import sys
@@ -18,6 +18,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.distributed import DistributedConfig
+from transformers.distributed.checkpoint import load_optimizer_distributed, save_optimizer_distributed
 
 from retnet_hf import RetNetForMaskedLM, ViRBackbone, context_parallel, shard_sequence
 
@@ -126,6 +127,15 @@ def distributed(path, model_class=AutoModelForCausalLM, **sizes):
     return model.eval()
 
 
+def train(model, seeds, optimizer, share=0, shares=1):
+    """A step on each of some batches, of which this is a rank's share."""
+    for seed in seeds:
+        rows = random_ids(4, 24, seed).chunk(shares)[share]
+        model(rows, labels=rows).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def on_two():
     mesh = init_device_mesh("cpu", (2,))
     for name, whole, path in whole_models():
@@ -181,6 +191,12 @@ def on_two():
             assert any(hasattr(weight, "full_tensor") for weight in model.parameters()), name
             same_other_model(model, whole, inputs, f"{engine}, {name}", *share)
 
+    model = distributed(folder / "fla", fsdp_size=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, (0, 1), optimizer, rank, 2)
+    model.save_pretrained(folder / "sharded", distributed_checkpoint=True)
+    save_optimizer_distributed(model, optimizer, str(folder / "optimizer"))
+
     path = saved(small_model("hybrid", num_key_value_heads=1), "one head of keys")
     with pytest.raises(ValueError, match="num_key_value_heads must be a multiple of the 2 ranks"):
         distributed(path, tp_size=2)
@@ -192,6 +208,16 @@ def on_four():
         same_language_model(model, whole, f"hybrid sharding, {name}", rank, 4)
         model = distributed(path, fsdp_size=2, tp_size=2)
         same_language_model(model, whole, f"tensor parallel and FSDP2, {name}", rank // 2, 2)
+
+    # what two ranks began, with their weights shared out, goes on in two groups of two that share heads
+    model = distributed(folder / "sharded", fsdp_size=2, tp_size=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    load_optimizer_distributed(model, optimizer, str(folder / "optimizer"))
+    train(model, (2, 3), optimizer, rank // 2, 2)
+    whole = AutoModelForCausalLM.from_pretrained(folder / "fla", dtype=torch.float64)
+    train(whole, range(4), torch.optim.AdamW(whole.parameters(), lr=1e-2))
+    for (name, weight), expected in zip(model.named_parameters(), whole.parameters()):
+        same(full(weight), expected, f"resumed, {name}", 1e-8)  # Adam divides by the size of gradients
 
     # two groups share the rows, two ranks of each group share their tokens, and all four the weights
     whole = LANGUAGE_MODELS["fla"]

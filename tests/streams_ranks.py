@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Training on streams, in one process or several; test_streaming.py runs it.
 
-Arguments: the folder of the model and the tokens, the one of the run, and "resumed" where it has a checkpoint.
+Arguments: the folder of the model and the tokens, the one of a run, and the one of a run that goes on from a checkpoint.
 """
 
 import gc
@@ -48,4 +48,6 @@ def train(given: Path, output: Path, processes: int, resumed: bool = False) -> N
 if __name__ == "__main__":
     gc.disable()
     torch.set_num_threads(1)
-    train(Path(sys.argv[1]), Path(sys.argv[2]), int(os.environ["WORLD_SIZE"]), "resumed" in sys.argv)
+    given, new, begun = map(Path, sys.argv[1:])
+    train(given, new, int(os.environ["WORLD_SIZE"]))
+    train(given, begun, int(os.environ["WORLD_SIZE"]), resumed=True)
