@@ -70,7 +70,7 @@ for kind, (dialect, fields) in MODELS.items():
         if kind != "plain" and name not in ("plain", "masked"):
             continue
         for order in ("contiguous", "head_to_tail"):
-            for continues in (False, True) if name != "numbers of documents" else (False,):
+            for continues in (False, True) if ranks == 2 and name != "numbers of documents" else (False,):
                 what = f"{kind}, {name}, {order}, continues: {continues}"
                 ids = random_ids(2, LENGTH, seed=1)
                 labels = ids.masked_fill(given.get("attention_mask", torch.ones_like(ids)) == 0, -100)

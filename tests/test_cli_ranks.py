@@ -20,7 +20,7 @@ from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.main import main
 
 
-pytestmark = pytest.mark.usefixtures("interruptible")
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 TRAIN = "train book.txt --config sizes.json --vocab-size 300 --block-size 32 --batch-size 4 --steps 24 --eval-every 6"
