@@ -13,7 +13,7 @@ import psutil
 import pytest
 from engine import expected, model_of, prompts
 from small_models import word_tokenizer
-from test_tensor_parallel import free_port
+from torchrun import free_port
 
 
 ASKED = prompts((5, 1, 40, 17, 3), seed=8)
