@@ -55,13 +55,7 @@ from .retention import (
     retention_map,
 )
 from .retention_plan import PackedDocuments, RetentionPlan
-from .retention_state import (
-    RetNetState,
-    RetNetStateLayer,
-    TakenIn,
-    install_retention_layers,
-    require_retention_alone,
-)
+from .retention_state import RetNetState, RetNetStateLayer, TakenIn, install_retention_layers, require_retention_alone
 from .sequence_layout import SequenceLayout, packed_positions, sequence_layout
 from .softmax_attention import attention_plan, softmax_attention
 from .state_layer import StateLayer, first_in_use

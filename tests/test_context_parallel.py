@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from small_models import small_model
-from torchrun import torchrun
+from torchrun import run_ranks, torchrun
 
 from retnet_hf import RetNetForMaskedLM, context_parallel, shard_sequence
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_that_share_sequences_compute_what_one_process_does(ranks):
-    torchrun(ranks, "context_parallel_ranks.py")
+def test_ranks_that_share_sequences_compute_what_one_process_does():
+    run_ranks([2, 4], "context_parallel_ranks.py")
 
 
 @pytest.mark.parametrize("program", ["train_sharded.py", "train_long.py"])

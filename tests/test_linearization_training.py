@@ -9,7 +9,7 @@ from test_linearization import source_of
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torchrun import torchrun
+from torchrun import run_ranks
 from transformers import TrainingArguments
 
 from linearization import AlignmentTrainer, align, measure_heads, prepare_for_alignment, transfer
@@ -123,7 +123,7 @@ def two_ranks(tmp_path_factory):
     student.save_pretrained(folder / "student")
     torch.save(ids, folder / "ids.pt")
     (folder / "rank.py").write_text(RANK, encoding="utf-8")
-    torchrun(2, folder / "rank.py", folder)
+    run_ranks([2], folder / "rank.py", folder)
     return teacher, student, ids, [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
 
 

@@ -2,10 +2,9 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Engines that share out data, weights, layers or heads: several processes compute what one does, in float64 to 1e-11."""
 
-from torchrun import torchrun
+from torchrun import run_ranks
 
 
 def test_every_engine_computes_what_one_process_does(tmp_path):
     """Four processes go on with what two have begun and saved in shares."""
-    for ranks in (2, 4):
-        torchrun(ranks, "parallel_engines_ranks.py", tmp_path)
+    run_ranks([2, 4], "parallel_engines_ranks.py", tmp_path)

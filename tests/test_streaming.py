@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from streams_ranks import SEGMENT, STEPS_PER_EPOCH, STREAMS, train
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from torchrun import torchrun
+from torchrun import run_ranks
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
@@ -178,7 +178,7 @@ def test_processes_carry_the_states_of_their_rows(tmp_path):
     torch.save(torch.randint(0, 40, (STREAMS * SEGMENT * STEPS_PER_EPOCH,)), tmp_path / "tokens.pt")
     train(tmp_path, tmp_path / "one", 1)
     shutil.copytree(tmp_path / "one" / "checkpoint-4", tmp_path / "two after one" / "checkpoint-4")
-    torchrun(2, "streams_ranks.py", tmp_path, tmp_path / "two", tmp_path / "two after one")
+    run_ranks([2], "streams_ranks.py", tmp_path, tmp_path / "two", tmp_path / "two after one")
     shutil.copytree(tmp_path / "two" / "checkpoint-4", tmp_path / "one after two" / "checkpoint-4")
     train(tmp_path, tmp_path / "one after two", 1, resumed=True)
     assert sorted(path.name for path in (tmp_path / "two" / "checkpoint-4").glob("carried*")) == [

@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_models import random_ids, small_model
 from test_checkpoint_loading import FOREIGN, foreign, write_folder
-from torchrun import torchrun
+from torchrun import run_ranks
 
 
 RANK = """
@@ -103,7 +103,7 @@ def run(tmp_path_factory):
         theirs, state_dict, config = foreign(dialect)
         published[dialect] = theirs, write_folder(folder / dialect.replace(" ", "_"), state_dict, config)
     (folder / "rank.py").write_text(RANK, encoding="utf-8")
-    torchrun(2, folder / "rank.py", folder, *(path for _, path in published.values()))
+    run_ranks([2], folder / "rank.py", folder, *(path for _, path in published.values()))
     return model, inputs, folder, published
 
 

@@ -6,12 +6,11 @@ Device maps and offloading are in test_saving_and_loading.py.
 """
 
 import json
-import sys
 
 import pytest
 import torch
 from small_models import close, random_ids, rounding, small_model
-from torchrun import free_port, torchrun
+from torchrun import free_port, run_launcher
 from transformers import Trainer, TrainingArguments
 
 
@@ -111,10 +110,10 @@ def results(model, ids, data, tmp_path_factory):
     torch.save(data, folder / "data.pt")
     (folder / "training.json").write_text(json.dumps(TRAINING))
     (folder / "process.py").write_text(PROCESS)
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
     launcher += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_ip=127.0.0.1"]
     launcher += [f"--main_process_port={free_port()}"]
-    torchrun(2, folder / "process.py", folder, launcher=launcher)
+    run_launcher(launcher, folder / "process.py", folder)
     return torch.load(folder / "results.pt")
 
 

@@ -3,9 +3,9 @@
 """DeepSpeed on CPUs: ZeRO-2 and ZeRO-3 in two processes train, and generate, as one process does."""
 
 import pytest
-from torchrun import torchrun
+from torchrun import run_ranks
 
 
 def test_two_processes_with_zero_compute_what_one_does(tmp_path):
     pytest.importorskip("deepspeed", reason="DeepSpeed is for Linux")
-    torchrun(2, "deepspeed_ranks.py", tmp_path, DS_ACCELERATOR="cpu")
+    run_ranks([2], "deepspeed_ranks.py", tmp_path, DS_ACCELERATOR="cpu")

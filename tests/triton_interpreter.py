@@ -239,15 +239,18 @@ class TrainedModel:
 
 def operators() -> dict[str, float]:
     """What PyTorch asks of operators: schema, results known without running, gradients, compilation with open sizes."""
-    for sizes in ({}, {"heads": 4, "groups": 2}, {"heads": 4, "groups": 2, "decays": 2, "tokens_first": True}):
-        case = Case(**({"length": 20, "key_dim": 16, "value_dim": 24, "batch": 2, "mask": True} | sizes))
+    quick = ("test_schema", "test_faketensor")
+    grouped = {"heads": 4, "groups": 2}
+    for sizes in ({}, grouped, grouped | {"decays": 2, "tokens_first": True}):
+        case = Case(**({"length": 5, "key_dim": 16, "value_dim": 24, "batch": 2, "mask": True} | sizes))
         leaves = [operand.requires_grad_() for operand in case.operands]
         operands = (*leaves[:3], case.log_decay, leaves[3], case.mask, None, 16)
-        torch.library.opcheck(retention_triton.chunkwise_operator, operands)
+        torch.library.opcheck(retention_triton.chunkwise_operator, operands, **({"test_utils": quick} if sizes else {}))
         forgot = [operand.detach() if isinstance(operand, torch.Tensor) else operand for operand in operands]
         backward = retention_triton.chunkwise_backward_operator, (*case.weights, *forgot)
-        torch.library.opcheck(*backward, test_utils=("test_schema", "test_faketensor"))
-    torch.library.opcheck(retention_triton.chunkwise_operator, (*leaves[:3], case.log_decay, None, None, None, None))
+        torch.library.opcheck(*backward, test_utils=quick)
+    nothing_else = (*leaves[:3], case.log_decay, None, None, None, None)
+    torch.library.opcheck(retention_triton.chunkwise_operator, nothing_else, test_utils=quick)
     token = [operand[:, :, 0:1].detach() for operand in leaves[:3]]
     step = step_decay(case.log_decay)
     torch.library.opcheck(retention_triton.step_operator, (*token, step.state, step.key, leaves[3].detach()))

@@ -1,0 +1,27 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Starts a program in several processes, as `torchrun` does: `python forked_ranks.py RANKS PORT PROGRAM ARGUMENTS...`.
+
+What all of them import is imported once, before they are forked, which would take several seconds of each. With several
+numbers of processes, `2,4`, the program is run with one after the other.
+"""
+
+import os
+import runpy
+import sys
+
+import small_models  # noqa: F401
+from torch import multiprocessing
+
+
+def run(rank: int, ranks: int, port: str, program: str, *arguments: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    sys.argv = [program, *arguments]
+    runpy.run_path(program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    numbers, *others = sys.argv[1:]
+    for ranks in map(int, numbers.split(",")):
+        multiprocessing.start_processes(run, (ranks, *others), ranks, start_method="fork")
