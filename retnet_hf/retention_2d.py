@@ -33,10 +33,13 @@ Rules that hold in every form:
   in a sequence, where an absent token is as if it had never been there, its place stays: distances are those of the grid,
   and γ counts the step across a masked token like any other.
 * Arithmetic and state are float32, or float64 where the inputs are, and the output keeps that type.
-* Every form is differentiable in all of its operands, ln γ included.
+* Every form is differentiable in all of its operands, ln γ included. Where that is not learned, the chunkwise form keeps no
+  more than its operands for the backward pass.
 """
 
 import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -130,43 +133,52 @@ def combine_line(states: Tensor, log_decay: Tensor, one_way: bool = False) -> Te
     return torch.cat(outputs, dim=-2)
 
 
+class Reader(NamedTuple):
+    """What reads states (…, K, V): queries (…, K) or, turned, values (…, V), which read them as (…, V, K)."""
+
+    tensor: Tensor
+    turned: bool = False
+
+
 def from_chunks_passed(
-    query: Tensor,
+    readers: Sequence[Reader],
     key: Tensor,
     value: Tensor,
     log_decay: Tensor,
     backwards: bool = False,
     lines_one_way: bool = False,
     state: Tensor | None = None,
-) -> Tensor:
-    """What reaches each token from the chunks before its own, of parallel lines at distance |l - l'| + |t - t'|.
+) -> list[Tensor]:
+    """What each reader has of the chunks before a token's own, of parallel lines at distance |l - l'| + |t - t'|.
 
     One chunk of all lines at a time, so that no more than their states are held at once.
 
     Args:
-        query, key: (B, H, G, L, N, C, K), L lines of N chunks of C tokens in each of G groups. value: (…, V).
-        backwards: from the chunks after it instead. lines_one_way: only from lines l' ≤ l.
+        readers, key, value: (B, H, G, L, N, C, K or V), L lines of N chunks of C tokens in each of G groups.
+        backwards: of the chunks after it instead. lines_one_way: only of lines l' ≤ l.
         state: (B, H, G, L, K, V) what each line holds before its first chunk.
 
     Returns:
-        (B, H, G, L, N, C, V).
+        (B, H, G, L, N, C, V) for each reader, or K where it is turned.
     """
     chunks, size = key.shape[-3:-1]
     onwards = steps_onwards(size, log_decay, backwards)
     leaving = powers(log_decay, onwards)[:, None, None, None, :, None]  # from a token to the end of its chunk
     entering = powers(log_decay, size - onwards)[:, None, None, None, :, None]  # to it, from the end of the one before
     step = torch.exp(log_decay * size)[:, None, None, None, None]
-    queries, keys, values = (query * entering).unbind(4), (key * leaving).unbind(4), value.unbind(4)
-    outputs = [torch.zeros_like(values[0])] * chunks
+    keys, values = (key * leaving).unbind(4), value.unbind(4)
+    parts = [(reader.tensor * entering).unbind(4) for reader in readers]
+    outputs = [[torch.zeros_like(keys[0] if reader.turned else values[0])] * chunks for reader in readers]
     order = in_order(chunks, backwards)
     for n in order:
         if state is not None:
             reaching = combine_line(state.flatten(-2), log_decay, lines_one_way).view_as(state)
-            outputs[n] = queries[n] @ reaching
+            for reader, part, output in zip(readers, parts, outputs):
+                output[n] = part[n] @ (reaching.mT if reader.turned else reaching)
         if n != order[-1]:
-            added = keys[n].transpose(-1, -2) @ values[n]  # (B, H, G, L, K, V)
+            added = keys[n].mT @ values[n]  # (B, H, G, L, K, V)
             state = added if state is None else torch.addcmul(added, step, state)
-    return torch.stack(outputs, dim=4)
+    return [torch.stack(output, dim=4) for output in outputs]
 
 
 def column_states(key: Tensor, value: Tensor, log_decay: Tensor, initial_state: Tensor | None = None) -> Tensor:
@@ -252,6 +264,76 @@ def recurrent_downward_retention(
     return torch.stack(outputs, dim=2), state
 
 
+class Tiling(NamedTuple):
+    """A grid of tokens cut into tiles, and the ways in which it is read. The last tiles are filled up with zeros."""
+
+    grid: tuple[int, int]  # rows and columns
+    tile: tuple[int, int]
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """How many there are, down and along the grid."""
+        return -(-self.grid[0] // self.tile[0]), -(-self.grid[1] // self.tile[1])
+
+    def fill(self, tensor: Tensor) -> Tensor:
+        """(B, H, Y, X, F) with zeros below and on the right, where keys of zero reach nobody."""
+        rows, columns = (tile * tiles - length for length, tile, tiles in zip(self.grid, self.tile, self.tiles))
+        return pad(tensor, (0, 0, 0, columns, 0, rows)) if rows or columns else tensor
+
+    def crop(self, tensor: Tensor) -> Tensor:
+        """What `fill` has filled, without it."""
+        return tensor[:, :, : self.grid[0], : self.grid[1]]
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """(B, H, Y, X, F) -> (B, H, bands, tile height, tiles, tile width, F): rows as lines of chunks, a band a group."""
+        return tensor.unflatten(3, (-1, self.tile[1])).unflatten(2, (-1, self.tile[0]))
+
+    def columns(self, tensor: Tensor) -> Tensor:
+        """(B, H, Y, X, F) -> (B, H, 1, X, bands, tile height, F): columns as lines of chunks, all in one group."""
+        return tensor.unsqueeze(2).transpose(3, 4).unflatten(4, (-1, self.tile[0]))
+
+    def bands(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """(B, H, Y, X, F) -> (B, H, tiles, tile height * tile width, F) for each band: the tokens of every tile."""
+        return self.rows(tensor).transpose(3, 4).flatten(4, 5).unbind(2)
+
+    def of_rows(self, tensor: Tensor) -> Tensor:
+        return tensor.flatten(4, 5).flatten(2, 3)
+
+    def of_columns(self, tensor: Tensor) -> Tensor:
+        return tensor.flatten(4, 5).transpose(3, 4).squeeze(2)
+
+    def of_bands(self, tensors: Sequence[Tensor]) -> Tensor:
+        return self.of_rows(torch.stack(tuple(tensors), dim=2).unflatten(4, self.tile).transpose(3, 4))
+
+    def from_other_tiles(
+        self,
+        within: Sequence[Tensor],
+        readers: Sequence[Reader],
+        key: Tensor,
+        value: Tensor,
+        log_decay: Tensor,
+        downward: bool = False,
+        state: Tensor | None = None,
+    ) -> list[Tensor]:
+        """What each reader has of the whole grid, given what it has of its own tile, all (B, H, Y, X, F) and filled."""
+        bands, tiles = self.tiles
+
+        def added(totals: Sequence[Tensor], lines: Callable, back: Callable, *options, **others):
+            in_lines = [Reader(lines(reader.tensor), reader.turned) for reader in readers]
+            parts = from_chunks_passed(in_lines, lines(key), lines(value), log_decay, *options, **others)
+            return [total + back(part) for total, part in zip(totals, parts)]
+
+        totals = list(within)
+        if tiles > 1:
+            for backwards in (False, True):
+                totals = added(totals, self.rows, self.of_rows, backwards, lines_one_way=downward)
+        if bands > 1 or state is not None:
+            totals = added(totals, self.columns, self.of_columns, state=state)
+            if not downward:
+                totals = added(totals, self.columns, self.of_columns, True)
+        return totals
+
+
 def chunkwise_manhattan_retention(
     query: Tensor,
     key: Tensor,
@@ -268,55 +350,66 @@ def chunkwise_manhattan_retention(
     `initial_state` (B, H, X, K, V) holds.
     """
     dtype = compute_dtype(query, key, value)
-    query, key, value = query.to(dtype), without_masked(key, mask).to(dtype), value.to(dtype)
     log_decay = log_decay.to(dtype)
-    height, width = query.shape[2:4]
-    tile_height, tile_width = tile_shape(height, width, query.shape[-1], value.shape[-1], tile_size)
-    bands, tiles = -(-height // tile_height), -(-width // tile_width)
-    fill_rows, fill_columns = bands * tile_height - height, tiles * tile_width - width
-    if fill_rows or fill_columns:  # with keys of zero, below and on the right, where they reach nobody
-        filling = (0, 0, 0, fill_columns, 0, fill_rows)
-        query, key, value = pad(query, filling), pad(key, filling), pad(value, filling)
-        if initial_state is not None:
-            initial_state = pad(initial_state, (0, 0, 0, 0, 0, fill_columns))
-
-    def in_tiles(tensor: Tensor) -> Tensor:  # (B, H, Y, X, F) -> (B, H, bands, tile height, tiles, tile width, F)
-        return tensor.unflatten(3, (tiles, tile_width)).unflatten(2, (bands, tile_height))
-
-    def columns(tensor: Tensor) -> Tensor:  # (B, H, Y, X, F) -> (B, H, 1, X, bands, tile height, F)
-        return tensor.unsqueeze(2).transpose(3, 4).unflatten(4, (bands, tile_height))
-
-    def tokens(tensor: Tensor) -> Tensor:  # (B, H, Y, X, F) -> (B, H, bands, tiles, tile height * tile width, F)
-        return in_tiles(tensor).transpose(3, 4).flatten(4, 5)
-
-    decay = grid_decay(log_decay, tile_height, tile_width, downward)[:, None]
-    per_band = zip(*(tokens(tensor).unbind(2) for tensor in (query, key, value)))
-    output = torch.stack([((q @ k.transpose(-1, -2)) * decay) @ v for q, k, v in per_band], dim=2)
-    output = output.unflatten(4, (tile_height, tile_width)).transpose(3, 4)
-    if tiles > 1:
-        operands = [in_tiles(tensor) for tensor in (query, key, value)]
-        for backwards in (False, True):
-            output = output + from_chunks_passed(*operands, log_decay, backwards, lines_one_way=downward)
-    output = output.flatten(4, 5).flatten(2, 3)
-    if bands > 1 or initial_state is not None:
-        state = None if initial_state is None else initial_state.to(dtype).unsqueeze(2)
-        operands = [columns(tensor) for tensor in (query, key, value)]
-        other_bands = from_chunks_passed(*operands, log_decay, state=state)  # (B, H, 1, X, bands, tile height, V)
-        if not downward:
-            other_bands = other_bands + from_chunks_passed(*operands, log_decay, backwards=True)
-        output = output + other_bands.flatten(4, 5).transpose(3, 4).squeeze(2)
-    return output[:, :, :height, :width]
+    tiling = tiling_of(query, value, tile_size)
+    query, key, value = (tiling.fill(tensor.to(dtype)) for tensor in (query, without_masked(key, mask), value))
+    state = None
+    if initial_state is not None:
+        state = pad(initial_state.to(dtype), (0, 0, 0, 0, 0, query.shape[3] - initial_state.shape[2])).unsqueeze(2)
+    decay = grid_decay(log_decay, *tiling.tile, downward)[:, None]
+    in_bands = zip(*map(tiling.bands, (query, key, value)))
+    within = tiling.of_bands([((q @ k.mT) * decay) @ v for q, k, v in in_bands])
+    [output] = tiling.from_other_tiles([within], [Reader(query)], key, value, log_decay, downward, state)
+    return tiling.crop(output)
 
 
-def tile_shape(
-    height: int, width: int, key_dim: int, value_dim: int, tile_size: int | tuple[int, int] | None
-) -> tuple[int, int]:
-    """Rows and columns of a tile: those given, or near `default_tile_size`, such that tiles are alike and fill the grid."""
+class ChunkwiseManhattanRetention(torch.autograd.Function):
+    """The chunkwise form, and its gradient, which is the same operator three times, since D is symmetric:
+
+        dQ = (dO Vᵀ ⊙ D) K,    dK = (V dOᵀ ⊙ D) Q,    dV = (K Qᵀ ⊙ D) dO
+
+    The scores in brackets are two, one being the other's transpose, and so are the states, Kᵀ V and Qᵀ dO. Keeps query, key
+    and value for the backward pass, O(T (K + V)), where PyTorch would keep scores and states of all tiles, too.
+    """
+
+    @staticmethod
+    def forward(query, key, value, log_decay, tile_size):
+        return chunkwise_manhattan_retention(query, key, value, log_decay, tile_size=tile_size)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        query, key, value, log_decay, ctx.tile_size = inputs
+        ctx.save_for_backward(query, key, value, log_decay)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        *operands, log_decay = ctx.saved_tensors
+        tiling, dtype = tiling_of(operands[0], operands[2], ctx.tile_size), gradient.dtype
+        query, key, value, gradient = (tiling.fill(tensor.to(dtype)) for tensor in (*operands, gradient))
+        log_decay = log_decay.to(dtype)
+        decay = grid_decay(log_decay, *tiling.tile)[:, None]
+        within = []  # what the operands' gradients have of a token's own tile, band by band
+        with torch.autocast(gradient.device.type, enabled=False):  # which may be on where a backward pass is asked for
+            for q, k, v, g in zip(*map(tiling.bands, (query, key, value, gradient))):
+                scores, scores_gradient = (q @ k.mT) * decay, (g @ v.mT) * decay
+                within.append((scores_gradient @ k, scores_gradient.mT @ q, scores.mT @ g))
+            of_query, of_key, of_value = map(tiling.of_bands, zip(*within))
+            [of_query] = tiling.from_other_tiles([of_query], [Reader(gradient, True)], key, value, log_decay)
+            readers = [Reader(value, True), Reader(key)]
+            of_key, of_value = tiling.from_other_tiles([of_key, of_value], readers, query, gradient, log_decay)
+        gradients = zip((of_query, of_key, of_value), operands)
+        return *(tiling.crop(gradient).to(operand.dtype) for gradient, operand in gradients), None, None
+
+
+def tiling_of(query: Tensor, value: Tensor, tile_size: int | tuple[int, int] | None) -> Tiling:
+    """Of tiles of that size or, if absent, near `default_tile_size`, such that tiles are alike and fill the grid."""
+    height, width, key_dim = query.shape[2:]
     if tile_size is not None:
         rows, columns = (tile_size, tile_size) if isinstance(tile_size, int) else tile_size
-        return min(rows, height), min(columns, width)
-    side = default_tile_size(key_dim, value_dim)
-    return tuple(-(-length // max(1, round(length / side))) for length in (height, width))
+        return Tiling((height, width), (min(rows, height), min(columns, width)))
+    side = default_tile_size(key_dim, value.shape[-1])
+    rows, columns = (-(-length // max(1, round(length / side))) for length in (height, width))
+    return Tiling((height, width), (rows, columns))
 
 
 def check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -402,9 +495,14 @@ def manhattan_retention(
         if form == "parallel":
             scores = manhattan_map(query, key, log_decay, mask) if scores is None else scores
             return (scores @ value.to(scores.dtype).flatten(2, 3)).unflatten(2, query.shape[2:4])
-        if form == "chunkwise":
-            return chunkwise_manhattan_retention(query, key, value, log_decay, mask, tile_size)
         key = without_masked(key, mask)
+        if form == "chunkwise":
+            # A compiler plans what to keep by itself, and a gradient of the decays is left to PyTorch.
+            by_pytorch = torch.compiler.is_compiling() or log_decay.requires_grad
+            needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+            own = needed and not by_pytorch
+            chunkwise = ChunkwiseManhattanRetention.apply if own else ChunkwiseManhattanRetention.forward
+            return chunkwise(query, key, value, log_decay, tile_size)
         down, _ = recurrent_downward_retention(query, key, value, log_decay)
         up, _ = recurrent_downward_retention(query.flip(2), key.flip(2), value.flip(2), log_decay)
         rows = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]  # (B Y, H, X, .)

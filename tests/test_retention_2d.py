@@ -27,7 +27,9 @@ TILES = st.one_of(st.none(), st.integers(1, 17), st.tuples(st.integers(1, 17), s
 class Image:
     """Random operands on one grid, and what each form makes of them."""
 
-    def __init__(self, seed, height, width, dtype=torch.float64, mask=False, initial=False, key_dim=3, value_dim=5):
+    def __init__(
+        self, seed, height, width, dtype=torch.float64, mask=False, initial=False, key_dim=3, value_dim=5, learned=True
+    ):
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape):
@@ -38,7 +40,7 @@ class Image:
         self.value = normal(batch, heads, height, width, value_dim)
         self.state = normal(batch, heads, width, key_dim, value_dim) if initial else None
         decay = 0.2 + 0.8 * torch.rand(heads, generator=generator, dtype=torch.float64)
-        self.log_decay = decay.log().to(dtype).requires_grad_()
+        self.log_decay = decay.log().to(dtype).requires_grad_(learned)
         self.mask = torch.rand(batch, height, width, generator=generator) < 0.6 if mask else None
 
     def run(self, form, **options):
@@ -65,7 +67,8 @@ class Image:
         """Of a scalar that weighs every number differently; outputs at absent tokens have no meaning and no weight."""
         weight = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
         loss = (weight * self.visible(output)).sum()
-        leaves = [self.query, self.key, self.value, self.log_decay]
+        leaves = [self.query, self.key, self.value]
+        leaves += [self.log_decay] if self.log_decay.requires_grad else []
         if state is not None:
             loss = loss + (torch.linspace(-1, 1, state.numel(), dtype=state.dtype).view_as(state) * state).sum()
             leaves += [] if self.state is None else [self.state]
@@ -99,9 +102,11 @@ NAMES = ("query gradient", "key gradient", "value gradient", "decay gradient", "
     tile_size=TILES,
     mask=st.booleans(),
     form=st.sampled_from(FORMS),
+    learned=st.booleans(),
 )
-def test_every_form_is_the_masked_product_outputs_and_gradients(seed, dtype, height, width, tile_size, mask, form):
-    image = Image(seed, height, width, dtype, mask)
+def test_every_form_is_the_masked_product_outputs_and_gradients(seed, dtype, height, width, tile_size, mask, form, learned):
+    """Whether the decays are learned, whose gradient PyTorch finds, or given."""
+    image = Image(seed, height, width, dtype, mask, learned=learned)
     expected, output = image.masked_product(), image.run(form, tile_size=tile_size)
     assert output.dtype == dtype
     assert output.isfinite().all()
@@ -160,6 +165,38 @@ def test_an_image_fed_in_bands_of_rows_is_one_image(seed, height, width, cuts, m
     gradients = image.gradients(output, state), image.gradients(expected, expected_state)
     for name, actual, reference in zip(NAMES, *gradients):
         assert_close(actual, reference, torch.float64, name)
+
+
+def test_for_a_gradient_the_chunkwise_form_keeps_nothing_but_its_operands():
+    image, kept = Image(0, 30, 25, mask=True, learned=False), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        image.run("chunkwise", tile_size=4)
+    operands = sum(tensor.numel() for tensor in (image.query, image.key, image.value))
+    assert sum(tensor.numel() for tensor in kept) < 1.1 * operands
+
+
+def test_the_gradient_of_a_gradient_is_that_of_the_masked_product():
+    image = Image(0, 7, 6, mask=True, learned=False)
+    found = []
+    for output in (image.run("chunkwise", tile_size=(3, 4)), image.masked_product()):
+        leaves = [image.query, image.key, image.value]
+        first = torch.autograd.grad(image.visible(output).square().sum(), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(gradient.square().sum() for gradient in first), leaves))
+    for name, actual, reference in zip(NAMES, *found):
+        assert_close(actual, reference, torch.float64, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_have_the_dtypes_of_their_operands(dtype):
+    image = Image(0, 20, 15, dtype, learned=False)
+    exact = Image(0, 20, 15, learned=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        gradients = image.gradients(image.run("chunkwise", tile_size=4))
+    for name, actual, reference in zip(NAMES, gradients, exact.gradients(exact.masked_product())):
+        assert actual.dtype == dtype, name
+        torch.testing.assert_close(
+            actual.double(), reference, rtol=0, atol=8 * torch.finfo(dtype).eps * reference.abs().max()
+        )
 
 
 @pytest.mark.parametrize(("height", "width"), [(2, 3 * COMBINED_AT_ONCE + 5), (COMBINED_AT_ONCE + 1, 3), (1, 200), (131, 1)])
