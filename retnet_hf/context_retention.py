@@ -334,15 +334,15 @@ class ContextRetention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, query, key, value, initial_state, tables, plan, with_final):
-        blocks = chunk_blocks(query, key, tables)
+        blocks = chunk_blocks(query, key, value, tables)
         written = state_before(query, key, value, tables, None)
         for block in blocks:
             written = read_chunks(block, block.cut(key), block.cut(value), written)[1]
         exchange = plan.states(written, initial_state, with_final)
         output = empty_as(value, query.shape[1], tables.inner.dtype)
         for block in blocks:
-            scores = block.decayed_(block.cut(query) @ block.cut(key).mT, block.tables.inner)
-            block.put(scores @ block.cut(value), output)
+            scores = block.decayed_(block.product(block.cut(query), block.cut(key).mT), block.tables.inner)
+            block.put(block.product(scores, block.cut(value)), output)
         before, final = exchange()
         _add_what_is_read(output, query, key, value, blocks, before)
         ctx.save_for_backward(query, key, value, before)
@@ -356,7 +356,7 @@ class ContextRetention(torch.autograd.Function):
         (query, key, value, before), tables, plan = ctx.saved_tensors, ctx.tables, ctx.plan
         final_gradient = final_gradient if ctx.with_final else None
         with without_autocast(query.device.type):
-            blocks = chunk_blocks(query, key, tables)
+            blocks = chunk_blocks(query, key, value, tables)
             gradient = state_before(query, key, value, tables, None)
             for block in reversed(blocks):
                 gradient = gradients_of_states(block, block.cut(query), block.cut(output_gradient), gradient)[1]
@@ -375,7 +375,7 @@ def _add_what_is_read(
     """Adds to the outputs what queries find in the states before their chunks."""
     for block in blocks:
         states, state = read_chunks(block, block.cut(key), block.cut(value), state)
-        read = block.decayed(block.cut(query), block.tables.query) @ block.together(states)
+        read = block.product(block.decayed(block.cut(query), block.tables.query), block.together(states))
         found = torch.empty_like(output[:, :, block.tokens])
         block._replace(tokens=slice(None)).put(read, found)
         output[:, :, block.tokens] += found

@@ -50,6 +50,7 @@ from .retention import (
     bidirectional_retention,
     choose_form,
     default_chunk_size,
+    multiplies_bfloat16,
     recurrent_step_,
     retention,
     retention_map,
@@ -275,11 +276,16 @@ class RetNetRetention(RetNetTokenMixer):
             own_heads = slice(rank * query.shape[1], (rank + 1) * query.shape[1])
             plan = plan.of_heads(slice(rank * decays, (rank + 1) * decays))
 
+        # Rotated vectors are float32, and are rounded again only where products of narrower ones take less time.
+        on_units = not torch.compiler.is_compiling() and multiplies_bfloat16(value.device)
+        narrow = plan.kernels is not None or (on_units and value.dtype == torch.bfloat16)
+
         def rotated(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
             if plan.key_rotation is None:
                 return query * self.scaling, key
             turn = rotate_step if plan.key_rotation[0].shape[-1] == self.head_dim else rotate
-            return turn(query, *plan.query_rotation), turn(key, *plan.key_rotation)
+            query, key = turn(query, *plan.query_rotation), turn(key, *plan.key_rotation)
+            return (query.to(value.dtype), key.to(value.dtype)) if narrow else (query, key)
 
         unmapped = None if self.window_scale is None else rotated(query, key)
         if self.feature_map is not None:

@@ -3,11 +3,15 @@
 """Half precision and autocast: finite, close to float32, and a state that stays in float32."""
 
 import copy
+import sys
 
 import pytest
 import torch
 from small_models import greedy, random_ids, small_model
 from torch import Tensor
+from torch.nn import functional as F
+
+from retnet_hf.retention import chunkwise_retention
 
 
 FORMS = ("auto", "parallel", "chunkwise", "recurrent")
@@ -19,6 +23,106 @@ BACKWARD = {dtype: 3 * error for dtype, error in FORWARD.items()}
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
     return ((actual.float() - expected.float()).norm() / expected.float().norm()).item()
+
+
+@pytest.fixture
+def gpu_products(monkeypatch):
+    """Products of bfloat16 as a GPU computes them, exactly but for the operands; a list of what dtypes were multiplied."""
+    plain, multiplied = torch.bmm, []
+
+    def bmm(left: Tensor, right: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
+        if out_dtype is None:
+            return plain(left, right)
+        multiplied.extend((left.dtype, right.dtype))
+        return plain(left.to(out_dtype), right.to(out_dtype))
+
+    monkeypatch.setattr(torch, "bmm", bmm)
+    for module in ("retention", "modeling_retnet"):
+        monkeypatch.setattr(sys.modules[f"retnet_hf.{module}"], "multiplies_bfloat16", lambda device: True)
+    return multiplied
+
+
+def flash_attention(query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> list[Tensor]:
+    """Softmax attention and its gradients with what FlashAttention rounds to bfloat16: both operands of every product."""
+
+    def rounded(tensor: Tensor) -> Tensor:
+        return tensor.to(torch.bfloat16).float()
+
+    query, key, value, gradient = (tensor.detach().float() for tensor in (query, key, value, gradient))
+    later = torch.ones(query.shape[2], query.shape[2], dtype=torch.bool).triu(1)
+    weights = (query @ key.mT).masked_fill(later, -torch.inf).softmax(-1)
+    output = rounded(rounded(weights) @ value)
+    score_gradient = rounded(weights * (gradient @ value.mT - (gradient * output).sum(-1, keepdim=True)))
+    results = [score_gradient @ key, score_gradient.mT @ query, rounded(weights).mT @ gradient]
+    return [output, *map(rounded, results)]
+
+
+@pytest.mark.parametrize("length", [64, 500, 2000])
+@pytest.mark.parametrize("size", [1.0, 1000.0])
+def test_products_of_bf16_round_no_more_than_flash_attention_does(gpu_products, length, size):
+    """At most 1.5 times its error: outputs, and the gradients of queries, keys and values."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(last, scale=1.0):
+        return (torch.randn(1, 2, length, last, generator=generator) * scale).to(torch.bfloat16)
+
+    operands, weight = [normal(64, 64**-0.5), normal(64), normal(96, size)], normal(96)
+    log_decay = torch.log(1 - 2.0 ** -torch.tensor([5.0, 8.0]))
+
+    def results(function, dtype):
+        leaves = [operand.detach().to(dtype).requires_grad_() for operand in operands]
+        output = function(*leaves)
+        return [output, *torch.autograd.grad(output, leaves, weight.to(output.dtype))]
+
+    def retention(query, key, value):
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        return chunkwise_retention(query, key, value, log_decay.to(dtype))[0]
+
+    def attention(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=1.0)
+
+    ours = zip(results(retention, torch.bfloat16), results(retention, torch.float64))
+    assert set(gpu_products) == {torch.bfloat16}
+    theirs = zip(flash_attention(*operands, weight), results(attention, torch.float64))
+    for mine, other in zip(ours, theirs):
+        assert relative_error(*mine) < 1.5 * relative_error(*other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_nothing_else_is_multiplied_as_bf16(gpu_products, dtype):
+    operands = [torch.ones(1, 2, 100, 8, dtype=dtype, requires_grad=True) for _ in range(3)]
+    output, _ = chunkwise_retention(*operands, torch.tensor([-0.1, -0.2], dtype=torch.promote_types(dtype, torch.float32)))
+    output.sum().backward()
+    assert gpu_products == []
+
+
+def trained(model) -> tuple[Tensor, list, list[Tensor]]:
+    """Logits and states of sequences with padding, and all gradients."""
+    ids = random_ids(2, 200)
+    mask = torch.ones_like(ids)
+    mask[0, :50] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    out = model(ids, labels=labels, use_cache=True, attention_mask=mask, retention_form="chunkwise")
+    states = [layer.recurrent_state for layer in out.past_key_values.layers]
+    return out.logits[mask.bool()], states, list(torch.autograd.grad(out.loss, list(model.parameters())))
+
+
+@pytest.mark.parametrize("dialect", ["fla", "grouped", "torchscale"])
+def test_a_bf16_model_with_products_of_bf16_is_the_same_model(request, dialect):
+    """Its gradients have less than twice the errors that it has on a CPU."""
+    half = small_model(dialect).to(torch.bfloat16)
+    full = small_model(dialect)
+    full.load_state_dict(half.state_dict())
+    (exact, exact_states, exact_gradients), (_, _, wide_gradients) = trained(full), trained(half)
+    multiplied = request.getfixturevalue("gpu_products")
+    logits, states, gradients = trained(half)
+    assert set(multiplied) == {torch.bfloat16}
+    assert relative_error(logits, exact) < FORWARD[torch.bfloat16]
+    for state, exact_state in zip(states, exact_states):
+        assert state.dtype == torch.float32
+        assert relative_error(state, exact_state) < FORWARD[torch.bfloat16]
+    for narrow, wide, expected in zip(gradients, wide_gradients, exact_gradients):
+        assert relative_error(narrow, expected) < 2 * relative_error(wide, expected) + torch.finfo(torch.bfloat16).eps
 
 
 @pytest.fixture(scope="module", params=["fla", "grouped", "torchscale"])
