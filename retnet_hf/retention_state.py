@@ -393,9 +393,11 @@ class RetNetState(Cache):
         memo[id(self)] = twin
         return twin
 
-    def get_seq_length(self, layer_idx: int | None = None) -> Tensor | int:
-        """Columns read, padding included."""
-        return (first_in_use(self.layers) if layer_idx is None else self.layers[layer_idx]).get_seq_length()
+    def get_seq_length(self, layer_idx: int = 0) -> Tensor | int:
+        """Columns read, padding included; of layer 0, those of the first layer in use, as in the stages of a pipeline."""
+        if layer_idx >= len(self.layers):
+            return 0
+        return (self.layers[layer_idx] if layer_idx else first_in_use(self.layers)).get_seq_length()
 
     @staticmethod
     def length_of(cache: Cache | None) -> int:

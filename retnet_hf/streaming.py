@@ -8,6 +8,7 @@ is that of reading it at once.
 
 import math
 import numbers
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,7 +171,7 @@ class CarryState(TrainerCallback):
             state of these rows.
     """
 
-    FILE = "carried_state.safetensors"  # of one process; of several, with the number of each before the suffix
+    FILE = "carried_state.safetensors"  # of one process; of several, carried_state.1-of-2.safetensors
 
     def __init__(self) -> None:
         self.state: RetNetState | None = None
@@ -195,6 +196,8 @@ class CarryState(TrainerCallback):
                 "dispatch_batches must not be False where several processes have several data loader workers each: rows "
                 "would not continue each other."
             )
+        if args.world_size > 1 and args.accelerator_config.split_batches:
+            raise ValueError("split_batches must be off with several processes: rows would not continue each other.")
         self._remove_hooks()
         self.state = None
         steps_per_epoch = len(dataset) // streams // args.gradient_accumulation_steps
@@ -209,11 +212,12 @@ class CarryState(TrainerCallback):
 
     def _load(self, folder: Path, model: nn.Module) -> RetNetState:
         """The state of all rows, of however many processes."""
-        whole = Path(self.FILE)
-        numbered = sorted(folder.glob(f"{whole.stem}.*{whole.suffix}"), key=lambda file: int(file.suffixes[-2][1:]))
-        files = numbered or [folder / self.FILE]
-        if not files[0].is_file():
+        any_of_them = next(self._files(folder), None)
+        if any_of_them is None:
             raise ValueError(f"{folder} has no {self.FILE}: it was not written by a run with CarryState.")
+        of_several = re.search(r"-of-(\d+)", any_of_them.name)
+        processes = int(of_several[1]) if of_several else 1
+        files = [folder / self._name(process, processes) for process in range(processes)]
         return RetNetState.concatenate(RetNetState.load(file, model.config, model.device) for file in files)
 
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
@@ -232,10 +236,22 @@ class CarryState(TrainerCallback):
         self._remove_hooks()
 
     def on_save(self, args, state, control, **kwargs) -> None:
-        if self.state is not None:
-            own = Path(self.FILE)
-            name = self.FILE if args.world_size == 1 else f"{own.stem}.{args.process_index}{own.suffix}"
-            self.state.save(Path(args.output_dir) / f"checkpoint-{state.global_step}" / name)
+        if self.state is None:
+            return
+        folder, processes = Path(args.output_dir) / f"checkpoint-{state.global_step}", args.world_size
+        folder.mkdir(parents=True, exist_ok=True)  # Trainer makes it in its first process
+        self.state.save(folder / self._name(args.process_index, processes))
+        if args.process_index == 0:  # of a run with another number of processes, which wrote its checkpoint here before
+            for file in set(self._files(folder)) - {folder / self._name(number, processes) for number in range(processes)}:
+                file.unlink()
+
+    def _name(self, process: int, processes: int) -> str:
+        whole = Path(self.FILE)
+        return self.FILE if processes == 1 else f"{whole.stem}.{process}-of-{processes}{whole.suffix}"
+
+    def _files(self, folder: Path) -> Iterator[Path]:
+        whole = Path(self.FILE)
+        return folder.glob(f"{whole.stem}*{whole.suffix}")
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
         self._remove_hooks()

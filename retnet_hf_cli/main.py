@@ -20,7 +20,7 @@ from .errors import InputError, Interrupted
 from .interrupts import INTERRUPTED
 
 
-PATIENCE = 3.0  # seconds that the first of several processes has to say why, before what started them ends all
+FIRST_SPEAKS = 3.0  # seconds; what started several processes has ended the others by then, if the first one has failed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character shows a question mark
     try:
+        ranks.require_shared(arguments[0] if arguments else "--help")
         code: Any = app(arguments or ["--help"], prog_name="retnet-hf", standalone_mode=False) or 0
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -48,12 +49,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         return complain(f"{error.filename}: {error.strerror}" if error.filename else first_line(error), 1)
+    except ranks.FailedElsewhere:
+        return complain("another process has failed", 1)
+    except RuntimeError as error:
+        if not ranks.is_lost_connection(error):
+            raise
+        return complain("another process has ended", 1)
 
 
 def complain(message: str, code: int) -> int:
-    """One line on stderr, of the first process. Returns the exit code."""
+    """One line on stderr: of the first process, or of one that has failed alone. Returns the exit code."""
+    who = "retnet-hf"
     if not ranks.FIRST:
-        time.sleep(PATIENCE)
-        return code
-    print(f"retnet-hf: {' '.join(message.split())}", file=sys.stderr)
+        if code > 128:  # a signal, which the first one has heard, too
+            return code
+        time.sleep(FIRST_SPEAKS)
+        who += f", process {ranks.RANK}"
+    print(f"{who}: {' '.join(message.split())}", file=sys.stderr)
     return code

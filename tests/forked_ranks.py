@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Starts a program in several processes, as `torchrun` does: `python forked_ranks.py RANKS PORT PROGRAM ARGUMENTS...`.
+"""Starts a program in several processes, as `torchrun` does: `python forked_ranks.py RANKS PROGRAM ARGUMENTS...`.
 
 What all of them import is imported once, before they are forked, which would take several seconds of each. With several
 numbers of processes, `2,4`, the program is run with one after the other.
@@ -12,6 +12,7 @@ import sys
 
 import small_models  # noqa: F401
 from torch import multiprocessing
+from torchrun import free_port
 
 
 def run(rank: int, ranks: int, port: str, program: str, *arguments: str) -> None:
@@ -24,4 +25,4 @@ def run(rank: int, ranks: int, port: str, program: str, *arguments: str) -> None
 if __name__ == "__main__":
     numbers, *others = sys.argv[1:]
     for ranks in map(int, numbers.split(",")):
-        multiprocessing.start_processes(run, (ranks, *others), ranks, start_method="fork")
+        multiprocessing.start_processes(run, (ranks, str(free_port()), *others), ranks, start_method="fork")

@@ -2,28 +2,33 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet-hf train` and `linearize` under `torchrun`: two processes make what one does, and stop on one Ctrl-C."""
 
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from test_cli_linearize import make_source
-from torchrun import free_port
+from torchrun import free_port, started
+from transformers import TrainerControl, TrainerState
 
 from retnet_hf_cli import ranks
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.main import main
+from retnet_hf_cli.training.run import Schedule, Supervisor
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-TRAIN = "train book.txt --config sizes.json --vocab-size 300 --block-size 32 --batch-size 4 --steps 24 --eval-every 6"
+TRAIN = "train book.txt --config sizes.json --vocab-size 300 --block-size 28 --batch-size 4 --steps 24 --eval-every 6"
 LINEARIZE = "linearize llama book.txt --block-size 32 --batch-size 4 --align-steps 2 --align-lr 0 --distill-steps 4"
 LINEARIZE += " --top-logits 8"
 
@@ -37,23 +42,29 @@ def workplace(tmp_path, monkeypatch):
     return tmp_path
 
 
-def start(arguments: str) -> subprocess.Popen:
+def start(arguments: str) -> AbstractContextManager[subprocess.Popen]:
     """The command in two processes, as a terminal would start it: what they say on one pipe."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
-    return subprocess.Popen(
+    return started(
         [*command, "-m", "retnet_hf_cli", *arguments.split()],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=True,
     )
 
 
 def run(arguments: str) -> str:
     """Everything that two processes say."""
-    said, _ = start(arguments).communicate(timeout=240)
+    with start(arguments) as process:
+        said, _ = process.communicate(timeout=240)
     return said
+
+
+def evaluations(folder: str) -> list[float]:
+    """Losses on the held-out text, of a finished folder."""
+    [state] = Path(folder).glob("checkpoint-*/trainer_state.json")
+    return [entry["eval_loss"] for entry in json.loads(state.read_text())["log_history"] if "eval_loss" in entry]
 
 
 def run_alone(arguments: str) -> None:
@@ -68,26 +79,29 @@ def same_weights(one: str, other: str, tolerance: float) -> None:
 
 
 def test_two_processes_train_what_one_does_and_stop_on_one_ctrl_c(workplace):
-    process = start(f"{TRAIN} -o two")
-    said = ""
-    while "step      6 of 24" not in said:
-        line = process.stdout.readline()
-        assert line, said
-        said += line
-    os.killpg(process.pid, signal.SIGINT)  # what a terminal does
-    rest, _ = process.communicate(timeout=120)
+    with start(f"{TRAIN} -o two") as process:
+        said = ""
+        while "step      6 of 24" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+        rest, _ = process.communicate(timeout=120)
     assert rest.count("which is saved: the same command with --resume continues from there") == 1
-    assert process.returncode != 0
     [checkpoint] = Path("two.partial").glob("checkpoint-*")
     assert 6 <= int(checkpoint.name.rpartition("-")[2]) < 24
 
     said = run(f"{TRAIN} -o two --resume")
     assert said.count(f"continuing after step {checkpoint.name.rpartition('-')[2]}") == 1
+    assert "find_unused_parameters" not in said
     assert said.count("step     24 of 24") == said.count("saved: ") == said.count("try it: retnet-hf generate two") == 1
     assert not Path("two.partial").exists()
     assert (Path("two") / "checkpoint-24" / "rng_state_1.pth").exists()
     run_alone(f"{TRAIN} -o one")
     same_weights("one", "two", 1e-3)  # what rounding grows to in so many steps of Adam
+    losses = evaluations("one")
+    assert len(losses) == 5
+    assert evaluations("two")[-4:] == pytest.approx(losses[-4:], rel=1e-4)
 
 
 def test_two_processes_linearize_as_one_does(workplace, monkeypatch):
@@ -101,10 +115,64 @@ def test_two_processes_linearize_as_one_does(workplace, monkeypatch):
     assert not Path("two.partial").exists()
 
 
-def test_what_cannot_be_shared_out_is_refused(monkeypatch):
+def test_what_cannot_be_shared_out_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(ranks, "RANKS", 3)
     with pytest.raises(InputError, match="--batch-size must be a multiple of the 3 processes that share it out, got 8"):
         ranks.share_of(8)
     assert ranks.share_of(9) == 3
-    with pytest.raises(InputError, match="retnet-hf demo runs in one process; of 3, only train and linearize make use"):
-        ranks.require_one("demo")
+    assert main(["generate", "a-model", "hello"]) == 2
+    assert "retnet-hf generate runs in one process; of 3, only train and linearize make use" in capsys.readouterr().err
+    for fine in ("train", "linearize", "--version"):
+        ranks.require_shared(fine)
+
+
+def test_held_out_blocks_are_shared_out_evenly_or_singly(monkeypatch):
+    assert ranks.even_share(9, 8) == 8
+    monkeypatch.setattr(ranks, "RANKS", 2)
+    assert [ranks.even_share(number, 4) for number in (8, 12, 10, 6, 9)] == [4, 3, 1, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"RANK": "1"}, (0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (0, 1)),
+        ({"RANK": "", "WORLD_SIZE": "", "MASTER_ADDR": "localhost"}, (0, 1)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}, (1, 2)),
+    ],
+)
+def test_variables_of_something_else_make_no_processes(monkeypatch, variables, expected):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    with monkeypatch.context() as patched:
+        for name, value in variables.items():
+            patched.setenv(name, value)
+        importlib.reload(ranks)
+        found = ranks.RANK, ranks.RANKS
+    importlib.reload(ranks)
+    assert found == expected
+
+
+def test_a_process_that_fails_alone_says_so(monkeypatch, capsys):
+    for name, value in {"RANK": 1, "RANKS": 2, "FIRST": False}.items():
+        monkeypatch.setattr(ranks, name, value)
+    monkeypatch.setattr("retnet_hf_cli.main.FIRST_SPEAKS", 0.0)
+    assert main(["train", "no-such-text.txt"]) == 2
+    assert capsys.readouterr().err == "retnet-hf, process 1: no such file or folder: no-such-text.txt\n"
+
+
+def test_a_signal_between_two_agreements_is_not_lost():
+    """It ends the run after the next step, when all processes know of it."""
+    schedule = Schedule(steps=10)
+    supervisor, control = Supervisor(schedule), TrainerControl()
+
+    def meanwhile(heard):
+        supervisor.signal = signal.SIGINT
+        return heard
+
+    with mock.patch.object(schedule, "agree", meanwhile):
+        supervisor.on_step_end(None, TrainerState(global_step=1), control)
+        assert not control.should_training_stop
+        supervisor.on_step_end(None, TrainerState(global_step=2), control)
+    assert control.should_training_stop
+    assert control.should_save

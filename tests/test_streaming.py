@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -182,14 +183,48 @@ def test_processes_carry_the_states_of_their_rows(tmp_path):
     shutil.copytree(tmp_path / "two" / "checkpoint-4", tmp_path / "one after two" / "checkpoint-4")
     train(tmp_path, tmp_path / "one after two", 1, resumed=True)
     assert sorted(path.name for path in (tmp_path / "two" / "checkpoint-4").glob("carried*")) == [
-        "carried_state.0.safetensors",
-        "carried_state.1.safetensors",
+        "carried_state.0-of-2.safetensors",
+        "carried_state.1-of-2.safetensors",
     ]
     expected = load_file(tmp_path / "one" / "final" / "model.safetensors")
     for run in ("two", "two after one", "one after two"):
         weights = load_file(tmp_path / run / "final" / "model.safetensors")
         for name, weight in expected.items():
             torch.testing.assert_close(weights[name], weight, rtol=0, atol=2e-5, msg=f"{run}, {name}")
+
+
+def test_a_checkpoint_has_the_states_of_one_run(tmp_path):
+    """Of the last one, if a run with another number of processes was saved at the same place before."""
+    model, callback, found = build(), CarryState(), {}
+    for processes in (2, 3, 1):
+        arguments = SimpleNamespace(output_dir=str(tmp_path), world_size=processes, process_index=0)
+        for process in reversed(range(processes)):
+            callback.state = model(torch.full((1, 4), processes + process), use_cache=True).past_key_values
+            arguments.process_index = process
+            callback.on_save(arguments, SimpleNamespace(global_step=4), None)
+        found[processes] = callback._load(tmp_path / "checkpoint-4", model)
+        assert found[processes].layers[0].batch_size == processes
+    assert len(list((tmp_path / "checkpoint-4").iterdir())) == 1
+    first, second = found[3].select([0]).layers[0], found[2].select([1]).layers[0]  # which have read the same
+    assert torch.equal(first.recurrent_state, second.recurrent_state)
+
+
+@pytest.mark.parametrize(
+    ("options", "workers"), [({"split_batches": True}, 0), ({"split_batches": False, "dispatch_batches": False}, 2)]
+)
+def test_batches_that_are_shared_out_in_another_way_are_refused(tmp_path, options, workers):
+    """Of several processes: their rows would not continue each other."""
+    settings = {"dispatch_batches": None, **options}
+    arguments = SimpleNamespace(
+        train_batch_size=2,
+        world_size=2,
+        dataloader_num_workers=workers,
+        gradient_accumulation_steps=1,
+        accelerator_config=SimpleNamespace(**settings),
+    )
+    loader = SimpleNamespace(dataset=TokenStreams(torch.zeros(400, dtype=torch.long), 2, 10, processes=2))
+    with pytest.raises(ValueError, match="rows would not continue each other"):
+        CarryState().on_train_begin(arguments, SimpleNamespace(global_step=0), None, model=build(), train_dataloader=loader)
 
 
 def test_a_run_that_fails_leaves_no_hooks_for_the_next(tmp_path):

@@ -3,11 +3,14 @@
 """Programs in several processes of this machine."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 
 def free_port() -> int:
@@ -16,14 +19,27 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+@contextmanager
+def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen]:
+    """A process, which ends, with all that it has started, at the end of the block."""
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def run_launcher(launcher: list[str], program: Path | str, *arguments: object, **environment: str) -> str:
     """What a program in this folder, or at this path, wrote to stdout in the processes of a launcher; it has to succeed."""
     tests = Path(__file__).parent
     command = [sys.executable, *launcher, str(tests / program), *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)])} | environment
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
-    assert result.returncode == 0, result.stderr[-8000:]
-    return result.stdout
+    with started(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        output, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors[-8000:]
+    return output
 
 
 def torchrun(ranks: int, program: Path | str, *arguments: object, **environment: str) -> str:
@@ -33,5 +49,5 @@ def torchrun(ranks: int, program: Path | str, *arguments: object, **environment:
 
 def run_ranks(numbers: Iterable[int], program: Path | str, *arguments: object, **environment: str) -> str:
     """As `torchrun` with one number of processes after the other, in less time: what all import is imported once."""
-    launcher = [str(Path(__file__).parent / "forked_ranks.py"), ",".join(map(str, numbers)), str(free_port())]
+    launcher = [str(Path(__file__).parent / "forked_ranks.py"), ",".join(map(str, numbers))]
     return run_launcher(launcher, program, *arguments, **environment)

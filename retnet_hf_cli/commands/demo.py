@@ -15,7 +15,6 @@ from ..errors import Interrupted
 from ..interrupts import leaving_order
 from ..libraries import loading
 from ..options import Overwrite, Threads, data_option, run_option, training_option
-from ..ranks import require_one
 from ..sources import require_text
 from ..text.corpus import SAMPLE_TEXT, read_documents
 from ..training.folder import TrainingFolder
@@ -52,7 +51,6 @@ def demo(
     """
     started = time.monotonic()
     output = output or free_name("retnet-demo")
-    require_one("demo")
     folder = TrainingFolder(output, "demo")
     folder.claim(resume=False, overwrite=overwrite, resumable=False)
     source = text or str(SAMPLE_TEXT)

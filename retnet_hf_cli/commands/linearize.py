@@ -148,7 +148,7 @@ def linearize(
 
     torchrun --nproc-per-node 2 -m retnet_hf_cli linearize my-llama book.txt      (processes share out each step)
 
-    Ctrl-C saves a checkpoint and stops; a second one stops at once.
+    Ctrl-C saves a checkpoint and stops; a second one stops at once, but under torchrun, which waits for 30 seconds.
     The folder holds model, tokenizer, loss curves, and a model card that sets the model beside its source: perplexity,
     recall, memory, speed.
     """

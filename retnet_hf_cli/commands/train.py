@@ -109,7 +109,7 @@ def train(
 
     torchrun --nproc-per-node 2 -m retnet_hf_cli train book.txt      (processes share out each step)
 
-    Ctrl-C saves a checkpoint and stops; a second one stops at once.
+    Ctrl-C saves a checkpoint and stops; a second one stops at once, but under torchrun, which waits for 30 seconds.
     The folder holds model, tokenizer, loss curve and model card.
     """
     folder = TrainingFolder(output, "train")

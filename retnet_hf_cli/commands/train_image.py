@@ -13,7 +13,6 @@ from ..errors import InputError
 from ..known_names import IMAGE_PRESETS
 from ..libraries import loading
 from ..options import Overwrite, Resume, Threads, image_option, model_option, run_option, training_option
-from ..ranks import require_one
 from ..sources import require_images
 from ..training.folder import TrainingFolder
 
@@ -105,7 +104,6 @@ def train_image(
     Ctrl-C saves a checkpoint and stops; a second one stops at once.
     The folder holds model, image processor, loss curve, confusion matrix, sample predictions and model card.
     """
-    require_one("train-image")
     folder = TrainingFolder(output, "train-image")
     folder.claim(resume, overwrite)
     if preset is not None and config is not None:

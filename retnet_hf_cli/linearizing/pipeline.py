@@ -41,7 +41,7 @@ from ..text.generation import device, load_model
 from ..text.training import TokenBlocks
 from ..training.folder import RECORD, TrainingFolder
 from ..training.progress import resumable, show_training
-from ..training.run import Schedule, check_resumable, require_memory_for
+from ..training.run import Schedule, check_resumable, require_memory_for, threads_of
 from .finish import finish
 from .job import MEASURED_TOKENS, Job
 from .recipe import Recipe, needs, require_memory
@@ -205,9 +205,7 @@ class Linearization(Job):
             InputError: if something stands in the way. Interrupted: after Ctrl-C, with a checkpoint saved.
         """
         ranks.wait()  # until all have looked at what is in the folder
-        if ranks.FIRST:
-            self._begin()
-        self.threads = ranks.of_first(lambda: self.threads)
+        self.threads = ranks.of_first(self._begin)
         start = time.monotonic()
         try:
             self._train_and_finish()
@@ -233,21 +231,23 @@ class Linearization(Job):
                 self.let_go()
             before = folder.output
         with leaving_order(), self._on_threads():
-            if ranks.FIRST:
-                student = self._load(before).to(self.teacher.dtype).eval()
-                finish(self, self.teacher, student, [stage for stage, _ in self.stages])
-            ranks.wait()
+            ranks.of_first(lambda: self._finish(before))
+
+    def _finish(self, last: Path) -> None:
+        student = self._load(last).to(self.teacher.dtype).eval()
+        finish(self, self.teacher, student, [stage for stage, _ in self.stages])
 
     def _on_threads(self) -> AbstractContextManager[None]:
         """On as many as were asked for, or found to be the fastest."""
         return cpu_threads(self.threads or torch.get_num_threads())
 
-    def _begin(self) -> None:
+    def _begin(self) -> int | None:
+        """Makes the partial folder, or finds what a run to resume has left there. Returns the number of CPU threads."""
         record = self.folder.partial / RECORD
         if not self.resume or not record.exists():
             self.folder.begin(resume=False)
             self._write_record()
-            return
+            return self.threads
         try:
             found = json.loads(record.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -255,11 +255,11 @@ class Linearization(Job):
         check_resumable(self.recipe, self.digest, found, data="the text is")
         if found.get("source", self.source_digest) != self.source_digest:
             raise InputError(f"{self.recipe.source} is not the model that this run began with; --overwrite begins anew")
-        self.threads = self.threads or found["threads"]
+        return self.threads or threads_of(found)
 
     def _write_record(self) -> None:
         fields = {"command": self.folder.command, "recipe": dataclasses.asdict(self.recipe), "data": self.digest}
-        fields |= {"source": self.source_digest, "threads": self.threads}
+        fields |= {"source": self.source_digest, "threads": self.threads, "processes": ranks.RANKS}
         partial = self.folder.partial / f"{RECORD}.partial"
         partial.write_text(json.dumps(fields, indent=2), encoding="utf-8")
         os.replace(partial, self.folder.partial / RECORD)
@@ -325,9 +325,7 @@ class Linearization(Job):
         chosen = blocks[order[: self.recipe.distill_steps * self.recipe.batch_size]].long()
         with self.console.status(f"asking the source about {len(chosen):,} blocks"):
             batches = chosen.split(max(1, ASKED_TOKENS // chosen.shape[1]))
-            if ranks.FIRST:
-                store_teacher(self.teacher, batches, folder, self.recipe.top_logits)
-            ranks.wait()
+            ranks.of_first(lambda: store_teacher(self.teacher, batches, folder, self.recipe.top_logits))
         return StoredTeacher(folder)
 
 

@@ -23,7 +23,15 @@ from ..cpu_threads import cpu_threads, decoding_threads, training_threads
 from ..errors import InputError
 from ..training.folder import TrainingFolder
 from ..training.report import CURVE, draw_loss_curve, perplexity
-from ..training.run import Schedule, ScheduledTrainer, TrainingRun, check_resumable, config_of, steps_of_run
+from ..training.run import (
+    Schedule,
+    ScheduledTrainer,
+    TrainingRun,
+    check_resumable,
+    config_of,
+    steps_of_run,
+    threads_of,
+)
 from .corpus import digest_of, encode, hold_out, load_tokenizer, train_tokenizer
 from .generation import Sampling, sample
 
@@ -215,6 +223,7 @@ def prepare(
     model = RetNetForCausalLM(config)
 
     steps = steps_of_run(steps, epochs, 3.0, record, steps_per_epoch=math.ceil(len(training) / recipe.batch_size))
+    known_threads = threads_of(record)
     opening = " ".join(next((text.strip() for text in evaluation_text if text.strip()), "")[:48].split())
     run = TextRun(
         folder=folder,
@@ -227,12 +236,12 @@ def prepare(
         evaluation=evaluation,
         prompt=opening.rpartition(" ")[0] or opening,
         checkpoint=checkpoint,
-        threads=threads or (torch.get_num_threads() if record is None else record["threads"]),
+        threads=threads or known_threads or torch.get_num_threads(),
         decode_threads=threads or decoding_threads(model),
         eval_every=eval_every or max(1, steps // 10),
         data_digest=digest,
     )
-    if threads is None and record is None and ranks.RANKS == 1:  # several have as many as they were started with
+    if threads is None and known_threads is None and ranks.RANKS == 1:  # several have as many as they were started with
         run.threads = training_threads(model, lambda: _trial_step(run))
     return run
 

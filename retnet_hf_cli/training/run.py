@@ -91,8 +91,9 @@ class Supervisor(TrainerCallback):
         self.signal: int | None = None
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.signal = self.schedule.agree(self.signal)
-        if self.signal is not None:
+        heard = self.schedule.agree(self.signal)
+        if heard is not None:
+            self.signal = heard
             control.should_evaluate, control.should_save, control.should_training_stop = False, True, True
         elif self.schedule.fraction(state.global_step) >= 1:
             control.should_evaluate = control.should_save = control.should_training_stop = True
@@ -104,10 +105,10 @@ class Supervisor(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Takes the first Ctrl-C, or request to terminate, as a wish to stop after this step; the second acts as always.
+        """Takes a Ctrl-C, or a request to terminate, as a wish to stop after this step.
 
-        What starts several processes passes a Ctrl-C on to those that have heard it already, and ends them itself if they
-        take long.
+        The second one acts as always, but not in several processes: what has started them passes each Ctrl-C on to those
+        that have heard it already, so that the first one comes twice.
         """
         numbers = signal.SIGINT, signal.SIGTERM
         before = {number: signal.getsignal(number) for number in numbers}
@@ -212,10 +213,15 @@ class TrainingRun:
             InputError: if the loss diverges, or disk or memory run out.
             Interrupted: after Ctrl-C, with a checkpoint saved.
         """
+        if ranks.RANKS > 1 and len(self.training) < self.recipe.batch_size:
+            raise InputError(
+                f"several processes need a full batch to share out, and there are only {len(self.training)} examples to "
+                f"train on; try a --batch-size of no more than that"
+            )
         ranks.wait()  # until all have looked at what is in the folder
-        if ranks.FIRST:
-            self._begin()
-        ranks.wait()
+        ranks.of_first(self._begin)
+        if not self.folder.partial.exists():
+            raise InputError(f"there is no {self.folder.partial} here; all processes need the same folder")
         self.schedule.agree()
         supervisor = Supervisor(self.schedule, self.rate_option)
         trainer = self.trainer(
@@ -234,15 +240,11 @@ class TrainingRun:
                     trainer.state = TrainerState.load_from_json(str(self.checkpoint / "trainer_state.json"))
                     self.model = trainer.model = self.reloaded(self.checkpoint)
                 self.log = trainer.state.log_history
-                supervisor.signal = self.schedule.agree(supervisor.signal)
-                if supervisor.signal is not None:
-                    raise Interrupted(f"interrupted at step {trainer.state.global_step}", supervisor.signal)
-                if ranks.FIRST:
-                    self.finish(trainer)
-                    self.folder.publish()
-                ranks.wait()
-                self.published(supervisor.signal)
-        except (InputError, Interrupted):
+                if (heard := self.schedule.agree(supervisor.signal)) is not None:
+                    raise Interrupted(f"interrupted at step {trainer.state.global_step}", heard)
+                ranks.of_first(lambda: self._finish(trainer))
+                self.published(self.schedule.agree(supervisor.signal))
+        except (InputError, Interrupted, ranks.FailedElsewhere):
             raise
         except Exception as error:
             if shutil.disk_usage(self.folder.output.parent).free < self.model_bytes:
@@ -253,6 +255,10 @@ class TrainingRun:
             if ranks.FIRST:
                 self.folder.discard()
 
+    def _finish(self, trainer: ScheduledTrainer) -> None:
+        self.finish(trainer)
+        self.folder.publish()
+
     def _begin(self) -> None:
         """Makes the partial folder, with a record of what makes the run."""
         self.folder.begin(resume=self.checkpoint is not None)
@@ -261,6 +267,7 @@ class TrainingRun:
             "recipe": asdict(self.recipe),
             "data": self.data_digest,
             "threads": self.threads,
+            "processes": ranks.RANKS,
             "steps": self.schedule.steps,
         }
         (self.folder.partial / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
@@ -272,7 +279,9 @@ class TrainingRun:
         fields = {
             "output_dir": str(self.folder.partial),
             "per_device_train_batch_size": batch_size,
-            "per_device_eval_batch_size": batch_size,
+            "per_device_eval_batch_size": ranks.even_share(len(self.evaluation), batch_size),
+            "dataloader_drop_last": ranks.RANKS > 1,  # or accelerate fills it up with what the epoch has had
+            "ddp_find_unused_parameters": False,
             "max_steps": steps,
             "learning_rate": recipe.lr,
             "weight_decay": recipe.weight_decay,
@@ -308,6 +317,11 @@ def require_memory_for(error: Exception, smaller_options: str) -> None:
     """
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         raise InputError(f"out of memory; try a smaller {smaller_options}") from error
+
+
+def threads_of(record: dict[str, Any] | None) -> int | None:
+    """The number of CPU threads of a run to resume, if that had as many processes."""
+    return None if record is None or record.get("processes", 1) != ranks.RANKS else record["threads"]
 
 
 def check_resumable(recipe: Any, digest: str, record: dict[str, Any], data: str) -> None:
