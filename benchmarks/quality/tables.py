@@ -196,10 +196,9 @@ class Report:
             right = Estimate.of(titles[row.title])
             reference = titles.get(references.get(row.title.partition(",")[0], ""), [])
             over = difference(*([100 * share for share in shares] for shares in (titles[row.title], reference)), digits=2)
-            speed = Estimate.of([result["training"]["pictures_per_second"] for result in results])
             parameters = f"{results[0]['parameters'] / 1e3:.0f}k"
-            lines.append([row.title, parameters, f"{right.scaled(100):.2f}", over, f"{speed.mean:,.0f}"])
-        header = ["model", "parameters", "right, %", "over causal ViR, or over pooling", "pictures/s in training"]
+            lines.append([row.title, parameters, f"{right.scaled(100):.2f}", over])
+        header = ["model", "parameters", "right, %", "over causal ViR, or over pooling"]
         return table(header, lines)
 
     def recall(self) -> str:
