@@ -24,7 +24,8 @@ Overwrite = Annotated[bool, run_option("--overwrite", help="Replace the model in
 Resume = Annotated[
     bool,
     run_option(
-        "--resume", help="Continue an interrupted run, to the same weights bit for bit, or a finished one for longer."
+        "--resume",
+        help="Continue an interrupted run, in as many processes to the same weights bit for bit; or a finished one for longer.",
     ),
 ]
 

@@ -10,7 +10,7 @@ import torch
 from small_models import small_model
 from torchrun import run_ranks, torchrun
 
-from retnet_hf import RetNetForMaskedLM, context_parallel, shard_sequence
+from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, context_parallel, shard_sequence
 
 
 def test_ranks_that_share_sequences_compute_what_one_process_does():
@@ -28,6 +28,8 @@ def test_the_programs_of_the_guide_run_by_their_own_lines(program, tmp_path, mon
     losses = [float(loss) for loss in re.findall(r"^step \d: loss ([\d.]+)", printed, re.MULTILINE)]
     assert len(losses) == 3
     assert losses[0] > losses[1] > losses[2]
+    saved = {"train_sharded.py": "trained", "train_long.py": "trained-long"}[program]
+    RetNetForCausalLM.from_pretrained(tmp_path / saved)
 
 
 def test_what_cannot_be_split_is_refused():

@@ -62,7 +62,8 @@ def linearize(
         Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
     ] = Path("linearized-model"),
     resume: Annotated[
-        bool, run_option("--resume", help="Continue an interrupted run, to the same weights bit for bit.")
+        bool,
+        run_option("--resume", help="Continue an interrupted run, in as many processes to the same weights bit for bit."),
     ] = False,
     overwrite: Overwrite = False,
     seed: Annotated[

@@ -80,7 +80,10 @@ def train(
     steps: Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")] = None,
     epochs: Annotated[float | None, training_option(min=0.001, help="Times through the text.", show_default="3")] = None,
     minutes: Annotated[
-        float | None, training_option(min=0.001, help="Train no longer than this; the learning rate decays by then.")
+        float | None,
+        training_option(
+            min=0.001, help="Train no longer than this, or no longer from --resume on; the learning rate decays by then."
+        ),
     ] = None,
     batch_size: Annotated[int, training_option(min=1, help="Sequences in a step, of all processes together.")] = 8,
     lr: Annotated[float, training_option(min=0.0, help="Highest learning rate.")] = 1e-3,
