@@ -25,7 +25,7 @@ Resume = Annotated[
     bool,
     run_option(
         "--resume",
-        help="Continue an interrupted run, in as many processes to the same weights bit for bit; or a finished one for longer.",
+        help="Continue an interrupted run, in as many processes to the same weights bit for bit, or a finished one.",
     ),
 ]
 
