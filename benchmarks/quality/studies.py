@@ -143,8 +143,8 @@ class Plan:
     ) -> tuple[list[Cell], float | None]:
         """Cells that a learning rate is chosen by, and that rate, once all of them were measured.
 
-        The rates tried reach further by a factor of two until the best has a worse one on both sides. Of those that one seed
-        cannot tell from the best, the lowest is chosen.
+        The rates tried reach further by a factor of two until the best, the highest of equals, has one on both sides that is
+        no better. Of those that one seed cannot tell from the best, the lowest is chosen.
         """
         rates = list(self.size.image_rates if make == self.image else self.size.rates)
         while True:
@@ -153,7 +153,7 @@ class Plan:
             if None in results:
                 return cells, None
             costs = [cell.cost(result) for cell, result in zip(cells, results)]
-            best = rates[costs.index(min(costs))]
+            best = max(rate for rate, cost in zip(rates, costs) if cost == min(costs))
             if len(rates) == 1 or rates[0] < best < rates[-1]:
                 return cells, next(rate for rate, cost in zip(rates, costs) if cost <= min(costs) + cells[0].noise)
             if best == rates[0]:
