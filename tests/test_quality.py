@@ -114,6 +114,18 @@ def test_a_rival_sees_what_is_before_a_token_and_nothing_after(model):
     assert (after[:, 15] - before[:, 15]).abs().max() > 1e-4
 
 
+@torch.no_grad()
+def test_a_window_beside_retention_is_given_whole_sequences(monkeypatch):
+    """Also where a layer with retention alone would be computed in segments."""
+    monkeypatch.setattr("retnet_hf.retention_plan.SEGMENT_SIZE_ON_CPU", 64)
+    torch.manual_seed(0)
+    network = RIVALS["retnet"](SMALL, 16, window=4).eval()
+    ids = torch.randint(32, (1, 1024))
+    whole = network(ids, use_cache=False).logits
+    monkeypatch.undo()
+    torch.testing.assert_close(network(ids, use_cache=False).logits, whole, rtol=1e-4, atol=1e-5)
+
+
 def test_state_sizes():
     retnet, llama, h3, hyena, mamba = (RIVALS[name](SMALL, 16) for name in ("retnet", "llama", "h3", "hyena", "mamba2"))
     assert state_numbers(retnet, 8) == state_numbers(retnet, 20) == 2 * 2 * 8 * 16  # layers, heads, K, V

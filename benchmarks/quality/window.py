@@ -37,6 +37,7 @@ class RetentionBesideWindow(nn.Module):
     def __init__(self, retention: nn.Module, window: WindowAttention) -> None:
         super().__init__()
         self.retention, self.window, self.layer_idx = retention, window, retention.layer_idx
+        self.window_scale = 1.0  # by which a layer knows that its window needs whole sequences, not segments
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Any, Any]:
         output, attentions, state = self.retention(hidden_states, **kwargs)
