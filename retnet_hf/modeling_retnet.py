@@ -277,8 +277,8 @@ class RetNetRetention(RetNetTokenMixer):
             plan = plan.of_heads(slice(rank * decays, (rank + 1) * decays))
 
         # Rotated vectors are float32, and are rounded again only where products of narrower ones take less time.
-        on_units = not torch.compiler.is_compiling() and multiplies_bfloat16(value.device)
-        narrow = plan.kernels is not None or (on_units and value.dtype == torch.bfloat16)
+        in_chunks = plan.form == "chunkwise" and value.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
+        narrow = plan.kernels is not None or (in_chunks and multiplies_bfloat16(value.device))
 
         def rotated(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
             if plan.key_rotation is None:

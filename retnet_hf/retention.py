@@ -84,11 +84,16 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     Not a CPU: PyTorch rounds each of its products to bfloat16, by which the chunkwise form has 1.5 to 1.7 times the error of
     softmax attention in bfloat16.
     """
-    if device.type != "cuda" or not torch.cuda.is_bf16_supported(including_emulation=False):
+    if device.type != "cuda":
         return False
+    with torch.cuda.device(device):
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            return False
     ones = torch.ones(1, 16, 16, dtype=torch.bfloat16, device=device)
     try:
         torch.bmm(ones, ones, out_dtype=torch.float32)
+    except torch.OutOfMemoryError:  # which says nothing about the device
+        raise
     except (TypeError, RuntimeError):  # PyTorch before 2.8, and a device that has none
         return False
     return True
@@ -442,7 +447,7 @@ def chunk_blocks(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables)
     states = state_heads(query, key, tables.inner.shape[1])
     chunk_size = tables.inner.shape[-1]
     wanted = BLOCK_SIZE_ON_CPU if query.device.type == "cpu" else BLOCK_SIZE_ELSEWHERE
-    chunks_per_block = max(1, wanted // (batch * heads * chunk_size))
+    chunks_per_block = max(1, wanted // max(1, batch * heads * chunk_size))
 
     def block(first: int, chunks: int, size: int) -> ChunkBlock:
         inner, of_query, of_key, state = tables.of_chunks(slice(first, first + chunks))

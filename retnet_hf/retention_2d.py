@@ -388,17 +388,31 @@ class ChunkwiseManhattanRetention(torch.autograd.Function):
         query, key, value, gradient = (tiling.fill(tensor.to(dtype)) for tensor in (*operands, gradient))
         log_decay = log_decay.to(dtype)
         decay = grid_decay(log_decay, *tiling.tile)[:, None]
-        within = []  # what the operands' gradients have of a token's own tile, band by band
+        asked = [place for place in range(3) if ctx.needs_input_grad[place]]
+        found: list[list[Tensor]] = [[], [], []]  # what each gradient has of a token's own tile, band by band
+        results: list[Tensor | None] = [None] * 5
         with torch.autocast(gradient.device.type, enabled=False):  # which may be on where a backward pass is asked for
             for q, k, v, g in zip(*map(tiling.bands, (query, key, value, gradient))):
-                scores, scores_gradient = (q @ k.mT) * decay, (g @ v.mT) * decay
-                within.append((scores_gradient @ k, scores_gradient.mT @ q, scores.mT @ g))
-            of_query, of_key, of_value = map(tiling.of_bands, zip(*within))
-            [of_query] = tiling.from_other_tiles([of_query], [Reader(gradient, True)], key, value, log_decay)
-            readers = [Reader(value, True), Reader(key)]
-            of_key, of_value = tiling.from_other_tiles([of_key, of_value], readers, query, gradient, log_decay)
-        gradients = zip((of_query, of_key, of_value), operands)
-        return *(tiling.crop(gradient).to(operand.dtype) for gradient, operand in gradients), None, None
+                if 0 in asked or 1 in asked:
+                    scores_gradient = (g @ v.mT) * decay
+                if 0 in asked:
+                    found[0].append(scores_gradient @ k)
+                if 1 in asked:
+                    found[1].append(scores_gradient.mT @ q)
+                if 2 in asked:
+                    found[2].append(((q @ k.mT) * decay).mT @ g)
+            readers = [Reader(gradient, True), Reader(value, True), Reader(key)]
+            for places, *written in (([0], key, value), ([1, 2], query, gradient)):
+                places = [place for place in places if place in asked]
+                within = [tiling.of_bands(found[place]) for place in places]
+                wholes = (
+                    tiling.from_other_tiles(within, [readers[place] for place in places], *written, log_decay)
+                    if places
+                    else []
+                )
+                for place, whole in zip(places, wholes):
+                    results[place] = tiling.crop(whole).to(operands[place].dtype)
+        return tuple(results)
 
 
 def tiling_of(query: Tensor, value: Tensor, tile_size: int | tuple[int, int] | None) -> Tiling:
@@ -497,8 +511,11 @@ def manhattan_retention(
             return (scores @ value.to(scores.dtype).flatten(2, 3)).unflatten(2, query.shape[2:4])
         key = without_masked(key, mask)
         if form == "chunkwise":
-            # A compiler plans what to keep by itself, and a gradient of the decays is left to PyTorch.
-            by_pytorch = torch.compiler.is_compiling() or log_decay.requires_grad
+            # A compiler plans what to keep by itself; a gradient of the decays, which torch.func may ask for at a level that
+            # cannot be seen here, is left to PyTorch.
+            by_pytorch = (
+                torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or log_decay.requires_grad
+            )
             needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
             own = needed and not by_pytorch
             chunkwise = ChunkwiseManhattanRetention.apply if own else ChunkwiseManhattanRetention.forward

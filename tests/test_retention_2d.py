@@ -186,6 +186,41 @@ def test_the_gradient_of_a_gradient_is_that_of_the_masked_product():
         assert_close(actual, reference, torch.float64, name)
 
 
+def test_torch_func_finds_mixed_second_derivatives():
+    """By decays of a gradient by queries, which the levels of torch.func do not show each other."""
+    image, found = Image(0, 9, 8, learned=False), []
+    query, key, value, log_decay = (tensor.detach() for tensor in (image.query, image.key, image.value, image.log_decay))
+    for form in ("chunkwise", "parallel"):
+
+        def loss(query, log_decay, form=form):
+            return manhattan_retention(query, key, value, log_decay, form=form, tile_size=4).square().sum()
+
+        of_query = torch.func.grad(loss)
+        found.append(torch.func.grad(lambda decay, of_query=of_query: of_query(query, decay).sin().sum())(log_decay))
+    assert_close(*found, torch.float64, "second derivative")
+
+
+@pytest.mark.parametrize("asked", ["query", "key", "value"])
+def test_a_gradient_that_is_asked_for_alone_is_the_same(asked):
+    image = Image(0, 9, 8, mask=True, learned=False)
+    expected = dict(zip(("query", "key", "value"), image.gradients(image.run("parallel"))))[asked]
+    for name in {"query", "key", "value"} - {asked}:
+        getattr(image, name).requires_grad_(False)
+    output = image.run("chunkwise", tile_size=4)
+    weight = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
+    (weight * image.visible(output)).sum().backward()
+    assert_close(getattr(image, asked).grad, expected, torch.float64, asked)
+
+
+def test_autocast_does_not_narrow_the_gradient():
+    image = Image(0, 20, 15, torch.float32, learned=False)
+    expected = image.gradients(image.run("chunkwise", tile_size=4))
+    with torch.autocast("cpu", torch.bfloat16):
+        gradients = image.gradients(image.run("chunkwise", tile_size=4))
+    for actual, reference in zip(gradients, expected):
+        assert torch.equal(actual, reference)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gradients_have_the_dtypes_of_their_operands(dtype):
     image = Image(0, 20, 15, dtype, learned=False)
