@@ -77,6 +77,17 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
+def left_to_pytorch(*decays: Tensor) -> bool:
+    """Whether PyTorch differentiates by itself what was computed with these decays, or tables made of them.
+
+    A compiler plans what to keep, and our own gradients have none of the decays, which torch.func may ask for at a level
+    that cannot be seen here.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    return any(decay.requires_grad for decay in decays)
+
+
 @functools.cache
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Whether the device has units for products of bfloat16, whose results PyTorch gives as float32.
@@ -644,8 +655,7 @@ def chunkwise_retention(
     if tables is None:
         chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
         tables = decay_tables(log_decay.to(dtype), query.shape[2], chunk_size, mask, reset)
-    # A compiler plans what to keep by itself, and a gradient of the decays is left to PyTorch.
-    if torch.compiler.is_compiling() or any(table.requires_grad for table in tables):
+    if left_to_pytorch(*tables):
         return _grouped_at_once(query, key, value, tables, initial_state)
     operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands):

@@ -45,7 +45,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .retention import FORMS, bidirectional_retention, compute_dtype
+from .retention import FORMS, bidirectional_retention, compute_dtype, left_to_pytorch
 
 
 # Lines of states up to this length are combined by one matrix product, longer ones in blocks.
@@ -358,7 +358,7 @@ def chunkwise_manhattan_retention(
         state = pad(initial_state.to(dtype), (0, 0, 0, 0, 0, query.shape[3] - initial_state.shape[2])).unsqueeze(2)
     decay = grid_decay(log_decay, *tiling.tile, downward)[:, None]
     in_bands = zip(*map(tiling.bands, (query, key, value)))
-    within = tiling.of_bands([((q @ k.mT) * decay) @ v for q, k, v in in_bands])
+    within = tiling.of_bands([(q @ k.mT).mul_(decay) @ v for q, k, v in in_bands])
     [output] = tiling.from_other_tiles([within], [Reader(query)], key, value, log_decay, downward, state)
     return tiling.crop(output)
 
@@ -388,31 +388,17 @@ class ChunkwiseManhattanRetention(torch.autograd.Function):
         query, key, value, gradient = (tiling.fill(tensor.to(dtype)) for tensor in (*operands, gradient))
         log_decay = log_decay.to(dtype)
         decay = grid_decay(log_decay, *tiling.tile)[:, None]
-        asked = [place for place in range(3) if ctx.needs_input_grad[place]]
-        found: list[list[Tensor]] = [[], [], []]  # what each gradient has of a token's own tile, band by band
-        results: list[Tensor | None] = [None] * 5
+        within = []  # what the operands' gradients have of a token's own tile, band by band
         with torch.autocast(gradient.device.type, enabled=False):  # which may be on where a backward pass is asked for
             for q, k, v, g in zip(*map(tiling.bands, (query, key, value, gradient))):
-                if 0 in asked or 1 in asked:
-                    scores_gradient = (g @ v.mT) * decay
-                if 0 in asked:
-                    found[0].append(scores_gradient @ k)
-                if 1 in asked:
-                    found[1].append(scores_gradient.mT @ q)
-                if 2 in asked:
-                    found[2].append(((q @ k.mT) * decay).mT @ g)
-            readers = [Reader(gradient, True), Reader(value, True), Reader(key)]
-            for places, *written in (([0], key, value), ([1, 2], query, gradient)):
-                places = [place for place in places if place in asked]
-                within = [tiling.of_bands(found[place]) for place in places]
-                wholes = (
-                    tiling.from_other_tiles(within, [readers[place] for place in places], *written, log_decay)
-                    if places
-                    else []
-                )
-                for place, whole in zip(places, wholes):
-                    results[place] = tiling.crop(whole).to(operands[place].dtype)
-        return tuple(results)
+                scores, scores_gradient = (q @ k.mT).mul_(decay), (g @ v.mT).mul_(decay)
+                within.append((scores_gradient @ k, scores_gradient.mT @ q, scores.mT @ g))
+            of_query, of_key, of_value = map(tiling.of_bands, zip(*within))
+            [of_query] = tiling.from_other_tiles([of_query], [Reader(gradient, True)], key, value, log_decay)
+            readers = [Reader(value, True), Reader(key)]
+            of_key, of_value = tiling.from_other_tiles([of_key, of_value], readers, query, gradient, log_decay)
+        gradients = zip((of_query, of_key, of_value), operands)
+        return *(tiling.crop(gradient).to(operand.dtype) for gradient, operand in gradients), None, None
 
 
 def tiling_of(query: Tensor, value: Tensor, tile_size: int | tuple[int, int] | None) -> Tiling:
@@ -511,13 +497,8 @@ def manhattan_retention(
             return (scores @ value.to(scores.dtype).flatten(2, 3)).unflatten(2, query.shape[2:4])
         key = without_masked(key, mask)
         if form == "chunkwise":
-            # A compiler plans what to keep by itself; a gradient of the decays, which torch.func may ask for at a level that
-            # cannot be seen here, is left to PyTorch.
-            by_pytorch = (
-                torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or log_decay.requires_grad
-            )
             needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-            own = needed and not by_pytorch
+            own = needed and not left_to_pytorch(log_decay)
             chunkwise = ChunkwiseManhattanRetention.apply if own else ChunkwiseManhattanRetention.forward
             return chunkwise(query, key, value, log_decay, tile_size)
         down, _ = recurrent_downward_retention(query, key, value, log_decay)

@@ -486,6 +486,23 @@ def test_the_chunkwise_form_keeps_nothing_but_its_operands_for_the_backward_pass
     assert {tensor.data_ptr() for tensor in kept} == operands
 
 
+def test_torch_func_finds_mixed_second_derivatives_and_takes_batches():
+    """By decays of a gradient by queries, which the levels of torch.func do not show each other."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 20, 4, generator=generator, dtype=torch.float64) for _ in range(3))
+    log_decay, mixed, batched = torch.tensor([-0.3, -0.1], dtype=torch.float64), [], []
+    for form in ("chunkwise", "recurrent"):
+
+        def loss(query, log_decay, form=form):
+            return retention(query, key, value, log_decay, form=form)[0].square().sum()
+
+        of_query = torch.func.grad(loss)
+        mixed.append(torch.func.grad(lambda decay, of_query=of_query: of_query(query, decay).sin().sum())(log_decay))
+        batched.append(torch.func.vmap(of_query, (0, None))(torch.stack([query, 2 * query]), log_decay))
+    torch.testing.assert_close(*mixed, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*batched, rtol=1e-10, atol=1e-10)
+
+
 def test_the_gradient_of_the_chunkwise_form_can_be_differentiated():
     case = Case(0, torch.float64, 7, heads=2, key_dim=2, value_dim=3)
 
