@@ -216,8 +216,7 @@ class CarryState(TrainerCallback):
         if any_of_them is None:
             raise ValueError(f"{folder} has no {self.FILE}: it was not written by a run with CarryState.")
         of_several = re.search(r"-of-(\d+)", any_of_them.name)
-        processes = int(of_several[1]) if of_several else 1
-        files = [folder / self._name(process, processes) for process in range(processes)]
+        files = self._files_of(folder, int(of_several[1]) if of_several else 1)
         return RetNetState.concatenate(RetNetState.load(file, model.config, model.device) for file in files)
 
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
@@ -238,20 +237,23 @@ class CarryState(TrainerCallback):
     def on_save(self, args, state, control, **kwargs) -> None:
         if self.state is None:
             return
-        folder, processes = Path(args.output_dir) / f"checkpoint-{state.global_step}", args.world_size
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         folder.mkdir(parents=True, exist_ok=True)  # Trainer makes it in its first process
-        self.state.save(folder / self._name(args.process_index, processes))
+        own = self._files_of(folder, args.world_size)
+        self.state.save(own[args.process_index])
         if args.process_index == 0:  # of a run with another number of processes, which wrote its checkpoint here before
-            for file in set(self._files(folder)) - {folder / self._name(number, processes) for number in range(processes)}:
+            for file in set(self._files(folder)) - set(own):
                 file.unlink()
 
-    def _name(self, process: int, processes: int) -> str:
-        whole = Path(self.FILE)
-        return self.FILE if processes == 1 else f"{whole.stem}.{process}-of-{processes}{whole.suffix}"
-
     def _files(self, folder: Path) -> Iterator[Path]:
-        whole = Path(self.FILE)
-        return folder.glob(f"{whole.stem}*{whole.suffix}")
+        """All that are there."""
+        return folder.glob(f"{Path(self.FILE).stem}*")
+
+    def _files_of(self, folder: Path, processes: int) -> list[Path]:
+        """Those of a run with so many processes, in their order."""
+        whole = folder / self.FILE
+        several = [whole.with_stem(f"{whole.stem}.{process}-of-{processes}") for process in range(processes)]
+        return several if processes > 1 else [whole]
 
     def on_train_end(self, args, state, control, **kwargs) -> None:
         self._remove_hooks()

@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_cli_linearize import make_source
-from torchrun import free_port, started
+from torchrun import started, torchrun_launcher
 from transformers import TrainerControl, TrainerState
 
 from retnet_hf_cli import ranks
@@ -44,9 +44,8 @@ def workplace(tmp_path, monkeypatch):
 
 def start(arguments: str) -> AbstractContextManager[subprocess.Popen]:
     """The command in two processes, as a terminal would start it: what they say on one pipe."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
     return started(
-        [*command, "-m", "retnet_hf_cli", *arguments.split()],
+        [sys.executable, *torchrun_launcher(2), "-m", "retnet_hf_cli", *arguments.split()],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -42,9 +42,13 @@ def run_launcher(launcher: list[str], program: Path | str, *arguments: object, *
     return output
 
 
+def torchrun_launcher(ranks: int) -> list[str]:
+    """What `run_launcher` starts so many processes with, as `torchrun` does."""
+    return ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}"]
+
+
 def torchrun(ranks: int, program: Path | str, *arguments: object, **environment: str) -> str:
-    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}"]
-    return run_launcher(launcher, program, *arguments, **environment)
+    return run_launcher(torchrun_launcher(ranks), program, *arguments, **environment)
 
 
 def run_ranks(numbers: Iterable[int], program: Path | str, *arguments: object, **environment: str) -> str:
