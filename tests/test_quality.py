@@ -265,15 +265,15 @@ def test_a_higher_learning_rate_has_to_be_better_by_more_than_noise(plan, monkey
     assert plan.rate_cells(plan.language, "retnet", {})[1] == 3e-3
 
 
-def test_where_all_learning_rates_do_as_well_lower_ones_are_not_tried_but_higher_ones(plan, monkeypatch):
-    """As in recall, where a model may make no mistake: it is the lowest rate that begins to be too slow for other sizes."""
-    for rate, loss in zip((1.5e-3, 3e-3, 6e-3, 1.2e-2), (0.0, 0.0, 0.0, 1.0)):
+def test_where_nothing_could_be_better_no_other_learning_rate_is_tried(plan, monkeypatch):
+    monkeypatch.setattr(Measured, "least_cost", 0.0)
+    for rate, loss in zip((1.5e-3, 3e-3, 6e-3), (0.01, 0.0, 0.0)):
         assert plan.rate_cells(plan.language, "retnet", {})[1] is None
         monkeypatch.setattr(Measured, "measure", lambda _, loss=loss: {"choosing": {"loss": loss}})
         plan.language("retnet", {}, learning_rate=rate).run(plan.folder)
     cells, rate = plan.rate_cells(plan.language, "retnet", {})
-    assert [cell.learning_rate for cell in cells] == [1.5e-3, 3e-3, 6e-3, 1.2e-2]
-    assert rate == 1.5e-3
+    assert [cell.learning_rate for cell in cells] == [1.5e-3, 3e-3, 6e-3]
+    assert rate == 1.5e-3  # the lowest of those that one seed cannot tell apart
 
 
 def test_work_measures_each_cell_once_and_goes_on_where_it_was_stopped(plan, capsys):

@@ -3,6 +3,7 @@
 """A cell of a table: what one model reached, measured once and kept as one JSON file."""
 
 import json
+import math
 import platform
 import re
 from abc import ABC, abstractmethod
@@ -38,6 +39,7 @@ class Cell(ABC):
 
     kind: ClassVar[str]
     noise: ClassVar[float]  # what costs of one seed differ by where nothing is better
+    least_cost: ClassVar[float] = -math.inf  # that there can be
     model: str
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -51,6 +51,7 @@ class RecallCell(Cell):
 
     kind: ClassVar[str] = "recall"
     noise: ClassVar[float] = 0.02
+    least_cost: ClassVar[float] = -len(PAIRS)  # of a model that makes no mistake
     hidden_size: int = 64
     learning_rate: float = 3e-3
     seed: int = 0

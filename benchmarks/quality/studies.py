@@ -143,8 +143,8 @@ class Plan:
     ) -> tuple[list[Cell], float | None]:
         """Cells that a learning rate is chosen by, and that rate, once all of them were measured.
 
-        The rates tried reach further by a factor of two until the best, the highest of equals, has one on both sides that is
-        no better. Of those that one seed cannot tell from the best, the lowest is chosen.
+        The rates tried reach further by a factor of two until the best has one on both sides that is no better, or nothing
+        could be better. Of those that one seed cannot tell from the best, the lowest is chosen.
         """
         rates = list(self.size.image_rates if make == self.image else self.size.rates)
         while True:
@@ -153,8 +153,8 @@ class Plan:
             if None in results:
                 return cells, None
             costs = [cell.cost(result) for cell, result in zip(cells, results)]
-            best = max(rate for rate, cost in zip(rates, costs) if cost == min(costs))
-            if len(rates) == 1 or rates[0] < best < rates[-1]:
+            best = rates[costs.index(min(costs))]
+            if len(rates) == 1 or rates[0] < best < rates[-1] or min(costs) <= cells[0].least_cost:
                 return cells, next(rate for rate, cost in zip(rates, costs) if cost <= min(costs) + cells[0].noise)
             if best == rates[0]:
                 rates.insert(0, best / 2)
