@@ -17,7 +17,7 @@ in training mode, by the first forward pass that records a gradient, and by `sta
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from statistics import median
 
 import torch
@@ -62,21 +62,30 @@ def is_faster_side_by_side(groups: list[list[Tensor]]) -> bool:
     together = [[side_by_side(weights)] for weights in apart]
     token = torch.ones_like(apart[0][0][:1])  # (1, in)
 
-    def seconds(groups: list[list[Tensor]]) -> float:
-        start = time.perf_counter()
+    def read(groups: list[list[Tensor]]) -> None:
         for weights in groups:
             for weight in weights:
                 nn.functional.linear(token, weight)
         if token.device.type != "cpu":
             torch.accelerator.synchronize(token.device)
+
+    return is_clearly_faster(lambda: read(together), lambda: read(apart))
+
+
+def is_clearly_faster(one: Callable[[], object], other: Callable[[], object]) -> bool:
+    """Whether one of two computations takes at most `CLEAR_GAIN` of the time of the other, as the median of their turns."""
+
+    def seconds(compute: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        compute()
         return time.perf_counter() - start
 
     ratios = []
     for number in range(1 + TRIAL_ROUNDS):  # the first warms up
-        first, second = (apart, together) if number % 2 else (together, apart)
-        times = {id(groups): seconds(groups) for groups in (first, second)}
+        first, second = (other, one) if number % 2 else (one, other)
+        times = {compute: seconds(compute) for compute in (first, second)}
         if number > 0:
-            ratios.append(times[id(together)] / times[id(apart)])
+            ratios.append(times[one] / times[other])
         if len(ratios) == 3 and min(ratios) > 2:
             break
     return median(ratios) < CLEAR_GAIN

@@ -6,6 +6,7 @@ Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V
 """
 
 import math
+import os
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -40,6 +41,7 @@ from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
 from .context_retention import Context, context_layout, context_retention
 from .continuous_batching import register, requests_of
+from .decoding_programs import CHANGED, HeadProduct, LayerProgram, compile_layers, default_folder, is_hooked
 from .fused_projections import FusesProjections, is_plain, lay_out_where_faster
 from .kernels import load_kernels
 from .linear_cross_entropy import linear_cross_entropy
@@ -452,7 +454,13 @@ class RetNetMLP(FusesProjections):
 
 
 class RetNetDecoderLayer(GradientCheckpointingLayer):
-    """Retention, or in a hybrid softmax attention, and feed-forward, each a branch of the residual stream."""
+    """Retention, or in a hybrid softmax attention, and feed-forward, each a branch of the residual stream.
+
+    Attributes:
+        step_program: computes steps of one token, where `compile_decoding` made it.
+    """
+
+    step_program: LayerProgram | None = None
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__()
@@ -476,6 +484,13 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
+        if self.step_program is not None and not torch.compiler.is_compiling():
+            past = None if past_key_values is None else past_key_values.layers[self.retention.layer_idx]
+            if self.step_program.serves(hidden_states, plan, past, use_cache):
+                if self.step_program.layer.has_its_weights():
+                    return self.step_program(hidden_states, plan, past)
+                self.step_program = None
+                logger.warning_once(CHANGED)
         # a layer that is compiled by itself may be given segments, which would be unrolled into its program
         whole = plan.segment_length is None or not self.is_retention or self.retention.window_scale is not None
         if whole or torch.compiler.is_compiling() or self._is_watched():
@@ -494,8 +509,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
 
     def _is_watched(self) -> bool:
         """Whether hooks in this layer, as those that fetch offloaded weights, would be called for every segment."""
-        inside = (module for module in self.modules() if module is not self)
-        return any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in inside)
+        return any(is_hooked(module) for module in self.modules() if module is not self)
 
     def _mix(self, hidden_states: Tensor, plan: RetentionPlan, **kwargs) -> tuple[Tensor, Tensor | None]:
         """What the layer makes of these tokens, and the state after them."""
@@ -569,6 +583,55 @@ class RetNetPreTrainedModel(PreTrainedModel):
         for module in self.modules():
             if isinstance(module, FusesProjections):
                 module.put_back()
+
+    def compile_decoding(self, folder: str | os.PathLike | None = None) -> int:
+        """Compiles the steps of decoding one sequence on a CPU, once: the programs are kept, and loaded from then on.
+
+        A program is that of a layer, and serves all that are alike. It reads weights of torchao (`Int8WeightOnlyConfig`, and
+        `IntxWeightOnlyConfig` with `torch.int4` in groups) by PyTorch's kernels for packed integers, those of 4 bits from a
+        copy, and weights in half precision by whichever kernel is faster here, which is tried. `generate` and every other
+        call with a state and one token use it; whatever else the model is asked for, it computes as ever.
+
+        After `fuse_projections`, not before: weights that lie elsewhere, as after saving the model or in training mode, end
+        it with a warning. Layers of softmax attention, with a window, or with linear layers that are adapted or quantised in
+        another way have no program.
+
+        Args:
+            folder: of the programs, which are code that is executed: one that nobody else writes to. By default, a folder
+                in the cache of huggingface_hub.
+
+        Returns:
+            How many layers have a program.
+
+        Raises:
+            ValueError: for a model that is not on a CPU, in float64, or bidirectional.
+            RuntimeError: if there is no program yet and none can be compiled: without a C++ compiler.
+        """
+        if self.device.type != "cpu" or self.dtype == torch.float64 or self.config.bidirectional:
+            raise ValueError(
+                "compile_decoding is for models that decode on a CPU, in float32 or half precision, got "
+                f"device {self.device}, {self.dtype} and bidirectional={self.config.bidirectional}."
+            )
+        self.uncompile_decoding()
+        layers = [
+            module
+            for module in self.modules()
+            if isinstance(module, RetNetDecoderLayer) and module.is_retention and module.retention.window_scale is None
+        ]
+        programs = compile_layers(layers, self.config, default_folder() if folder is None else Path(folder))
+        for layer, program in zip(layers, programs):
+            layer.step_program = program
+        if isinstance(self, RetNetForCausalLM):
+            self.head_product = HeadProduct.of(self.lm_head)
+        return sum(program is not None for program in programs)
+
+    def uncompile_decoding(self) -> None:
+        """Computes every step by operations of PyTorch again."""
+        for module in self.modules():
+            if isinstance(module, RetNetDecoderLayer):
+                module.step_program = None
+        if isinstance(self, RetNetForCausalLM):
+            self.head_product = None
 
     @staticmethod
     def _load_pretrained_model(model: "RetNetPreTrainedModel", state_dict, checkpoint_files, load_config, *args, **kwargs):
@@ -989,8 +1052,13 @@ def head_and_loss(
 
 
 class RetNetForCausalLM(FusesProjections, RetNetPreTrainedModel, GenerationMixin):
-    """RetNet with a language modelling head: trained in parallel or chunkwise form, decoded recurrently."""
+    """RetNet with a language modelling head: trained in parallel or chunkwise form, decoded recurrently.
 
+    Attributes:
+        head_product: computes the logits of one token, where `compile_decoding` found a faster way to.
+    """
+
+    head_product: HeadProduct | None = None
     projections = ("lm_head",)
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -1005,6 +1073,12 @@ class RetNetForCausalLM(FusesProjections, RetNetPreTrainedModel, GenerationMixin
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def project(self, hidden_states: Tensor) -> list[Tensor] | tuple[Tensor, ...]:
+        """The logits of hidden states (B, T, D)."""
+        if self.head_product is not None and not torch.compiler.is_compiling() and self.head_product.serves(hidden_states):
+            return (self.head_product(hidden_states),)
+        return super().project(hidden_states)
 
     def init_continuous_batching(self, *args, **kwargs):
         """As transformers has it, for `generate_batch` and `transformers serve --continuous-batching`.
