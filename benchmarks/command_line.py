@@ -46,7 +46,15 @@ QUICK: dict[str, Any] = {
     "rounds": 3,
 }
 # What --quick leaves out.
-SLOW = ("mamba2", "ours-fused-compiled", "llama-compiled", "torchscale-parallel", "yet-another-parallel")
+SLOW = (
+    "mamba2",
+    "ours-fused-compiled",
+    "ours-programs",
+    "ours-fused-programs",
+    "llama-compiled",
+    "torchscale-parallel",
+    "yet-another-parallel",
+)
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -64,6 +64,8 @@ RACE = Race(
         "ours",
         "ours-fused",
         "ours-fused-compiled",
+        "ours-programs",
+        "ours-fused-programs",
         "llama",
         "llama-static",
         "llama-compiled",

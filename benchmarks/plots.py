@@ -12,11 +12,16 @@ from .peers import CONTENDERS, REFERENCE
 from .race import Result
 
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, and two greys and a brown; a solid line is ours.
+# Okabe and Ito's colours, which the colour-blind can tell apart, and greys and a brown; a solid line is ours.
 STYLES = {
     "ours": ("#D55E00", "o", "-"),
     "ours-fused": ("#E69F00", "p", "-"),
     "ours-fused-compiled": ("#8C510A", "s", "-"),
+    "ours-programs": ("#000000", "h", "-"),
+    "ours-fused-programs": ("#777777", "H", "-"),
+    "ours-int8": ("#0072B2", "8", "-"),
+    "ours-int4": ("#56B4E9", "d", "-"),
+    "ours-int8-eager": ("#009E73", "<", "-"),
     "llama": ("#0072B2", "^", "--"),
     "llama-static": ("#56B4E9", "v", "--"),
     "llama-compiled": ("#000000", "D", "--"),

@@ -242,7 +242,7 @@ def run(
         memory: dict[Entrant, int | Failure | None] = {}
         for entrant in heat.entrants:
             report(f"{race.name}, {entrant.length:,} tokens x {entrant.batch}: memory of {entrant.model}")
-            if CONTENDERS[entrant.model].options.get("compiled"):
+            if CONTENDERS[entrant.model].is_compiled:
                 memory[entrant] = None  # it would be the compiler's
             else:
                 memory[entrant] = in_its_own_process(peak_memory, race.prepare, entrant, conditions, **limits)

@@ -31,12 +31,13 @@ from benchmarks.peers import CONTENDERS, SIZES, build, missing
 from benchmarks.quality.report import filled
 from benchmarks.race import Conditions, Entrant, Heat, Result, Work, heat_times, least_seconds, results_of
 from benchmarks.serving import report as serving_report
+from retnet_hf import RetNetForCausalLM
 
 
 RACES = {module.RACE.name: module.RACE for module in (training, prefill, decoding, generation)}
 CONDITIONS = Conditions(size="toy", rounds=2, turn_seconds=0.0, new_tokens=3)
 HERE = [name for name, contender in CONTENDERS.items() if missing(name, "cpu") is None]
-EAGER = [name for name in HERE if not CONTENDERS[name].options.get("compiled")]
+EAGER = [name for name in HERE if not CONTENDERS[name].is_compiled]
 
 
 @pytest.fixture(autouse=True)
@@ -251,6 +252,18 @@ def test_fused_projections_race_fused(race_name):
     }
     assert not any(fused["ours"])
     assert all(fused["ours-fused"])
+
+
+@pytest.mark.parametrize(("name", "bits"), [("ours-int8", 8), ("ours-int4", 4), ("ours-programs", 32)])
+def test_programs_race_with_weights_of_few_bits(name, bits, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(RetNetForCausalLM, "compile_decoding", lambda self: compiled.append(self))
+    conditions = Conditions(size="toy", dtype="float32" if bits == 32 else "bfloat16")
+    peer, plain = conditions.peer(name), conditions.peer("ours")
+    assert compiled == [peer.module]
+    head = peer.head.weight.nbytes
+    share = (peer.weight_bytes - head) / (plain.weight_bytes - head)
+    assert share == pytest.approx(bits / (8 * plain.head.weight.itemsize), rel=0.01)
 
 
 def test_a_step_of_training_can_include_the_optimizer_and_recompute_layers():

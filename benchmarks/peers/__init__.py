@@ -33,8 +33,14 @@ class Contender(NamedTuple):
     cuda: bool = False
     caps: dict[str, int] = {}
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it has to be compiled before it starts."""
+        return bool(self.options.get("compiled") or self.options.get("programs"))
+
 
 _TORCHSCALE = {"needs": "torchscale", "install": "pip install --no-deps torchscale==0.3.0"}
+_TORCHAO = {"needs": "torchao", "install": "pip install torchao"}
 _YET_ANOTHER = {"needs": "yet_another_retnet", "install": "pip install yet-another-retnet"}
 
 _QUADRATIC = {"training": 2048, "prefill": 2048}  # where their chunkwise forms are twice as fast already
@@ -43,6 +49,13 @@ CONTENDERS = {
     "ours": Contender("retnet_hf", "ours", "Ours"),
     "ours-fused": Contender("retnet_hf, fused projections", "ours", "Ours", {"fused": True}),
     "ours-fused-compiled": Contender("retnet_hf, fused and compiled", "ours", "Ours", {"fused": True, "compiled": True}),
+    "ours-programs": Contender("retnet_hf, compile_decoding", "ours", "Ours", {"programs": True}),
+    "ours-fused-programs": Contender(
+        "retnet_hf, fused, compile_decoding", "ours", "Ours", {"fused": True, "programs": True}
+    ),
+    "ours-int8": Contender("retnet_hf, int8, compile_decoding", "ours", "Ours", {"programs": True, "bits": 8}, **_TORCHAO),
+    "ours-int4": Contender("retnet_hf, int4, compile_decoding", "ours", "Ours", {"programs": True, "bits": 4}, **_TORCHAO),
+    "ours-int8-eager": Contender("retnet_hf, int8 of torchao", "ours", "Ours", {"bits": 8}, **_TORCHAO),
     "llama": Contender("Llama", "llama", "Llama"),
     "llama-static": Contender("Llama, static cache", "llama", "Llama", {"static": True}),
     "llama-compiled": Contender("Llama, compiled", "llama", "Llama", {"static": True, "compiled": True}),

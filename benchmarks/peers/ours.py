@@ -4,13 +4,20 @@
 
 from typing import Any
 
+import torch
+from torch import nn
+
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 
 from .peer import Size, TransformersPeer
 
 
 class Ours(TransformersPeer):
-    def __init__(self, size: Size, fused: bool = False, compiled: bool = False) -> None:
+    """Fused, compiled by `torch.compile`, by programs of `compile_decoding`, or with weights that torchao has quantised."""
+
+    def __init__(
+        self, size: Size, fused: bool = False, compiled: bool = False, programs: bool = False, bits: int | None = None
+    ) -> None:
         config = RetNetConfig(
             vocab_size=size.vocabulary,
             hidden_size=size.hidden_size,
@@ -19,11 +26,31 @@ class Ours(TransformersPeer):
             intermediate_size=size.feed_forward(matrices=3, others=8),
         )
         super().__init__(RetNetForCausalLM(config), compiled)
-        self.fused = fused
+        self.fused, self.programs, self.bits = fused, programs, bits
 
     def ready(self) -> None:
+        if self.bits is not None:
+            self._quantise()
         if self.fused:
             self.module.fuse_projections(measure=False)  # the race itself is the trial
+        if self.programs:
+            self.module.compile_decoding()
+
+    def _quantise(self) -> None:
+        from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
+
+        of_4_bits = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))
+        self.quantised_weights = sum(layer.weight.numel() for layer in self._blocks())
+        quantize_(self.module.model, Int8WeightOnlyConfig() if self.bits == 8 else of_4_bits)
+
+    def _blocks(self) -> list[nn.Linear]:
+        return [module for module in self.module.model.modules() if isinstance(module, nn.Linear)]
+
+    @property
+    def weight_bytes(self) -> int:
+        if self.bits is None:
+            return super().weight_bytes
+        return self.head.weight.nbytes + self.quantised_weights * self.bits // 8  # scales and norms left out
 
     def state_after(self, context: int, batch: int, room: int) -> Any:
         state = super().state_after(context, batch, room)

@@ -25,13 +25,15 @@ class Size:
     vocabulary: int
     mamba_layers: int
     mamba_state: int
+    multiple: int = 16  # that the width of a feed-forward is of
 
     def feed_forward(self, matrices: int, others: float) -> int:
         """Width of a feed-forward of so many matrices where the rest of the layer has `others` d² parameters."""
-        return 16 * max(1, round((12 - others) * self.hidden_size / matrices / 16))
+        return self.multiple * max(1, round((12 - others) * self.hidden_size / matrices / self.multiple))
 
 
 SIZES = {
+    "1.3B": Size(2048, 24, 8, 32_000, mamba_layers=47, mamba_state=128, multiple=32),
     "33M": Size(512, 8, 8, 8192, mamba_layers=15, mamba_state=112),
     "5M": Size(256, 4, 4, 4096, mamba_layers=7, mamba_state=96),
     "toy": Size(96, 3, 3, 1024, mamba_layers=5, mamba_state=48),
