@@ -36,6 +36,9 @@ def generate(
     ] = 1.0,
     seed: Annotated[int | None, sampling_option(min=0, help="The same seed draws the same text.")] = None,
     echo: Annotated[bool, run_option(help="Print the prompt before its continuation.")] = True,
+    compile_: Annotated[
+        bool, run_option("--compile", help="Compile the steps of decoding for this machine: some seconds the first time.")
+    ] = False,
     threads: Threads = None,
 ) -> None:
     """Continue a text, token by token, in constant memory.
@@ -58,16 +61,20 @@ def generate(
         import torch
 
         from ..cpu_threads import cpu_threads, decoding_threads
-        from ..text.generation import Sampling, continue_text, load_model
+        from ..text.generation import Sampling, compile_steps, continue_text, load_model
 
     with console.status("loading the model"):
         network, tokenizer = load_model(name)
+    threads = threads or decoding_threads(network)
+    if compile_:
+        with console.status("compiling, if that was not done before"), cpu_threads(threads):
+            compile_steps(network)
     if seed is not None:
         torch.manual_seed(seed)
     if echo:
         emit(text)
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
-    with cpu_threads(threads or decoding_threads(network)):
+    with cpu_threads(threads):
         written = continue_text(network, tokenizer, text, sampling, emit)
     emit("\n")
     state = getattr(written.state, "nbytes", None)

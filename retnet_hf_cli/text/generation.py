@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel, TextStreamer
 
-import retnet_hf  # noqa: F401, registers its models with the Auto classes
+import retnet_hf
 from conversion.errors import first_line
 
 from ..errors import InputError
@@ -74,6 +74,20 @@ class _Writer(TextStreamer):
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
         if text:
             self.write(text)
+
+
+def compile_steps(model: PreTrainedModel) -> None:
+    """Compiles the decode steps of a model, or loads what was compiled before.
+
+    Raises:
+        InputError: for a model that has none, or without a compiler.
+    """
+    if not isinstance(model, retnet_hf.RetNetForCausalLM):
+        raise InputError(f"--compile is for a RetNet, and this is a model of type {model.config.model_type}")
+    try:
+        model.compile_decoding()
+    except (ValueError, RuntimeError) as error:
+        raise InputError(first_line(error)) from error
 
 
 def device() -> torch.device:
