@@ -17,6 +17,7 @@ import datasets
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_models import small_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, pipeline
 
 import retnet_hf_cli.text.training as text_training
@@ -559,6 +560,26 @@ def test_generate_writes_what_the_model_generates(retnet_hf, trained):
     ids = model.generate(**tokenizer("And God", return_tensors="pt"), max_new_tokens=30, do_sample=False)
     answer = retnet_hf("generate", trained, "And God", "-n", 30, "--temperature", 0)
     assert answer.out == tokenizer.decode(ids[0], skip_special_tokens=True) + "\n"
+
+
+def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
+    """Before a word is written; what else writes must be a RetNet, and an error is one line."""
+    compiled = []
+    monkeypatch.setattr(RetNetForCausalLM, "compile_decoding", lambda self: compiled.append(torch.get_num_threads()))
+    options = ["And God", "-n", 20, "--temperature", 0, "--threads", 1]
+    assert retnet_hf("generate", trained, *options, "--compile").out == retnet_hf("generate", trained, *options).out
+    assert compiled == [1]
+
+    def fails(self):
+        raise RuntimeError("no compiler\nand more")
+
+    monkeypatch.setattr(RetNetForCausalLM, "compile_decoding", fails)
+    answer = retnet_hf("generate", trained, *options, "--compile")
+    assert (answer.code, answer.out, answer.err) == (2, "", "retnet-hf: no compiler\n")
+    monkeypatch.setattr("retnet_hf_cli.text.generation.load_model", lambda name: (small_llama(), None))
+    answer = retnet_hf("generate", trained, *options, "--compile")
+    assert (answer.code, answer.out) == (2, "")
+    assert "--compile is for a RetNet, and this is a model of type llama" in answer.err
 
 
 def test_the_state_has_the_same_size_after_any_text(retnet_hf, trained):
