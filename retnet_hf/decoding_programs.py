@@ -197,21 +197,21 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 class Watched:
-    """Whether a module is what it was when this was made: its weights, and that nobody looks inside."""
+    """Whether a module is what it was when this was made: its weights and layers, and that nobody looks inside."""
 
     def __init__(self, module: nn.Module) -> None:
         within = list(module.modules())
-        owners = [(each._parameters, name) for each in within for name in each._parameters]
-        self.owners = [(parameters, name) for parameters, name in owners if parameters[name] is not None]
-        self.marks = self._marks()
         self.inside = [each for each in within if each is not module]
+        places = [(owners, name) for each in within for owners in (each._modules, each._parameters) for name in owners]
+        self.places = [(owners, name) for owners, name in places if owners[name] is not None]
+        self.marks = self._marks()
 
     def _marks(self) -> list[int]:
-        found = (parameters[name] for parameters, name in self.owners)
-        return [weight.data_ptr() if type(weight) is nn.Parameter else id(weight) for weight in found]
+        found = (owners.get(name) for owners, name in self.places)
+        return [thing.data_ptr() if type(thing) is nn.Parameter else id(thing) for thing in found]
 
-    def has_its_weights(self) -> bool:
-        """Whether its weights are the same, in the same place, whatever their values have become."""
+    def is_as_it_was(self) -> bool:
+        """Whether it has the same layers, and the same weights in the same place, whatever their values have become."""
         return self._marks() == self.marks
 
     def is_hooked(self) -> bool:
@@ -334,11 +334,11 @@ class HeadProduct:
         products = token_products([head]) if isinstance(head, nn.Linear) else None
         return None if products is None or products.are_linear else cls(head, products)
 
-    def serves(self, hidden_states: Tensor) -> bool:
-        """Whether it computes what the head would."""
+    def serves(self, head: nn.Module, hidden_states: Tensor) -> bool:
+        """Whether it computes what this head would."""
         if hidden_states.shape[:-1] != (1, 1) or hidden_states.dtype != self.dtype or torch.is_grad_enabled():
             return False
-        return is_linear(self.head) and self.watched.has_its_weights() and not torch.is_autocast_enabled("cpu")
+        return head is self.head and is_linear(head) and self.watched.is_as_it_was() and not torch.is_autocast_enabled("cpu")
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
         """(1, 1, D) -> (1, 1, vocab_size)."""

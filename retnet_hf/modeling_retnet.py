@@ -484,10 +484,10 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
-        if self.step_program is not None and not torch.compiler.is_compiling():
+        if self.step_program is not None and not self.training and not torch.compiler.is_compiling():
             past = None if past_key_values is None else past_key_values.layers[self.retention.layer_idx]
             if self.step_program.serves(hidden_states, plan, past, use_cache):
-                if self.step_program.layer.has_its_weights():
+                if self.step_program.layer.is_as_it_was():
                     return self.step_program(hidden_states, plan, past)
                 self.step_program = None
                 logger.warning_once(CHANGED)
@@ -1076,8 +1076,9 @@ class RetNetForCausalLM(FusesProjections, RetNetPreTrainedModel, GenerationMixin
 
     def project(self, hidden_states: Tensor) -> list[Tensor] | tuple[Tensor, ...]:
         """The logits of hidden states (B, T, D)."""
-        if self.head_product is not None and not torch.compiler.is_compiling() and self.head_product.serves(hidden_states):
-            return (self.head_product(hidden_states),)
+        product = self.head_product
+        if product is not None and not torch.compiler.is_compiling() and product.serves(self.lm_head, hidden_states):
+            return (product(hidden_states),)
         return super().project(hidden_states)
 
     def init_continuous_batching(self, *args, **kwargs):

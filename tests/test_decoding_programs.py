@@ -161,8 +161,10 @@ def test_values_that_change_in_place_are_seen(made, tmp_path):
         lambda model: model.to(torch.float64),
         lambda model: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True),
         lambda model: model.fuse_projections(measure=False),
+        lambda model: get_peft_model(model, LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)),
+        lambda model: [setattr(layer.mlp, "act_fn", nn.Tanh()) for layer in model.model.layers],
     ],
-    ids=["type", "other tensors", "place"],
+    ids=["type", "other tensors", "place", "adapters", "activation"],
 )
 def test_weights_that_lie_elsewhere_end_it_with_a_warning(made, tmp_path, change, caplog):
     model = small_model()
@@ -225,6 +227,27 @@ def test_inference_mode(made, tmp_path):
     with torch.inference_mode():
         same(decoded(model), expected)
     assert made
+
+
+def test_dropout_of_training_mode_is_that_of_the_layers(made, tmp_path):
+    model = small_model(hidden_dropout=0.5)
+    model.compile_decoding(tmp_path)
+    model.train()
+    torch.manual_seed(0)
+    assert not decoded(model)[0].equal(decoded(model)[0])
+    assert not made
+
+
+def test_a_head_of_another_vocabulary_is_used(made, tmp_path, monkeypatch):
+    monkeypatch.setattr("retnet_hf.decoding_products.is_faster_as_vector", lambda *kind: True)
+    model = small_model().to(torch.bfloat16)
+    model.compile_decoding(tmp_path)
+    model.resize_token_embeddings(128)
+    with torch.no_grad():
+        model.lm_head.weight.normal_()
+    expected = decoded(copy.deepcopy(model))
+    assert expected[0].shape[-1] == 128
+    same(decoded(model), expected, 0.05)
 
 
 def test_copies_have_no_programs_and_files_nothing_of_them(made, tmp_path):
