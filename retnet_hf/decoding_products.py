@@ -41,6 +41,16 @@ if not hasattr(torch.ops.retnet_hf, "matrix_vector"):
     torch.library.register_fake("retnet_hf::matrix_vector")(lambda matrix, vector: matrix.new_empty(matrix.shape[0]))
 
 
+def bias_of(layers: list[nn.Linear]) -> Tensor | None:
+    """The bias of a layer itself, or a copy of those of several, 0 where one has none; None where nobody has any."""
+    if all(layer.bias is None for layer in layers):
+        return None
+    if len(layers) == 1:
+        return layers[0].bias
+    nothing = (torch.zeros(layer.weight.shape[0], dtype=layer.weight.dtype) for layer in layers)
+    return torch.cat([zeros if layer.bias is None else layer.bias for layer, zeros in zip(layers, nothing)])
+
+
 class TokenProduct(nn.Module):
     """Linear layers of one input, for one token: (1, 1, in) -> (1, 1, size) for each of `sizes`.
 
@@ -53,12 +63,12 @@ class TokenProduct(nn.Module):
     def __init__(self, layers: list[nn.Linear], **operands: Tensor) -> None:
         super().__init__()
         self.sizes = [layer.weight.shape[0] for layer in layers]
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        if biases:
-            operands["bias"] = torch.cat(biases)
+        bias = bias_of(layers)
+        if bias is not None:
+            operands["bias"] = bias
         for name, operand in operands.items():
             self.register_parameter(name, nn.Parameter(operand.detach(), requires_grad=False))
-        self.has_bias = bool(biases)
+        self.has_bias = bias is not None
 
     def product(self, token: Tensor) -> Tensor:
         """(1, in) -> (1, sum of sizes)."""

@@ -594,7 +594,7 @@ class RetNetPreTrainedModel(PreTrainedModel):
 
         After `fuse_projections`, not before: weights that lie elsewhere, as after saving the model or in training mode, end
         it with a warning. Layers of softmax attention, with a window, or with linear layers that are adapted or quantised in
-        another way have no program.
+        another way have no program. Quantised weights must keep their values.
 
         Args:
             folder: of the programs, which are code that is executed: one that nobody else writes to. By default, a folder

@@ -93,6 +93,12 @@ def test_int4_weights_of_torchao(group, bias):
     check(quantised(INT4[group], bias=bias), 3 * BFLOAT16)
 
 
+def test_biases_of_some_of_the_layers():
+    layers = quantised(INT4[32], bias=True)
+    layers[0].bias = None
+    check(layers, 3 * BFLOAT16)
+
+
 def test_int4_weights_whose_zero_is_not_in_the_middle():
     layers = quantised(INT4[32])
     for layer in layers:

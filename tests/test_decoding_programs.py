@@ -143,8 +143,9 @@ def test_weights_that_lie_side_by_side(made, tmp_path):
     assert len(made) == 2 * 5
 
 
-def test_values_that_change_in_place_are_seen(made, tmp_path):
-    model = small_model()
+@pytest.mark.parametrize("dialect", ["fla", "grouped", "torchscale"])
+def test_values_that_change_in_place_are_seen(made, tmp_path, dialect):
+    model = small_model(dialect)
     model.compile_decoding(tmp_path)
     with torch.no_grad():
         for parameter in model.parameters():
