@@ -12,7 +12,7 @@ whose state is a stand-in, is exported as a function of tensors. Everything that
 place.
 
 A file is named by what the program was made of: this package's source, the configuration, the operands, the versions of
-PyTorch and of Python, the number of threads, and the processor. So a program is never taken for another one.
+PyTorch, transformers and Python, the number of threads, and the processor.
 """
 
 import copy
@@ -28,6 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+import transformers
 from huggingface_hub import constants
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -117,22 +118,24 @@ def twin_of(layer: nn.Module) -> nn.Module | None:
     memo = {id(parameter): parameter for parameter in layer.parameters()}
     memo |= {id(module.fused_projections): None for module in layer.modules() if isinstance(module, FusesProjections)}
     twin = copy.deepcopy(layer, memo)
-    for module, own in [(module, twin.get_submodule(name)) for name, module in layer.named_modules()]:
-        named = getattr(module, "projections", ())
-        if isinstance(module, FusesProjections):
-            products = in_place_of(module)
+    for path, module in layer.named_modules():
+        linear = [name for name, child in module.named_children() if isinstance(child, nn.Linear)]
+        if not isinstance(module, FusesProjections):
+            if linear:  # of an adapter
+                return None
+            continue
+        own, products = twin.get_submodule(path), in_place_of(module)
+        if products is None:
+            return None
+        own.add_module("products", products)
+        vars(own)["project"] = products  # in the place of the method
+        for name in module.projections:
+            delattr(own, name)
+        for name in set(linear) - set(module.projections):
+            products = token_products([getattr(module, name)])
             if products is None:
                 return None
-            own.add_module("products", products)
-            vars(own)["project"] = products  # in the place of the method
-        for name, child in module.named_children():
-            if name in named:
-                delattr(own, name)
-            elif isinstance(child, nn.Linear):
-                products = token_products([child])
-                if products is None:
-                    return None
-                setattr(own, name, OneOutput(products))
+            setattr(own, name, OneOutput(products))
     return twin.eval()
 
 
@@ -202,13 +205,13 @@ class Watched:
     def __init__(self, module: nn.Module) -> None:
         within = list(module.modules())
         self.inside = [each for each in within if each is not module]
-        places = [(owners, name) for each in within for owners in (each._modules, each._parameters) for name in owners]
-        self.places = [(owners, name) for owners, name in places if owners[name] is not None]
+        self.owners = [owners for each in within for owners in (each._modules, each._parameters)]
+        self.held = [thing for owners in self.owners for thing in owners.values()]  # so that no other takes its place
         self.marks = self._marks()
 
-    def _marks(self) -> list[int]:
-        found = (owners.get(name) for owners, name in self.places)
-        return [thing.data_ptr() if type(thing) is nn.Parameter else id(thing) for thing in found]
+    def _marks(self) -> list[int | tuple]:
+        things = [thing for owners in self.owners for thing in owners.values()]
+        return [(thing.data_ptr(), thing.stride()) if type(thing) is nn.Parameter else id(thing) for thing in things]
 
     def is_as_it_was(self) -> bool:
         """Whether it has the same layers, and the same weights in the same place, whatever their values have become."""
@@ -232,7 +235,7 @@ def machine() -> dict[str, str]:
         source.update(path.read_bytes())
     return {
         "machine": f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {instructions}",
-        "versions": f"python {platform.python_version()} torch {torch.__version__}",
+        "versions": f"python {platform.python_version()} torch {torch.__version__} transformers {transformers.__version__}",
         "source": source.hexdigest(),
     }
 
@@ -242,9 +245,14 @@ def program_path(folder: Path, config: PreTrainedConfig, twin: nn.Module, inputs
     fields = config.to_diff_dict()
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version", "vocab_size", "num_hidden_layers"):
         fields.pop(name, None)
+    constants_of_layer = [
+        {name: value for name, value in vars(module).items() if isinstance(value, (int, float, str)) and name != "layer_idx"}
+        for module in twin.modules()
+    ]
     made_of = machine() | {
         "config": fields,
         "layer": repr(twin),
+        "constants": constants_of_layer,
         "inputs": [f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}" for tensor in inputs],
         "threads": torch.get_num_threads(),
     }
@@ -256,15 +264,16 @@ def make(path: Path, step: DecodeStep, inputs: tuple) -> None:
     """Compiles the program, and writes it whole or not at all.
 
     Raises:
-        RuntimeError: if it cannot be compiled.
+        OSError: if the folder cannot be written to.
+        RuntimeError: if the program cannot be compiled.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as beside, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PyTorch about itself
         made = Path(beside) / path.name
+        with torch.no_grad():
+            exported = torch.export.export(step, inputs, strict=False)
         try:
-            with torch.no_grad():
-                exported = torch.export.export(step, inputs, strict=False)
             torch._inductor.aoti_compile_and_package(exported, package_path=str(made))
         except Exception as error:
             raise RuntimeError(

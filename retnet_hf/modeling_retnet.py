@@ -592,9 +592,10 @@ class RetNetPreTrainedModel(PreTrainedModel):
         copy, and weights in half precision by whichever kernel is faster here, which is tried. `generate` and every other
         call with a state and one token use it; whatever else the model is asked for, it computes as ever.
 
-        After `fuse_projections`, not before: weights that lie elsewhere, as after saving the model or in training mode, end
-        it with a warning. Layers of softmax attention, with a window, or with linear layers that are adapted or quantised in
-        another way have no program. Quantised weights must keep their values.
+        After `fuse_projections`, not before. Values of weights may change, but for quantised ones; weights that lie
+        elsewhere, as fused ones do after saving the model or in training mode, and other modules end it with a warning.
+        Numbers that layers hold, as the eps of a norm, are part of the program. Layers of softmax attention, with a window,
+        or with linear layers that are adapted or quantised in another way have no program.
 
         Args:
             folder: of the programs, which are code that is executed: one that nobody else writes to. By default, a folder
@@ -605,6 +606,7 @@ class RetNetPreTrainedModel(PreTrainedModel):
 
         Raises:
             ValueError: for a model that is not on a CPU, in float64, or bidirectional.
+            OSError: for a folder that cannot be written to.
             RuntimeError: if there is no program yet and none can be compiled: without a C++ compiler.
         """
         if self.device.type != "cpu" or self.dtype == torch.float64 or self.config.bidirectional:

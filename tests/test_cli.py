@@ -565,7 +565,7 @@ def test_generate_writes_what_the_model_generates(retnet_hf, trained):
 def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
     """Before a word is written; what else writes must be a RetNet, and an error is one line."""
     compiled = []
-    monkeypatch.setattr(RetNetForCausalLM, "compile_decoding", lambda self: compiled.append(torch.get_num_threads()))
+    monkeypatch.setattr(RetNetForCausalLM, "compile_decoding", lambda self: compiled.append(torch.get_num_threads()) or 1)
     options = ["And God", "-n", 20, "--temperature", 0, "--threads", 1]
     assert retnet_hf("generate", trained, *options, "--compile").out == retnet_hf("generate", trained, *options).out
     assert compiled == [1]
@@ -576,6 +576,8 @@ def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
     monkeypatch.setattr(RetNetForCausalLM, "compile_decoding", fails)
     answer = retnet_hf("generate", trained, *options, "--compile")
     assert (answer.code, answer.out, answer.err) == (2, "", "retnet-hf: no compiler\n")
+    monkeypatch.setattr(RetNetForCausalLM, "compile_decoding", lambda self: 0)
+    assert "no layer of this model can be compiled" in retnet_hf("generate", trained, *options, "--compile").err
     monkeypatch.setattr("retnet_hf_cli.text.generation.load_model", lambda name: (small_llama(), None))
     answer = retnet_hf("generate", trained, *options, "--compile")
     assert (answer.code, answer.out) == (2, "")

@@ -7,6 +7,7 @@ One test compiles. In the others the function that would be compiled stands for 
 
 import copy
 import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -64,6 +65,10 @@ def decoded(model, ids: Tensor = PROMPT) -> tuple[Tensor, RetNetState]:
     steps = [random_ids(ids.shape[0], 1, seed=number) for number in range(5)]
     logits = [model(step, past_key_values=state, use_cache=True).logits for step in steps]
     return torch.cat(logits, dim=1), state
+
+
+def query_weights(model) -> list[nn.Parameter]:
+    return [layer.retention.q_proj.weight for layer in model.model.layers]
 
 
 def same(found: tuple[Tensor, RetNetState], expected: tuple[Tensor, RetNetState], tolerance: float = 1e-4) -> None:
@@ -163,9 +168,12 @@ def test_values_that_change_in_place_are_seen(made, tmp_path, dialect):
         lambda model: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True),
         lambda model: model.fuse_projections(measure=False),
         lambda model: get_peft_model(model, LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)),
+        lambda model: get_peft_model(model, LoraConfig(target_modules=["o_proj", "down_proj"], init_lora_weights=False)),
         lambda model: [setattr(layer.mlp, "act_fn", nn.Tanh()) for layer in model.model.layers],
+        lambda model: [setattr(layer.mlp.down_proj, "bias", nn.Parameter(torch.ones(32))) for layer in model.model.layers],
+        lambda model: [setattr(weight, "data", weight.data.T) for weight in query_weights(model)],
     ],
-    ids=["type", "other tensors", "place", "adapters", "activation"],
+    ids=["type", "other tensors", "place", "adapters", "adapters of outputs", "activation", "a bias", "a layout"],
 )
 def test_weights_that_lie_elsewhere_end_it_with_a_warning(made, tmp_path, change, caplog):
     model = small_model()
@@ -262,14 +270,19 @@ def test_copies_have_no_programs_and_files_nothing_of_them(made, tmp_path):
     assert set(model.state_dict()) == set(small_model().state_dict())
 
 
-def test_adapted_layers_have_no_program(made, tmp_path):
-    model = get_peft_model(small_model(), LoraConfig(target_modules=["q_proj"], layers_to_transform=[0]))
-    assert model.compile_decoding(tmp_path) == 1
+@pytest.mark.parametrize("disabled", [False, True])
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "up_proj", "gate_proj", "down_proj"])
+def test_adapted_layers_have_no_program(made, tmp_path, name, disabled):
+    model = get_peft_model(small_model(), LoraConfig(target_modules=[name], layers_to_transform=[0]))
+    with model.disable_adapter() if disabled else nullcontext():
+        assert model.compile_decoding(tmp_path) == 1
 
 
 def test_files_differ_by_what_a_program_is_made_of(made, tmp_path, monkeypatch):
     models = [small_model(), small_model(dtype=torch.bfloat16).to(torch.bfloat16), small_model(rms_norm_eps=1e-3)]
-    models += [small_model(intermediate_size=48), small_model(use_rotary=False)]
+    models += [small_model(intermediate_size=48), small_model(use_rotary=False), small_model()]
+    for layer in models[-1].model.layers:
+        layer.retention.head_norm.eps = 0.5
     for model in models:
         model.compile_decoding(tmp_path)
     assert len(list(tmp_path.iterdir())) == len(models)

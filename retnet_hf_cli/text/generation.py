@@ -85,9 +85,11 @@ def compile_steps(model: PreTrainedModel) -> None:
     if not isinstance(model, retnet_hf.RetNetForCausalLM):
         raise InputError(f"--compile is for a RetNet, and this is a model of type {model.config.model_type}")
     try:
-        model.compile_decoding()
-    except (ValueError, RuntimeError) as error:
+        compiled = model.compile_decoding()
+    except (ValueError, RuntimeError, OSError) as error:
         raise InputError(first_line(error)) from error
+    if compiled == 0:
+        raise InputError("--compile: no layer of this model can be compiled; those with a window cannot")
 
 
 def device() -> torch.device:
