@@ -19,11 +19,12 @@ A quantised weight is told by the name of its class and its attributes, so that 
 """
 
 import functools
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
 
-from .fused_projections import TRIAL_BYTES, is_clearly_faster
+from .fused_projections import TRIAL_BYTES, is_clearly_faster, is_hooked
 
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
@@ -51,7 +52,7 @@ def bias_of(layers: list[nn.Linear]) -> Tensor | None:
     return torch.cat([zeros if layer.bias is None else layer.bias for layer, zeros in zip(layers, nothing)])
 
 
-class TokenProduct(nn.Module):
+class TokenProduct(nn.Module, ABC):
     """Linear layers of one input, for one token: (1, 1, in) -> (1, 1, size) for each of `sizes`.
 
     Operands are parameters, so that `torch.func.functional_call` can put those of another layer in their places.
@@ -70,9 +71,9 @@ class TokenProduct(nn.Module):
             self.register_parameter(name, nn.Parameter(operand.detach(), requires_grad=False))
         self.has_bias = bias is not None
 
+    @abstractmethod
     def product(self, token: Tensor) -> Tensor:
         """(1, in) -> (1, sum of sizes)."""
-        raise NotImplementedError
 
     def forward(self, token: Tensor) -> tuple[Tensor, ...]:
         output = self.product(token.flatten(0, 1))
@@ -223,7 +224,4 @@ def token_products(layers: list[nn.Linear], whole: Tensor | None = None) -> Toke
 
 def is_linear(layer: nn.Module) -> bool:
     """Whether it is a linear layer on a CPU that nothing was done to but quantisation."""
-    if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
-        return False
-    hooked = layer._forward_hooks or layer._forward_pre_hooks
-    return not hooked and "forward" not in vars(layer)
+    return type(layer) is nn.Linear and layer.weight.device.type == "cpu" and not is_hooked(layer)

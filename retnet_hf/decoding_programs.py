@@ -33,10 +33,10 @@ from huggingface_hub import constants
 from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.utils import logging, output_capturing
+from transformers.utils import logging
 
 from .decoding_products import OneOutput, TokenProducts, is_linear, token_products
-from .fused_projections import FusesProjections
+from .fused_projections import FusesProjections, is_hooked
 from .retention import StepDecay
 from .retention_plan import RetentionPlan
 from .retention_state import RetNetStateLayer
@@ -46,7 +46,6 @@ from .sequence_layout import SequenceLayout
 logger = logging.get_logger(__name__)
 
 CHANGED = "weights of the model were changed, moved or replaced: it decodes without programs until compile_decoding()."
-RECORDER = output_capturing.__name__
 
 
 def default_folder() -> Path:
@@ -163,12 +162,12 @@ class LayerProgram:
         """Whether the program computes what the layer would: one token that is there, whose state may be overwritten."""
         if past is None or not use_cache or plan.step_decay is None or plan.packed is not None or past.record_past:
             return False
-        if self.layer.is_hooked():
-            return False
         step = plan.step_decay
         if hidden_states.shape[:2] != (1, 1) or hidden_states.dtype != self.dtype or step.key is not None:
             return False
         if not past.is_initialized or not past.can_be_overwritten or torch.is_autocast_enabled("cpu"):
+            return False
+        if self.layer.is_hooked():
             return False
         state = past.recurrent_state
         return state.dtype == step.state.dtype == torch.float32 and state.is_contiguous() and hidden_states.is_contiguous()
@@ -187,16 +186,6 @@ class LayerProgram:
 
 def _none() -> None:
     return None
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether calling the module does more than its class does, as hooks do that fetch offloaded weights.
-
-    Hooks of transformers that record outputs stay once they were needed, and do not count: what they record of a layer's
-    inside are maps, for which the layer computes in another way.
-    """
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return "forward" in vars(module) or any(getattr(hook, "__module__", "") != RECORDER for hook in hooks)
 
 
 class Watched:

@@ -22,20 +22,31 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
+from transformers.utils import output_capturing
 
 
 TRIAL_BYTES = 2**26  # of weights, more than a CPU keeps in its cache from one round of a trial to the next
 TRIAL_ROUNDS = 9
+RECORDER = output_capturing.__name__
 CLEAR_GAIN = 0.9  # of the time that the weights take apart
 _verdicts: dict[tuple, bool] = {}  # of the trials in this process, by kind of product and number of threads
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether calling the module does more than its class does, as hooks do that fetch offloaded weights.
+
+    Hooks of transformers that record outputs stay once they were needed, and do not count: what they record of a layer's
+    inside are maps, for which the layer computes in another way.
+    """
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return "forward" in vars(module) or any(getattr(hook, "__module__", "") != RECORDER for hook in hooks)
 
 
 def is_plain(module: nn.Module) -> bool:
     """Whether the module is a linear layer that is nothing but its weight: not quantised, adapted, sharded or hooked."""
     if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter or module.bias is not None:
         return False
-    hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return not hooked and "forward" not in module.__dict__
+    return not (is_hooked(module) or module._backward_hooks or module._backward_pre_hooks)
 
 
 def can_be_fused(layers: list[nn.Module]) -> bool:

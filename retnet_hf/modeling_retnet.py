@@ -41,8 +41,8 @@ from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
 from .context_retention import Context, context_layout, context_retention
 from .continuous_batching import register, requests_of
-from .decoding_programs import CHANGED, HeadProduct, LayerProgram, compile_layers, default_folder, is_hooked
-from .fused_projections import FusesProjections, is_plain, lay_out_where_faster
+from .decoding_programs import CHANGED, HeadProduct, LayerProgram, compile_layers, default_folder
+from .fused_projections import FusesProjections, is_hooked, is_plain, lay_out_where_faster
 from .kernels import load_kernels
 from .linear_cross_entropy import linear_cross_entropy
 from .model_card import is_placeholder, model_card

@@ -40,11 +40,9 @@ class Ours(TransformersPeer):
         from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_
 
         of_4_bits = IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))
-        self.quantised_weights = sum(layer.weight.numel() for layer in self._blocks())
+        layers = [module for module in self.module.model.modules() if isinstance(module, nn.Linear)]
+        self.quantised_weights = sum(layer.weight.numel() for layer in layers)
         quantize_(self.module.model, Int8WeightOnlyConfig() if self.bits == 8 else of_4_bits)
-
-    def _blocks(self) -> list[nn.Linear]:
-        return [module for module in self.module.model.modules() if isinstance(module, nn.Linear)]
 
     @property
     def weight_bytes(self) -> int:
