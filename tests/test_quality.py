@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.rwkv import modeling_rwkv
 
-from benchmarks.quality import images, recall, report, statistics, tables, texts
+from benchmarks.quality import delta_chunks, images, recall, report, statistics, tables, texts
 from benchmarks.quality.h3 import H3, DiagonalStateSpace, ShiftStateSpace
 from benchmarks.quality.hyena import Hyena
 from benchmarks.quality.language import LanguageCell
@@ -50,6 +50,16 @@ def test_the_sums_of_rwkv_are_those_of_transformers(continues):
     weights = torch.randn_like(output)
     gradients, expected = (torch.autograd.grad(sums, inputs, weights) for sums in (output, expected))
     torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 5, 70])
+def test_chunks_of_the_delta_rule_are_the_recurrence(length):
+    query, key, value = torch.randn(3, 2, length, 2, 8)
+    decays, rates = -torch.rand(2, length, 2), torch.rand(2, length, 2)
+    options = {"g": decays, "beta": rates, "output_final_state": True, "use_qk_l2norm_in_kernel": True}
+    found = delta_chunks.chunkwise(query, key, value, initial_state=None, **options)
+    expected = delta_chunks.recurrent(query, key, value, initial_state=None, **options)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_state_spaces_of_h3_are_recurrences():

@@ -22,7 +22,7 @@ from transformers import (
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf.decay_schedules import scheduled_decays
 
-from . import rwkv_sums
+from . import delta_chunks, rwkv_sums
 from .decoder import Decoder
 from .h3 import H3
 from .hyena import Hyena
@@ -122,6 +122,7 @@ def mamba2(size: Setting, width: int, **options: Any) -> nn.Module:
 
 def gated_delta_net(size: Setting, width: int, **options: Any) -> nn.Module:
     """The linear layers of Qwen3-Next alone (arXiv 2412.06464), with heads of RetNet's sizes."""
+    delta_chunks.install()
     fields = {
         "vocab_size": size.vocabulary,
         "hidden_size": size.hidden_size,
