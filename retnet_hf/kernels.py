@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-KERNELS = ("torch", "triton")
+KERNELS = ("torch", "triton", "fla")
 VARIABLE = "RETNET_HF_KERNELS"  # of the environment; overrides the configuration
 
 
@@ -29,7 +29,7 @@ class Kernels(NamedTuple):
 def load_kernels(name: str) -> Kernels | None:
     """The kernels of that name, or those that the environment names; None stands for the operations of PyTorch.
 
-    Falls back to PyTorch if Triton is not installed, with a warning if there is a GPU.
+    Falls back to PyTorch if Triton, or fla for its kernels, is not installed, with a warning if there is a GPU.
 
     Raises:
         ValueError: for a name that is none, in the environment.
@@ -41,9 +41,9 @@ def load_kernels(name: str) -> Kernels | None:
         return None
     try:
         # by its name, since code that a model carries along must not ask for triton
-        module = importlib.import_module("retnet_hf.retention_triton")
+        module = importlib.import_module(f"retnet_hf.retention_{asked}")
     except ImportError as error:
         if torch.cuda.is_available():
-            logger.warning_once(f"kernels='triton' is not possible here, operations of PyTorch are used: {error}.")
+            logger.warning_once(f"kernels={asked!r} is not possible here, operations of PyTorch are used: {error}.")
         return None
-    return Kernels(module.runs_on, module.chunkwise_retention_triton, module.recurrent_step_triton_)
+    return Kernels(module.runs_on, getattr(module, f"chunkwise_retention_{asked}"), module.recurrent_step_triton_)

@@ -27,11 +27,12 @@ def nothing_said(monkeypatch):
 def no_triton(monkeypatch):
     """None in the place of a module is how Python says that it is not to be found."""
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "retnet_hf.retention_triton", raising=False)
+    for module in ("retnet_hf.retention_triton", "retnet_hf.retention_fla"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
 
 
 def test_a_name_that_is_none_is_refused():
-    with pytest.raises(StrictDataclassError, match="kernels must be one of torch, triton, got 'cuda'"):
+    with pytest.raises(StrictDataclassError, match="kernels must be one of torch, triton, fla, got 'cuda'"):
         RetNetConfig(**SIZES, kernels="cuda")
 
 
@@ -39,14 +40,15 @@ def test_the_environment_goes_before_the_configuration(monkeypatch):
     monkeypatch.setenv(VARIABLE, "torch")
     assert load_kernels("triton") is None
     monkeypatch.setenv(VARIABLE, "cuda")
-    with pytest.raises(ValueError, match=f"{VARIABLE} must be one of torch, triton, got 'cuda'"):
+    with pytest.raises(ValueError, match=f"{VARIABLE} must be one of torch, triton, fla, got 'cuda'"):
         load_kernels("torch")
 
 
-def test_without_triton_pytorch_computes(no_triton):
+@pytest.mark.parametrize("kernels", ["triton", "fla"])
+def test_without_triton_pytorch_computes(no_triton, kernels):
     """A folder whose configuration asks for kernels loads and runs everywhere."""
     torch.manual_seed(0)
-    model = RetNetForCausalLM(RetNetConfig(**SIZES, kernels="triton"))
+    model = RetNetForCausalLM(RetNetConfig(**SIZES, kernels=kernels))
     assert model.model.kernels is None
     ids = torch.arange(3, 30)[None]
     plain = RetNetForCausalLM(RetNetConfig(**SIZES))
@@ -54,12 +56,19 @@ def test_without_triton_pytorch_computes(no_triton):
     torch.testing.assert_close(model(ids).logits, plain(ids).logits, rtol=0, atol=0)
 
 
-def test_a_gpu_without_triton_is_told_about(no_triton, monkeypatch, caplog):
+def test_without_fla_pytorch_computes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fla", None)
+    monkeypatch.delitem(sys.modules, "retnet_hf.retention_fla", raising=False)
+    assert load_kernels("fla") is None
+
+
+@pytest.mark.parametrize("kernels", ["triton", "fla"])
+def test_a_gpu_without_triton_is_told_about(no_triton, monkeypatch, caplog, kernels):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("retnet_hf.kernels.logger.propagate", True, raising=False)
     with caplog.at_level("WARNING"):
-        assert load_kernels("triton") is None
-    assert "kernels='triton' is not possible here" in caplog.text
+        assert load_kernels(kernels) is None
+    assert f"kernels='{kernels}' is not possible here" in caplog.text
 
 
 def test_where_kernels_do_not_run_pytorch_computes():

@@ -28,9 +28,9 @@ ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0
 
 
 def multiply_bfloat16_as_a_device_does() -> None:
-    """The interpreter keeps bfloat16 as 16 bits, which it multiplies as integers, and cuts off what it should round."""
+    """The interpreter keeps bfloat16 as 16 bits, which it computes with as integers, and cuts off what it rounds."""
     builder = interpreter.InterpreterBuilder
-    dot, cast = builder.create_dot, builder.cast_impl
+    dot, cast, binary = builder.create_dot, builder.cast_impl, builder.binary_op
 
     def widened(handle):
         if handle.dtype.scalar != tl.bfloat16:
@@ -49,7 +49,12 @@ def multiply_bfloat16_as_a_device_does() -> None:
             return interpreter.TensorHandle(rounded(source.data), tl.bfloat16)
         return cast(self, source, target)
 
-    builder.create_dot, builder.cast_impl = create_dot, cast_impl
+    def binary_op(self, left, right, operation):
+        if left.dtype.scalar != tl.bfloat16:
+            return binary(self, left, right, operation)
+        return interpreter.TensorHandle(rounded(binary(self, widened(left), widened(right), operation).data), tl.bfloat16)
+
+    builder.create_dot, builder.cast_impl, builder.binary_op = create_dot, cast_impl, binary_op
 
 
 class Case:
@@ -123,8 +128,10 @@ class Case:
             read_tiles=small_tiles if self.options.get("small_tiles") else retention_triton.read_tiles,
             state_tiles=small_tiles if self.options.get("small_tiles") else retention_triton.state_tiles,
         ):
-            actual = self.results(chunkwise)
-        expected = self.results(recurrent_retention, torch.float64)
+            return self.errors_of(chunkwise)
+
+    def errors_of(self, chunkwise) -> dict[str, float]:
+        actual, expected = self.results(chunkwise), self.results(recurrent_retention, torch.float64)
         # Results are sums of products, whose sizes without their signs bound what rounding does to them: of operands that
         # are sums themselves or have been decayed, three in a row at most, and of a gradient at its end; and in float32 of
         # every addend.
@@ -179,13 +186,13 @@ def left_to_pytorch() -> dict:
 class TrainedModel:
     """A small model with kernels and the same one without, and what tells whether they are one function."""
 
-    def __init__(self, **options) -> None:
+    def __init__(self, kernels="triton", **options) -> None:
         sizes = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "chunk_size": 16}
         sizes |= {"value_expansion": 1.0, "intermediate_size": 32, "initializer_range": 0.5}
         config = RetNetConfig(**(sizes | options))
         torch.manual_seed(0)
         self.plain = RetNetForCausalLM(config).eval()
-        config = RetNetConfig.from_dict(config.to_dict() | {"kernels": "triton"})
+        config = RetNetConfig.from_dict(config.to_dict() | {"kernels": kernels})
         self.with_kernels = RetNetForCausalLM(config).eval()
         self.with_kernels.load_state_dict(self.plain.state_dict())
         self.ids = torch.randint(3, 48, (2, 37), generator=torch.Generator().manual_seed(1))

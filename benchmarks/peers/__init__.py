@@ -74,7 +74,13 @@ CONTENDERS = {
         caps=_QUADRATIC,
     ),
     "fla": Contender(
-        "flash-linear-attention", "fla_retnet", "FlaRetNet", {}, "fla", "pip install flash-linear-attention", cuda=True
+        "flash-linear-attention",
+        "fla_retnet",
+        "FlaRetNet",
+        {},
+        "fla.models",
+        "pip install flash-linear-attention",
+        cuda=True,
     ),
 }
 REFERENCE = "llama"
@@ -85,7 +91,8 @@ def missing(name: str, device: str) -> str | None:
     contender = CONTENDERS[name]
     if contender.cuda and not device.startswith("cuda"):
         return f"{contender.label} runs on CUDA only."
-    if importlib.util.find_spec(contender.needs) is None:
+    package = contender.needs.partition(".")[0]
+    if importlib.util.find_spec(package) is None or importlib.util.find_spec(contender.needs) is None:
         return f"{contender.label} is not installed: {contender.install}"
     return None
 
