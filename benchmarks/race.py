@@ -9,10 +9,12 @@ whose matrix product and memory bandwidth are measured anew in every round.
 
 import argparse
 import functools
+import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,7 +48,11 @@ class Heat(NamedTuple):
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is the same for all entrants of a race."""
+    """What is the same for all entrants of a race.
+
+    Attributes:
+        deadline: on the monotonic clock; what runs then is ended, and no heat begins after it.
+    """
 
     size: str = "33M"
     device: str = "cpu"
@@ -58,11 +64,18 @@ class Conditions:
     memory_limit: int | None = None  # bytes
     new_tokens: int = 128
     optimizer: bool = False
+    deadline: float | None = None
+
+    def seconds_left(self) -> float:
+        return math.inf if self.deadline is None else self.deadline - time.monotonic()
 
     def peer(self, name: str) -> Peer:
         """The model of that name, on its device, in its type."""
-        peer = build(name, SIZES[self.size])
+        with torch.device(self.device):  # where a billion parameters are initialised at once
+            peer = build(name, SIZES[self.size])
         peer.module.to(self.device, getattr(torch, self.dtype))
+        if self.device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats(self.device)  # before, all was float32
         peer.ready()
         return peer
 
@@ -237,7 +250,14 @@ def run(
     race: Race, settings: argparse.Namespace, conditions: Conditions, report: Callable[[str], None] = lambda _: None
 ) -> Iterator[tuple[list[Result], Limits | None]]:
     """Results and limits of each heat as soon as it is over; `report` hears what is going on."""
-    limits = {"time_limit": conditions.time_limit, "memory_limit": conditions.memory_limit}
+
+    def alone(seconds: float, function: Callable, *arguments: Any) -> Any:
+        left = conditions.seconds_left()
+        if left <= 0:
+            return Failure("no time left")
+        limits = {"time_limit": min(seconds, left), "memory_limit": conditions.memory_limit}
+        return in_its_own_process(function, race.prepare, *arguments, conditions, **limits)
+
     for heat in race.heats(settings):
         memory: dict[Entrant, int | Failure | None] = {}
         for entrant in heat.entrants:
@@ -245,11 +265,10 @@ def run(
             if CONTENDERS[entrant.model].is_compiled:
                 memory[entrant] = None  # it would be the compiler's
             else:
-                memory[entrant] = in_its_own_process(peak_memory, race.prepare, entrant, conditions, **limits)
+                memory[entrant] = alone(conditions.time_limit, peak_memory, entrant)
         starters = [entrant for entrant in heat.entrants if not isinstance(memory[entrant], Failure)]
         report(f"{race.name}, {heat.entrants[0].length:,} tokens x {heat.entrants[0].batch}: {len(starters)} in turns")
-        limits_of_heat = limits | {"time_limit": conditions.time_limit * (conditions.rounds + 2) * len(starters)}
-        times = in_its_own_process(heat_times, race.prepare, starters, conditions, **limits_of_heat)
+        times = alone(conditions.time_limit * (conditions.rounds + 2) * len(starters), heat_times, starters)
         if isinstance(times, Failure):  # of the whole process, whoever it was
             failed = {entrant: _Timing(times, 0, [], 0, None) for entrant in starters}
             yield results_of(race.name, heat, _HeatTimes(failed, 1.0, 1.0), memory), None

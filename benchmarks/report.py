@@ -73,10 +73,8 @@ def sizes_of(results: Iterable[Result]) -> str:
     return "parameters: " + ", ".join(f"{model} {count / 1e6:.2f} M" for model, count in sizes.items())
 
 
-def goals_table(outcomes: Iterable[Outcome]) -> Table:
-    table = Table(
-        title="goals (set for float32, 2 CPU cores, 33M parameters)", box=box.SIMPLE, padding=0, title_justify="left"
-    )
+def goals_table(outcomes: Iterable[Outcome], conditions: str = "float32, 2 CPU cores, 33M parameters") -> Table:
+    table = Table(title=f"goals (set for {conditions})", box=box.SIMPLE, padding=0, title_justify="left")
     for name in ("goal", "wanted", "reached", ""):
         table.add_column(name, justify="left" if name == "goal" else "right", no_wrap=True)
     verdicts = {True: "met", False: "missed", None: ""}

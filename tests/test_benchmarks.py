@@ -2,6 +2,9 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The races, at a toy size and without a clock: who runs, what is counted, and what is made of the times."""
 
+import argparse
+import contextlib
+import dataclasses
 import importlib.util
 import json
 import math
@@ -17,19 +20,22 @@ from benchmarks import (
     command_line,
     decoding,
     generation,
+    gpu,
     manhattan_retention,
     measuring,
     mixed_batches,
     prefill,
     race,
+    retention_operators,
     training,
     vision_resolution,
 )
-from benchmarks.goals import outcomes, times_as_fast
+from benchmarks.goals import gpu_outcomes, outcomes, times_as_fast
 from benchmarks.measuring import Failure, Spread, Turn, attempt, in_its_own_process, in_turns
 from benchmarks.peers import CONTENDERS, SIZES, build, missing
 from benchmarks.quality.report import filled
-from benchmarks.race import Conditions, Entrant, Heat, Result, Work, heat_times, least_seconds, results_of
+from benchmarks.race import Conditions, Entrant, Heat, Limits, Result, Work, heat_times, least_seconds, results_of
+from benchmarks.retention_operators import OperatorResult, Shape
 from benchmarks.serving import report as serving_report
 from retnet_hf import RetNetForCausalLM
 
@@ -55,7 +61,7 @@ def in_this_process(monkeypatch):
     def directly(function, *arguments, time_limit=None, memory_limit=None):
         return attempt(function, *arguments)
 
-    for module in (race, mixed_batches, vision_resolution):
+    for module in (race, gpu, mixed_batches, vision_resolution):
         monkeypatch.setattr(module, "in_its_own_process", directly)
     monkeypatch.setattr(measuring.PeakMemory, "nbytes", 2**30)
 
@@ -294,6 +300,15 @@ def test_ratios_are_those_of_the_rounds():
     assert third.ratio is None
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_after_the_deadline_no_heat_begins():
+    settings = argparse.Namespace(models=["ours"], lengths=[8], batches=[1])
+    late = dataclasses.replace(CONDITIONS, deadline=time.monotonic() - 1)
+    ((results, limits),) = race.run(race.Race("prefill", "", (), prefill.prepare, prefill.heats), settings, late)
+    assert [result.failure for result in results] == ["no time left"]
+    assert limits is None
+
+
 def test_heats_leave_out_who_is_too_slow_for_their_length():
     heats = race.shared_heats(["ours", "mamba2"], [512, 1024], [1, 2], "training")
     assert [[entrant.model for entrant in heat.entrants] for heat in heats] == [["ours", "mamba2"], ["ours"]] * 2
@@ -387,6 +402,132 @@ def test_quick_runs_the_same_races_with_less():
         assert len(discipline.heats(quick)) <= len(discipline.heats(full))
         assert (full.size, quick.size) == ("33M", "5M")
     assert command_line.settings_of(RACES["decoding"], command_line.parser("").parse_args([]), []).batches == [1, 4, 16, 64]
+
+
+# A GPU, without one
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_gpu_is_measured_from_operators_to_models(tmp_path, capsys):
+    words = "--device cpu --dtype float32 --presets tiny --lengths 16 --tokens 32 --batches 1 --size toy --model-lengths 16 "
+    words += "--contexts 8 --rounds 1 --seconds 0"
+    gpu.main([*words.split(), "--json", str(tmp_path / "gpu.json")])
+    text = capsys.readouterr().out
+    for title in ("retention alone", "errors against float64", "training step", "decoding", "prefill"):
+        assert title in text
+    assert "left out: kernels, which needs triton and a GPU" in text
+    content = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    measured = {(r["way"], r["length"], r["batch"], r["training"]) for r in content["operators"] if r["seconds"]}
+    sizes = [(16, 2), (16, 1)]
+    assert measured == {
+        (way, *size, training) for way in ("PyTorch", "attention") for size in sizes for training in (False, True)
+    }
+    assert max(content["errors"]["tiny"]["PyTorch"]) < 1e-5
+    assert {record["model"] for record in content["training"]} == {"ours", "llama"}
+
+
+def test_operators_that_there_is_no_time_for_are_named():
+    inputs = (["PyTorch"], "cpu", "float32", 1, 0.0)
+    results, errors, left_out = retention_operators.study("tiny", [(8, 1)], *inputs, time.monotonic() - 1)
+    assert (results, list(errors), left_out) == ([], ["PyTorch"], [(8, 1)])
+
+
+def test_who_fails_alone_leaves_the_other_operators_to_their_turns(monkeypatch, capfd):
+    def broken(*operands):
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setitem(retention_operators.WAYS, "kernels", retention_operators.Way(broken))
+    inputs = (["kernels", "PyTorch"], "cpu", "float32", 1, 0.0)
+    results, errors, _ = retention_operators.study("tiny", [(8, 1)], *inputs, time.monotonic() + 60)
+    assert {(each.way, each.failure) for each in results} == {("kernels", "RuntimeError"), ("PyTorch", None)}
+    assert errors["kernels"] == "RuntimeError"
+    assert "no kernel image" in capfd.readouterr().err
+
+
+def test_operations_and_bytes_of_operators_are_counted_by_hand():
+    shape = Shape("", hidden_size=64, heads=2, key_dim=8, value_dim=16, decays=(0.9, 0.99))
+    work = retention_operators.work_of("kernels", shape, length=10, batch=3, training=False, itemsize=2)
+    assert work == Work(flops=4 * 30 * 2 * 8 * 16, nbytes=30 * 2 * (8 + 8 + 16 + 16) * 2)
+    attention = retention_operators.work_of("attention", shape, length=10, batch=3, training=True, itemsize=2)
+    assert attention == Work(flops=3 * 3 * 2 * 10 * 10 * 64, nbytes=3 * 30 * 4 * 64 * 2)
+
+
+def test_model_flops_utilization_is_of_the_data_sheet():
+    assert gpu.peak_speed("NVIDIA H100 80GB HBM3") == 989e12
+    assert gpu.peak_speed("NVIDIA H100 PCIe") == 756e12
+    assert gpu.peak_speed("a processor") is None
+    own = result([1.0], of_bound=0.6)
+    assert gpu.model_flops_utilization(own, Limits(750.0, 1.0), 1000.0) == pytest.approx(0.45)
+    assert gpu.model_flops_utilization(own, None, 1000.0) is None
+    assert gpu.model_flops_utilization(result([1.0], failure="out of memory"), Limits(1.0, 1.0), 1.0) is None
+
+
+def test_goals_of_a_gpu_are_met_or_missed():
+    operator = OperatorResult("1.3B", 4096, 16, "kernels", True, seconds=(5e-3, 6e-3, 5.5e-3), bound=1e-3, peak=int(8e9))
+    of_llama = {"length": 8192, "reference": Entrant("llama", 8192)}
+    results = [result([1.0], "ours-triton", **of_llama), result([2.0], "llama", **of_llama)]
+    for context, seconds in ((64, 1.0), (65536, 1.01)):
+        fields = {"race": "decoding", "length": context, "reference": Entrant("llama", context), "of_bound": 0.5}
+        results.append(result([seconds], "ours-triton-graph", **fields))
+    found = {each.goal: (each.reached, each.met) for each in gpu_outcomes([operator], results, {("ours-triton", 8192): 0.4})}
+    assert found == {
+        "forward and backward, T = 4,096 x 16, ms": ("5.50", True),
+        "forward and backward, T = 4,096 x 16, peak GB": ("8.00", False),
+        "forward and backward, T = 65,536 x 1, ms": ("not run", None),
+        "forward and backward, T = 65,536 x 1, peak GB": ("not run", None),
+        "training, T = 8,192, / llama": ("2.00 (2.00..2.00)", True),
+        "training, T = 8,192, / fla": ("not run", None),
+        "training, T = 8,192, model FLOPs utilization": ("0.40", False),
+        "decoding time, T = 65,536, / T = 64": ("1.01", True),
+        "decoding time, T = 65,536, / limit": ("2.00", False),
+    }
+
+
+class Graph:
+    """Plays again what was recorded, like a CUDA graph, by calling it."""
+
+    recorded: list = []
+
+    def replay(self):
+        self.recorded[-1]()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["ours", "llama-static", "mamba2"])
+def test_a_recorded_step_goes_on_from_the_same_state(name, monkeypatch):
+    """With a stand-in for CUDA, whose streams have nothing to wait for."""
+    contender, plain = CONTENDERS[name], build(name, SIZES["toy"])
+    monkeypatch.setitem(CONTENDERS, "graphed", contender._replace(options=contender.options | {"graphed": True}))
+    graphed = build("graphed", SIZES["toy"])
+    graphed.module.load_state_dict(plain.module.state_dict())
+    calls = []
+    call = graphed.call
+    graphed.call = lambda *operands, **options: (calls.append(operands), call(*operands, **options))[1]
+    stream = type("Stream", (), {"wait_stream": lambda self, other: None})
+    replaced = {"Stream": stream, "current_stream": stream, "stream": contextlib.nullcontext, "CUDAGraph": Graph}
+    for attribute, stand_in in replaced.items():
+        monkeypatch.setattr(torch.cuda, attribute, stand_in)
+
+    @contextlib.contextmanager
+    def recording(graph):
+        yield
+        operands = calls[-1]
+        graph.recorded.append(lambda: call(*operands, **{graphed.cache_name: state}, use_cache=True))
+
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    token = torch.ones(1, 1, dtype=torch.long)
+    state, expected = (peer.state_after(12, 1, room=8) for peer in (graphed, plain))
+    for layer, other in zip(state.layers, expected.layers):  # random where they are
+        vars(layer).update({key: value.clone() for key, value in vars(other).items() if isinstance(value, torch.Tensor)})
+    graphed.decode(token, state)  # three to warm up, one recorded, one played
+    graphed.decode(token, state)
+    for _ in range(6):
+        plain.decode(token, expected)
+    assert len(calls) == 4
+    for layer, other in zip(state.layers, expected.layers):
+        for key, value in vars(other).items():
+            if isinstance(value, torch.Tensor):
+                torch.testing.assert_close(getattr(layer, key), value)
 
 
 # The studies of one model's own forms

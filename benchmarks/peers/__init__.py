@@ -41,6 +41,9 @@ class Contender(NamedTuple):
 
 _TORCHSCALE = {"needs": "torchscale", "install": "pip install --no-deps torchscale==0.3.0"}
 _TORCHAO = {"needs": "torchao", "install": "pip install torchao"}
+_TRITON = {"needs": "triton", "install": "pip install triton", "cuda": True}
+_FLA = {"needs": "fla", "install": "pip install fla-core", "cuda": True}
+_MAMBA = {"needs": "mamba_ssm", "install": "pip install mamba-ssm", "cuda": True}
 _YET_ANOTHER = {"needs": "yet_another_retnet", "install": "pip install yet-another-retnet"}
 
 _QUADRATIC = {"training": 2048, "prefill": 2048}  # where their chunkwise forms are twice as fast already
@@ -56,10 +59,21 @@ CONTENDERS = {
     "ours-int8": Contender("retnet_hf, int8, compile_decoding", "ours", "Ours", {"programs": True, "bits": 8}, **_TORCHAO),
     "ours-int4": Contender("retnet_hf, int4, compile_decoding", "ours", "Ours", {"programs": True, "bits": 4}, **_TORCHAO),
     "ours-int8-eager": Contender("retnet_hf, int8 of torchao", "ours", "Ours", {"bits": 8}, **_TORCHAO),
+    "ours-triton": Contender("retnet_hf, kernels", "ours", "Ours", {"kernels": "triton"}, **_TRITON),
+    "ours-fla": Contender("retnet_hf, fla's kernels", "ours", "Ours", {"kernels": "fla"}, **_FLA),
+    "ours-graph": Contender("retnet_hf, CUDA graph", "ours", "Ours", {"graphed": True}, cuda=True),
+    "ours-triton-graph": Contender(
+        "retnet_hf, kernels, CUDA graph", "ours", "Ours", {"kernels": "triton", "graphed": True}, **_TRITON
+    ),
     "llama": Contender("Llama", "llama", "Llama"),
     "llama-static": Contender("Llama, static cache", "llama", "Llama", {"static": True}),
     "llama-compiled": Contender("Llama, compiled", "llama", "Llama", {"static": True, "compiled": True}),
+    "llama-graph": Contender("Llama, CUDA graph", "llama", "Llama", {"static": True, "graphed": True}, cuda=True),
     "mamba2": Contender("Mamba2", "mamba2", "Mamba2", caps={"training": 512, "prefill": 2048}),
+    "mamba2-kernels": Contender("Mamba2, its kernels", "mamba2", "Mamba2", {"chunk_size": 256}, **_MAMBA),
+    "mamba2-graph": Contender(
+        "Mamba2, its kernels, CUDA graph", "mamba2", "Mamba2", {"chunk_size": 256, "graphed": True}, **_MAMBA
+    ),
     "torchscale": Contender("torchscale", "torchscale_retnet", "TorchscaleRetNet", {"form": "chunkwise"}, **_TORCHSCALE),
     "torchscale-parallel": Contender(
         "torchscale, parallel", "torchscale_retnet", "TorchscaleRetNet", {"form": "parallel"}, **_TORCHSCALE, caps=_QUADRATIC

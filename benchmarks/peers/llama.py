@@ -12,7 +12,7 @@ from .peer import Size, TransformersPeer
 class Llama(TransformersPeer):
     state_is_written = False
 
-    def __init__(self, size: Size, compiled: bool = False, static: bool = False) -> None:
+    def __init__(self, size: Size, compiled: bool = False, static: bool = False, graphed: bool = False) -> None:
         config = LlamaConfig(
             vocab_size=size.vocabulary,
             hidden_size=size.hidden_size,
@@ -22,7 +22,7 @@ class Llama(TransformersPeer):
             max_position_embeddings=2**20,
             attn_implementation="sdpa",
         )
-        super().__init__(LlamaForCausalLM(config), compiled)
+        super().__init__(LlamaForCausalLM(config), compiled, graphed)
         self.static = static
         if static:
             self.generation = {"cache_implementation": "static"}

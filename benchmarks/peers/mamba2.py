@@ -14,7 +14,7 @@ from .peer import Size, TransformersPeer
 class Mamba2(TransformersPeer):
     cache_name = "cache_params"
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: Size, chunk_size: int = 32, graphed: bool = False) -> None:
         head_dim = 2 * size.hidden_size // (2 * size.heads)
         config = Mamba2Config(
             vocab_size=size.vocabulary,
@@ -24,9 +24,9 @@ class Mamba2(TransformersPeer):
             head_dim=head_dim,
             state_size=size.mamba_state,
             n_groups=1,
-            chunk_size=32,  # its plain form holds tokens x chunk x heads x state numbers at once
+            chunk_size=chunk_size,  # the plain form holds tokens x chunk x heads x state numbers at once
         )
-        super().__init__(Mamba2ForCausalLM(config))
+        super().__init__(Mamba2ForCausalLM(config), graphed=graphed)
 
     def state_bytes(self, state: Any) -> int:
         tensors = pytree.tree_leaves([list(vars(layer).values()) for layer in state.layers])

@@ -13,10 +13,18 @@ from .peer import Size, TransformersPeer
 
 
 class Ours(TransformersPeer):
-    """Fused, compiled by `torch.compile`, by programs of `compile_decoding`, or with weights that torchao has quantised."""
+    """Fused, compiled by `torch.compile` or by programs of `compile_decoding`, with weights that torchao has quantised, with
+    kernels of a GPU, or with steps of decoding as CUDA graphs."""
 
     def __init__(
-        self, size: Size, fused: bool = False, compiled: bool = False, programs: bool = False, bits: int | None = None
+        self,
+        size: Size,
+        fused: bool = False,
+        compiled: bool = False,
+        programs: bool = False,
+        bits: int | None = None,
+        kernels: str = "torch",
+        graphed: bool = False,
     ) -> None:
         config = RetNetConfig(
             vocab_size=size.vocabulary,
@@ -24,8 +32,9 @@ class Ours(TransformersPeer):
             num_hidden_layers=size.layers,
             num_attention_heads=size.heads,
             intermediate_size=size.feed_forward(matrices=3, others=8),
+            kernels=kernels,
         )
-        super().__init__(RetNetForCausalLM(config), compiled)
+        super().__init__(RetNetForCausalLM(config), compiled, graphed)
         self.fused, self.programs, self.bits = fused, programs, bits
 
     def ready(self) -> None:
