@@ -6,6 +6,7 @@ import gc
 
 import pytest
 import torch
+from gpu_products import multiply_bfloat16
 from small_models import random_ids, small_model
 from torch import distributed as dist
 
@@ -137,6 +138,31 @@ model.gradient_checkpointing_disable()
 model(**shard_sequence({"input_ids": second, "labels": second}, WORLD)).loss.backward()
 for mine, other in zip(gradients(model), recomputed):
     torch.testing.assert_close(mine, other, **exact)
+
+# bfloat16 is as near to float64 as in one process, whatever its products are multiplied as
+for narrow in (False, True):
+    multiplied = multiply_bfloat16() if narrow else []
+    rounded, truth = small_model("fla", chunk_size=8).bfloat16(), small_model("fla", chunk_size=8).double()
+    truth.load_state_dict(rounded.state_dict())
+    whole = {"input_ids": random_ids(2, LENGTH, seed=5), "labels": random_ids(2, LENGTH, seed=5)}
+    found = []
+    for network, group in ((truth, None), (rounded, None), (rounded, WORLD)):
+        context_parallel(network, group)
+        cut = whole if group is None else shard_sequence(whole, WORLD)
+        output = network(**cut, retention_form="chunkwise")
+        output.loss.backward()
+        results = [output.logits.detach().double(), *(gradient.double() for gradient in gradients(network))]
+        if group is not None:
+            parts = [torch.empty_like(results[0]) for _ in range(ranks)]
+            dist.all_gather(parts, results[0])
+            results[0] = torch.cat(parts, dim=1)
+            for gradient in results[1:]:
+                dist.all_reduce(gradient.div_(ranks))
+        found.append([results[0].flatten(), torch.cat([gradient.flatten() for gradient in results[1:]])])
+    for what, true, alone, split in zip(("logits", "gradients"), *found):
+        assert (split - true).norm() < 1.5 * (alone - true).norm(), (what, narrow)
+        assert (split - true).norm() > 1e-4 * true.norm(), "nothing was rounded"
+    assert bool(multiplied) == narrow
 
 # a prompt that was read by all ranks is continued by each
 model.eval()

@@ -3,10 +3,10 @@
 """Half precision and autocast: finite, close to float32, and a state that stays in float32."""
 
 import copy
-import sys
 
 import pytest
 import torch
+from gpu_products import multiply_bfloat16
 from small_models import greedy, random_ids, small_model
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,19 +27,8 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 @pytest.fixture
 def gpu_products(monkeypatch):
-    """Products of bfloat16 as a GPU computes them, exactly but for the operands; a list of what dtypes were multiplied."""
-    plain, multiplied = torch.bmm, []
-
-    def bmm(left: Tensor, right: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-        if out_dtype is None:
-            return plain(left, right)
-        multiplied.extend((left.dtype, right.dtype))
-        return plain(left.to(out_dtype), right.to(out_dtype))
-
-    monkeypatch.setattr(torch, "bmm", bmm)
-    for module in ("retention", "modeling_retnet"):
-        monkeypatch.setattr(sys.modules[f"retnet_hf.{module}"], "multiplies_bfloat16", lambda device: True)
-    return multiplied
+    """Products of bfloat16 as a GPU computes them; a list of what dtypes were multiplied."""
+    return multiply_bfloat16(monkeypatch.setattr)
 
 
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> list[Tensor]:
