@@ -60,19 +60,28 @@ def training(report: Report, axes: "Axes") -> None:
         if points:
             _line(axes, row.title, points)
     axes.set(xscale="log", yscale="log", xlabel="million tokens trained on", ylabel="perplexity")
+    for axis in (axes.xaxis, axes.yaxis):  # tens alone would be one or two marks
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
 
 
 def recall(report: Report, axes: "Axes", pairs: int = PAIRS[-2]) -> None:
-    """Associative recall against the size of the state."""
+    """Associative recall against the size of the state: every seed, and a line through the best."""
     for row in studies.COMPARISON:
-        points = []
+        states, shares = [], []
         for hidden_size in report.plan.size.recall_sizes:
             results = report.measured(row, report.plan.recall, hidden_size=hidden_size)
             if results is not None:
-                shares = Estimate.of([100 * result["accuracy"][str(pairs)] for result in results])
-                points.append((results[0]["state"], shares))
-        if points:
-            _line(axes, row.title, points)
+                states.append(results[0]["state"])
+                shares.append([100 * result["accuracy"][str(pairs)] for result in results])
+        if states:
+            color, marker, style = STYLES[row.title]
+            best = [max(of_seeds) for of_seeds in shares]
+            axes.plot(states, best, color=color, marker=marker, linestyle=style, label=row.title)
+            for state, of_seeds in zip(states, shares):
+                axes.plot(
+                    [state] * len(of_seeds), of_seeds, color=color, marker=marker, linestyle="", alpha=0.4, markersize=4
+                )
     axes.set(xscale="log", xlabel="numbers in the state of a sequence", ylabel=f"recalled of {pairs} pairs, %")
 
 
@@ -92,12 +101,12 @@ def draw(report: Report, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, (make, title) in FIGURES.items():
-        figure, axes = pyplot.subplots(figsize=(7.2, 4.8))
+        figure, axes = pyplot.subplots(figsize=(9, 4.8))
         make(report, axes)
         if axes.lines:
             axes.set_title(title, fontsize=10)
             axes.grid(alpha=0.3)
-            axes.legend(fontsize=8, frameon=False)
+            axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
             figure.tight_layout()
             figure.savefig(folder / f"{name}.png", dpi=130)
         pyplot.close(figure)
