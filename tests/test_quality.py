@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.rwkv import modeling_rwkv
 
-from benchmarks.quality import delta_chunks, images, recall, report, statistics, tables, texts
+from benchmarks.quality import delta_chunks, images, induction, recall, report, statistics, tables, texts
 from benchmarks.quality.h3 import H3, DiagonalStateSpace, ShiftStateSpace
 from benchmarks.quality.hyena import Hyena
 from benchmarks.quality.language import LanguageCell
@@ -201,6 +201,20 @@ def test_associative_recall_asks_for_the_values_that_were_told():
         assert len(told) == 5
         assert sorted(row[10::2]) == sorted(told)
         assert wanted == [-100] * 10 + [entry for key in row[10::2] for entry in (told[key], -100)]
+
+
+def test_induction_asks_for_what_followed_the_mark():
+    ids, followed = induction.examples(200, torch.Generator().manual_seed(0))
+    assert ids.shape == (200, 30)
+    for row, wanted in zip(ids.tolist(), followed.tolist()):
+        assert row[-1] == induction.MARK
+        assert row.count(induction.MARK) == 2
+        assert row[row.index(induction.MARK) + 1] == wanted < induction.MARK
+
+
+@pytest.mark.parametrize("model", induction.MODELS)
+def test_induction_trains_every_model(model):
+    assert 0 <= induction.accuracy(model, seed=0, steps=1) < 0.5
 
 
 def test_pictures_are_mirrored_and_moved_and_stay_pictures():
