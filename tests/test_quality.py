@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.models.rwkv import modeling_rwkv
 
-from benchmarks.quality import delta_chunks, images, induction, recall, report, statistics, tables, texts
+from benchmarks.quality import delta_chunks, images, induction, recall, report, speed, statistics, tables, texts
 from benchmarks.quality.h3 import H3, DiagonalStateSpace, ShiftStateSpace
 from benchmarks.quality.hyena import Hyena
 from benchmarks.quality.language import LanguageCell
@@ -18,7 +18,7 @@ from benchmarks.quality.rivals import RIVALS, decays, of_equal_size
 from benchmarks.quality.rwkv_sums import weighted_sum
 from benchmarks.quality.settings import SETTINGS, Setting
 from benchmarks.quality.state import decode_step, state_numbers
-from benchmarks.quality.studies import ABLATIONS, HEADS, IMAGES, WINDOW, Plan
+from benchmarks.quality.studies import ABLATIONS, COMPARISON, HEADS, IMAGES, WINDOW, Plan
 from benchmarks.quality.training import batches, parameter_groups, train
 from benchmarks.quality.window import WindowAttention
 from benchmarks.quality.work import missing, work
@@ -319,6 +319,19 @@ def test_differences_are_of_pairs_and_within_two_errors_none():
     assert estimate.verdict == "weak"  # 3.5 errors, and Student's t of two degrees of freedom asks for 4.3
     assert statistics.paired([1.0, 2.0], [1.1, 1.8]).verdict == "none"
     assert statistics.paired([1.0, 2.0, 3.0], [0.5, 1.5, 2.501]).verdict == "clear"
+
+
+def test_speed_is_measured_in_turns_and_stands_in_a_table(tmp_path, monkeypatch):
+    sizes = {"hidden_size": 16, "layers": 2, "heads": 2, "parameters": 40_000, "vocabulary": 32, "block": 16, "batch": 2}
+    monkeypatch.setitem(SETTINGS, "toy", Setting(**sizes, lengths=(16, 32)))
+    monkeypatch.setattr(speed, "in_its_own_process", lambda function, *arguments: function(*arguments))
+    words = ["speed", "--setting", "toy", "--rounds", "2", "--seconds", "0", "--output", str(tmp_path / tables.SPEED_FILE)]
+    monkeypatch.setattr("sys.argv", words)
+    speed.main()
+    lines = tables.Report(Plan("laptop", tmp_path / "quality")).speed().splitlines()
+    assert len(lines) == 2 + len(COMPARISON)
+    assert lines[2].startswith("| Transformer (Llama) | ")
+    assert lines[2].count("1.00 (1.00..1.00)") == 2
 
 
 def test_the_tables_of_the_page_are_those_of_the_committed_cells():

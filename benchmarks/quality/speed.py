@@ -25,10 +25,10 @@ from .rivals import of_equal_size
 from .settings import SETTINGS
 from .state import decode_step
 from .studies import COMPARISON, LLAMA, Row
+from .tables import SPEED_FILE
 
 
-FILE = RESULTS / "speed.json"
-CONTEXTS = (256, 4096)
+FILE = RESULTS.parent / SPEED_FILE
 
 
 def _model(row: Row, setting: str) -> nn.Module:
@@ -50,13 +50,13 @@ def _training_step(row: Row, setting: str) -> Any:
     return step
 
 
-def training_seconds(setting: str, rounds: int) -> dict[str, list[float] | Failure]:
-    return in_turns({row.title: Turn(_training_step(row, setting)) for row in COMPARISON}, rounds, turn_seconds=1.0)
+def training_seconds(setting: str, rounds: int, turn_seconds: float) -> dict[str, list[float] | Failure]:
+    return in_turns({row.title: Turn(_training_step(row, setting)) for row in COMPARISON}, rounds, turn_seconds)
 
 
-def decoding_seconds(setting: str, rounds: int, length: int) -> dict[str, list[float] | Failure]:
+def decoding_seconds(setting: str, rounds: int, turn_seconds: float, length: int) -> dict[str, list[float] | Failure]:
     steps = {row.title: Turn(decode_step(_model(row, setting).eval(), length), most_calls=50) for row in COMPARISON}
-    return in_turns(steps, rounds, turn_seconds=0.3)
+    return in_turns(steps, rounds, turn_seconds)
 
 
 def training_memory(row: Row, setting: str) -> int:
@@ -77,11 +77,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setting", choices=SETTINGS, default="laptop")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of a turn")
     parser.add_argument("--output", type=Path, default=FILE)
     arguments = parser.parse_args()
     setting, size = arguments.setting, SETTINGS[arguments.setting]
-    training = in_its_own_process(training_seconds, setting, arguments.rounds)
-    decoding = {length: in_its_own_process(decoding_seconds, setting, arguments.rounds, length) for length in CONTEXTS}
+    turns, contexts = (setting, arguments.rounds, arguments.seconds), (size.lengths[0], size.lengths[-1])
+    training = in_its_own_process(training_seconds, *turns)
+    decoding = {length: in_its_own_process(decoding_seconds, *turns, length) for length in contexts}
     for measured in (training, *decoding.values()):
         failures = [each for each in (measured, *getattr(measured, "values", list)()) if isinstance(each, Failure)]
         if failures:

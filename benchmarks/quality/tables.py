@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The tables of docs/results.md, made from cells alone."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,6 +30,9 @@ PAPER: dict[str, tuple[str, str, str, str]] = {
     "one decay for all heads, 127/128": ("27.02", "3.524", "1.768", "3.928"),
     "heads a quarter as wide": ("27.68", "3.397", "1.331", "3.872"),
 }
+
+
+SPEED_FILE = "quality_speed.json"  # beside the folder of the cells
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -216,7 +220,33 @@ class Report:
                 lines.append([row.title, str(size), f"{results[0]['state']:,}", *shown])
         return table(["model", "hidden size", "state, numbers", *(f"{pairs} pairs" for pairs in PAIRS)], lines)
 
+    def speed(self) -> str:
+        """Of training and decoding, from the file that `speed.py` writes."""
+        file = self.plan.folder.parent / SPEED_FILE
+        models = json.loads(file.read_text(encoding="utf-8"))["models"] if file.is_file() else {}
+        lines = []
+        first, last = next(iter(models.values()))["decoding_ms"] if models else ("", "")
+        for title, found in models.items():
+            training, decoding = (
+                "{:.2f} ({:.2f}..{:.2f})".format(*ratios)
+                for ratios in (found["training_times_as_fast"], found["decoding_times_as_fast"][last])
+            )
+            shown = [f"{found['tokens_per_second']:,.0f}", training, f"{found['training_bytes'] / 2**20:,.0f}"]
+            lines.append([title, *shown, *(f"{found['decoding_ms'][length]:.1f}" for length in (first, last)), decoding])
+        header = ["model", "training, tokens/s", "x Llama's", "peak MiB", f"a token after {first}, ms", f"after {last}"]
+        return table([*header, "times as fast as Llama's"], lines)
+
     def tables(self) -> dict[str, str]:
         """All, by name."""
-        names = ("decays", "variations", "comparison", "domains", "ablations", "published_ablations", "images", "recall")
+        names = (
+            "decays",
+            "variations",
+            "comparison",
+            "domains",
+            "ablations",
+            "published_ablations",
+            "images",
+            "recall",
+            "speed",
+        )
         return {name: getattr(self, name)() for name in names}
