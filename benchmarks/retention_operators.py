@@ -8,6 +8,7 @@ written once. A gradient takes twice the operations, and reads and writes once m
 over that of the result, against float64; of the gradients, the largest of three.
 """
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -73,10 +74,8 @@ def _of_fla(name: str, query: Tensor, key: Tensor, value: Tensor, log_decay: Ten
 
 def _of_attention(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
     """By FlashAttention, where there is one."""
-    backends = (
-        [SDPBackend.FLASH_ATTENTION] if query.is_cuda and query.itemsize == 2 else list(SDPBackend.__members__.values())
-    )
-    with sdpa_kernel(backends):
+    flash = query.is_cuda and query.itemsize == 2
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else contextlib.nullcontext():
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
