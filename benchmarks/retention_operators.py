@@ -4,8 +4,8 @@
 
 What an operator cannot do without, of operations and bytes, is counted as in the races of models: state update and read-out,
 4 K V for each token and head, and for attention all pairs of which the first sees the second; operands are read and results
-written once. A gradient takes twice the operations, and reads and writes once more. Errors are those of the root mean square
-over that of the result, against float64; of the gradients, the largest of three.
+written once. A gradient takes twice the operations, reads the operands and the gradient of the result, and writes three. Errors
+are those of the root mean square over that of the result, against float64; of the gradients, the largest of three.
 """
 
 import contextlib
@@ -142,12 +142,13 @@ def work_of(way: str, shape: Shape, length: int, batch: int, training: bool, ite
     """Operations and bytes that a call cannot do without."""
     tokens = batch * length
     if way == "attention":
-        flops, sizes = 2 * tokens * length * shape.hidden_size, 4 * shape.hidden_size
+        flops, widths = 2 * tokens * length * shape.hidden_size, [shape.hidden_size] * 4
     else:
         flops = 4 * tokens * shape.heads * shape.key_dim * shape.value_dim
-        sizes = 2 * shape.heads * (shape.key_dim + shape.value_dim)
-    nbytes = tokens * sizes * itemsize
-    return Work(3 * flops, 3 * nbytes) if training else Work(flops, nbytes)
+        widths = [shape.heads * size for size in (shape.key_dim, shape.key_dim, shape.value_dim, shape.value_dim)]
+    *operands, output = widths
+    moved = sum(widths) + (2 * sum(operands) + output if training else 0)
+    return Work((3 if training else 1) * flops, tokens * moved * itemsize)
 
 
 def operands_of(way: str, shape: Shape, length: int, batch: int, device: str, dtype: torch.dtype) -> Operands:
@@ -162,7 +163,7 @@ def operands_of(way: str, shape: Shape, length: int, batch: int, device: str, dt
         torch.randn(batch, length, heads, size, generator=generator, device=device, dtype=dtype).transpose(1, 2)
         for size in sizes
     )
-    return query / key.shape[-1] ** 0.5, key, value
+    return query if way == "attention" else query / key.shape[-1] ** 0.5, key, value  # which attention does by itself
 
 
 def _log_decay(shape: Shape, device: str) -> Tensor:
