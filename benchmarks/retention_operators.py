@@ -4,8 +4,8 @@
 
 What an operator cannot do without, of operations and bytes, is counted as in the races of models: state update and read-out,
 4 K V for each token and head, and for attention all pairs of which the first sees the second; operands are read and results
-written once. A gradient takes twice the operations, reads the operands and the gradient of the result, and writes three. Errors
-are those of the root mean square over that of the result, against float64; of the gradients, the largest of three.
+written once. A gradient takes twice the operations, reads the operands and the gradient of the result, and writes three.
+Errors are those of the root mean square over that of the result, against float64; of the gradients, the largest of three.
 """
 
 import contextlib
