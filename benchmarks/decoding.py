@@ -51,8 +51,9 @@ def heats(settings: argparse.Namespace) -> list[Heat]:
         for length, batch in dict.fromkeys(raced)
         for heat in shared_heats(settings.models, [length], [batch], RACE.name)
     ]
-    if "ours" in settings.models and len(settings.contexts) > 1:
-        alone = tuple(Entrant("ours", length) for length in dict.fromkeys([128, *settings.contexts]))
+    own = next((name for name in ("ours-triton-graph", "ours-graph", "ours") if name in settings.models), None)
+    if own is not None and len(settings.contexts) > 1:
+        alone = tuple(Entrant(own, length) for length in dict.fromkeys([128, *settings.contexts]))
         shared.append(Heat(alone, alone[0]))
     return shared
 

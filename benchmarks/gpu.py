@@ -11,6 +11,7 @@ graphs, and reading prompts. Whoever is not installed is left out, and so is wha
 import argparse
 import dataclasses
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,22 @@ from .measuring import Failure, Spread, in_its_own_process
 from .peers import CONTENDERS, REFERENCE, missing
 from .race import Conditions, Limits, Race, Result, run
 from .report import goals_table, record_of, sizes_of, table_of
-from .retention_operators import LENGTH_OF_ERRORS, WAYS, OperatorResult
+from .retention_operators import LENGTH_OF_ERRORS, WAYS, OperatorResult, read_study
 from .whole_files import write_whole
 
 
 # Products of bfloat16 with sums in float32, dense, by NVIDIA's data sheets: operations per second
-PEAKS = {"H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "B200": 2250e12, "A100": 312e12}
+PEAKS = {
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+}
 SHARE_OF_OPERATORS = 0.4  # of the time
+GRACE = 20.0  # seconds, for a size that has begun
 MODELS = {
     "training": ["ours", "ours-triton", "ours-fla", "llama", "mamba2-kernels", "fla"],
     "decoding": ["ours-graph", "ours-triton-graph", "llama-graph", "mamba2-graph", "ours", "llama", "fla"],
@@ -135,19 +145,30 @@ def race_operators(arguments: argparse.Namespace, report: Report, deadline: floa
     sizes = sizes_of_operators(arguments.lengths, arguments.tokens, arguments.batches)
     results: list[OperatorResult] = []
     errors: dict[str, dict] = {}
-    begun = time.monotonic()
-    for number, preset in enumerate(arguments.presets):
-        until = begun + (deadline - begun) * (number + 1) / len(arguments.presets)
-        inputs = (preset, sizes, ways, arguments.device, arguments.dtype, arguments.rounds, arguments.seconds, until)
-        limit = max(1.0, deadline - time.monotonic())
-        found = in_its_own_process(retention_operators.study, *inputs, time_limit=limit)
-        if isinstance(found, Failure):
-            report.leave_out(f"operators of the {preset}: {found.reason}")
-            continue
-        of_preset, errors[preset], left_out = found
-        results += of_preset
-        for length, batch in left_out:
-            report.leave_out(f"operators of the {preset}, {length:,} tokens x {batch}: no time left")
+    begun = time.time()
+    for number, preset in enumerate(arguments.presets, 1):
+        until = begun + (deadline - begun) * number / len(arguments.presets)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "study"
+            inputs = (
+                preset,
+                sizes,
+                ways,
+                arguments.device,
+                arguments.dtype,
+                arguments.rounds,
+                arguments.seconds,
+                until,
+                file,
+            )
+            ended = in_its_own_process(retention_operators.study, *inputs, time_limit=max(1.0, until + GRACE - time.time()))
+            found = read_study(file)
+        results += found.results
+        errors[preset] = found.errors
+        reason = ended.reason if isinstance(ended, Failure) else "no time left"
+        for length, batch in sizes:
+            if (length, batch) not in found.finished:
+                report.leave_out(f"operators of the {preset}, {length:,} tokens x {batch}: {reason}")
         report.keep(operators=[dataclasses.asdict(result) for result in results], errors=errors)
     report.console.print(operators_table(results), errors_table(errors))
     return results
@@ -165,6 +186,8 @@ def race_models(
 ) -> tuple[list[Result], dict[tuple[str, int], float]]:
     """Results, and the model FLOPs utilization of models and lengths."""
     reasons = {model: missing(model, arguments.device) for model in MODELS[race.name]}
+    if arguments.dtype != "bfloat16" and "ours-fla" in reasons:
+        reasons["ours-fla"] = f"{CONTENDERS['ours-fla'].label} leave {arguments.dtype} to PyTorch."
     for reason in filter(None, reasons.values()):
         report.leave_out(reason)
     settings = argparse.Namespace(
@@ -179,7 +202,7 @@ def race_models(
     results: list[Result] = []
     limits: list[Limits] = []
     utilization: dict[tuple[str, int], float] = {}
-    peak = peak_speed(report.content["machine"])
+    peak = peak_speed(report.content["machine"]) if arguments.dtype == "bfloat16" else None
     for heat, reached in run(race, settings, conditions):
         results += heat
         limits += [reached] if reached else []
@@ -199,7 +222,8 @@ def main(words: list[str] | None = None) -> None:
     report = Report(arguments, console)
     console.print(f"{report.content['machine']}, {arguments.dtype}, PyTorch {torch.__version__}")
     seconds = 60 * arguments.minutes
-    operators = race_operators(arguments, report, begun + SHARE_OF_OPERATORS * seconds) if arguments.presets else []
+    until = time.time() + SHARE_OF_OPERATORS * seconds
+    operators = race_operators(arguments, report, until) if arguments.presets else []
     conditions = Conditions(
         size=arguments.size,
         device=arguments.device,
@@ -221,7 +245,9 @@ def main(words: list[str] | None = None) -> None:
         console.print(f"model FLOPs utilization of {model}, {length:,} tokens: {share:.1%}")
     if results:
         console.print(f"{sizes_of(results)}\nx reference: {CONTENDERS[REFERENCE].label} in the same round")
-    decided = [outcome for outcome in gpu_outcomes(operators, results, utilization) if outcome.met is not None]
+    set_for = arguments.dtype == "bfloat16" and any(name in report.content["machine"] for name in ("H100", "H200"))
+    outcomes = gpu_outcomes(operators, results, utilization) if set_for else ()
+    decided = [outcome for outcome in outcomes if outcome.met is not None]
     if decided:
         console.print(goals_table(decided, "one H100 or H200, bfloat16"))
     report.keep(goals=[outcome._asdict() for outcome in decided])

@@ -106,6 +106,9 @@ def _work(function: Callable, arguments: tuple, memory_limit: int | None, answer
 
 @functools.cache
 def _context() -> Any:
+    """Processes begin anew where there is a GPU, which a fork of a process that has asked for it cannot use."""
+    if torch.cuda.is_available():
+        return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
@@ -114,7 +117,7 @@ def _context() -> Any:
 def in_its_own_process(
     function: Callable, *arguments: Any, time_limit: float | None = None, memory_limit: int | None = None
 ) -> Any:
-    """What `function` returns, in a process forked from one that has imported everything and computed nothing.
+    """What `function` returns, in a process of its own, which has imported everything and computed nothing.
 
     A `Failure` where it fails, or where the memory (in bytes) or the time (in seconds) does not suffice.
     """
@@ -158,7 +161,7 @@ def in_turns(
 ) -> dict[Hashable, list[float] | Failure]:
     """Seconds per call in every round. One round is a turn of each, of about `turn_seconds`, but at least one call.
 
-    A `Failure` for who fails, without whom the others go on.
+    A `Failure` for who fails, without whom the others go on. On a GPU each has a call before, in which kernels are compiled.
     """
 
     def timed(turn: Turn, calls: int) -> float:
@@ -172,6 +175,10 @@ def in_turns(
 
     calls: dict[Hashable, int] = {}
     results: dict[Hashable, list[float] | Failure] = {name: [] for name in turns}
+    if device.startswith("cuda"):
+        for name, turn in turns.items():
+            first = attempt(timed, turn, 1)
+            results[name] = first if isinstance(first, Failure) else []
     for number in range(-2, rounds):  # two rounds warm up; the second says how many calls make up a turn
         for name, turn in turns.items():
             if isinstance(results[name], Failure) or (number == -1 and name in calls):

@@ -12,11 +12,13 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -120,7 +122,7 @@ class OperatorResult:
     Attributes:
         seconds: per call, in every round.
         bound: seconds that the machine needs at the least, by its measured speeds.
-        peak: bytes at the most, beyond the operands and their gradient.
+        peak: bytes at the most, beyond the operands and the gradient of the result.
     """
 
     shape: str
@@ -151,9 +153,9 @@ def work_of(way: str, shape: Shape, length: int, batch: int, training: bool, ite
     return Work((3 if training else 1) * flops, tokens * moved * itemsize)
 
 
-def operands_of(way: str, shape: Shape, length: int, batch: int, device: str, dtype: torch.dtype) -> Operands:
-    """Random ones, laid out as a model has them: heads are views of the tokens."""
-    if way == "attention":
+def operands_of(attends: bool, shape: Shape, length: int, batch: int, device: str, dtype: torch.dtype) -> Operands:
+    """Random ones of attention or of retention, laid out as a model has them: heads are views of the tokens."""
+    if attends:
         heads = max(1, shape.hidden_size // ATTENTION_HEAD)
         sizes = [shape.hidden_size // heads] * 3
     else:
@@ -163,24 +165,45 @@ def operands_of(way: str, shape: Shape, length: int, batch: int, device: str, dt
         torch.randn(batch, length, heads, size, generator=generator, device=device, dtype=dtype).transpose(1, 2)
         for size in sizes
     )
-    return query if way == "attention" else query / key.shape[-1] ** 0.5, key, value  # which attention does by itself
+    return query if attends else query / key.shape[-1] ** 0.5, key, value  # which attention does by itself
 
 
 def _log_decay(shape: Shape, device: str) -> Tensor:
     return torch.tensor(shape.decays, dtype=torch.float64).log().to(device, torch.float32)
 
 
-def steps(way: str, operands: Operands, log_decay: Tensor) -> dict[bool, Callable[[], object]]:
+def upstream_of(operands: Operands) -> Tensor:
+    """A random gradient of the result, in the type of the operands, so that it is the same for results of every type."""
+    value = operands[2]
+    generator = torch.Generator(value.device).manual_seed(1)
+    return torch.randn(value.shape, generator=generator, device=value.device, dtype=value.dtype)
+
+
+def steps(way: str, operands: Operands, log_decay: Tensor, upstream: Tensor) -> dict[bool, Callable[[], object]]:
     """A call without gradients, and one with all of them, by whether it is one of training."""
     function = WAYS[way].function
     leaves = tuple(operand.detach().requires_grad_() for operand in operands)
-    upstream = torch.randn_like(operands[2])
 
     def train() -> object:
-        output = function(*leaves, log_decay)
-        return torch.autograd.grad(output, leaves, upstream.to(output.dtype))
+        return torch.autograd.grad(function(*leaves, log_decay), leaves, upstream)
 
     return {False: torch.no_grad()(lambda: function(*operands, log_decay)), True: train}
+
+
+class Operators:
+    """The calls of one size. Ways share operands, and gradients of results of one type, made before the clock runs."""
+
+    def __init__(self, shape: Shape, length: int, batch: int, device: str, dtype: torch.dtype) -> None:
+        self.log_decay = _log_decay(shape, device)
+        self.operands = functools.cache(lambda attends: operands_of(attends, shape, length, batch, device, dtype))
+        self.upstream = functools.cache(lambda attends, dtype: upstream_of(self.operands(attends)).to(dtype))
+
+    def steps(self, way: str) -> dict[bool, Callable[[], object]]:
+        attends = way == "attention"
+        operands = self.operands(attends)
+        with torch.no_grad():
+            of_few = WAYS[way].function(*(operand[:, :, :16] for operand in operands), self.log_decay)
+        return steps(way, operands, self.log_decay, self.upstream(attends, of_few.dtype))
 
 
 def peak_bytes(step: Callable[[], object], device: str) -> int | None:
@@ -202,58 +225,52 @@ def race(
     small = not device.startswith("cuda")
     product, flops = matrix_product(1024 if small else 8192, device, dtype)
     reading, nbytes = vector_product(64 if small else 512, device)
-    log_decay, results, peaks = _log_decay(shape, device), [], {}
-    turns = {"product": Turn(product, most_calls=20), "reading": Turn(reading, most_calls=20)}
-    mixed = None
+    limits = {"product": Turn(product, most_calls=20), "reading": Turn(reading, most_calls=20)}
+    operators = Operators(shape, length, batch, device, dtype)
+    turns, peaks, failures = {}, {}, {}
     for way in ways:
         if WAYS[way].longest is not None and length > WAYS[way].longest:
             continue
-        if mixed is None or way == "attention":
-            operands = attempt(operands_of, way, shape, length, batch, device, dtype)
-            mixed = operands if way != "attention" else mixed
-        else:
-            operands = mixed
-        if isinstance(operands, Failure):
-            results += [OperatorResult(shape.name, length, batch, way, each, operands.reason) for each in (False, True)]
-            continue
-        for training, step in steps(way, operands, log_decay).items():
-            peaks[way, training] = attempt(peak_bytes, step, device)
-            if isinstance(peaks[way, training], Failure):
-                results.append(OperatorResult(shape.name, length, batch, way, training, peaks[way, training].reason))
+        calls = attempt(operators.steps, way)
+        for training in (False, True):
+            peak = calls if isinstance(calls, Failure) else attempt(peak_bytes, calls[training], device)
+            if isinstance(peak, Failure):
+                failures[way, training] = peak
             else:
-                turns[way, training] = Turn(step)
-    times = in_turns(turns, rounds, turn_seconds, device)
-    speed, bandwidth = flops / median(times.pop("product")), nbytes / median(times.pop("reading"))
+                peaks[way, training], turns[way, training] = peak, Turn(calls[training])
+    times = in_turns(limits | turns, rounds, turn_seconds, device)
+    of_limits = [times.pop(name) for name in limits]
+    broken = next(
+        (each for each in of_limits if isinstance(each, Failure)), None
+    )  # by an error that the device is lost with
+    failures |= {each: broken or seconds for each, seconds in times.items() if broken or isinstance(seconds, Failure)}
+    if broken is None:
+        speed, bandwidth = flops / median(of_limits[0]), nbytes / median(of_limits[1])
+    results = [OperatorResult(shape.name, length, batch, *each, failure.reason) for each, failure in failures.items()]
     for (way, training), seconds in times.items():
-        if isinstance(seconds, Failure):
-            results.append(OperatorResult(shape.name, length, batch, way, training, seconds.reason))
-            continue
-        bound = least_seconds([work_of(way, shape, length, batch, training, dtype.itemsize)], speed, bandwidth)
-        figures = {"seconds": tuple(seconds), "bound": bound, "peak": peaks[way, training]}
-        results.append(OperatorResult(shape.name, length, batch, way, training, **figures))
-    return sorted(results, key=lambda result: (result.training, list(WAYS).index(result.way)))
+        if (way, training) not in failures:
+            bound = least_seconds([work_of(way, shape, length, batch, training, dtype.itemsize)], speed, bandwidth)
+            figures = {"seconds": tuple(seconds), "bound": bound, "peak": peaks[way, training]}
+            results.append(OperatorResult(shape.name, length, batch, way, training, **figures))
+    return sorted(results, key=lambda result: (list(WAYS).index(result.way), result.training))
 
 
 def errors(shape: Shape, ways: list[str], device: str, dtype: torch.dtype) -> dict[str, tuple[float, float] | str]:
     """Of output and gradients, by way; or why there are none."""
     log_decay = _log_decay(shape, device)
 
-    def results(way: str, operands: Operands, log_decay: Tensor) -> list[Tensor]:
+    def results(way: str, operands: Operands, log_decay: Tensor, upstream: Tensor) -> list[Tensor]:
         leaves = [operand.detach().requires_grad_() for operand in operands]
         output = WAYS[way].function(*leaves, log_decay)
-        upstream = torch.sin(torch.arange(output.numel(), device=device)).view(output.shape)
         return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(output.dtype))]
 
     def of(way: str) -> tuple[float, float]:
-        operands = operands_of(way, shape, LENGTH_OF_ERRORS, 1, device, dtype)
-        exact = (
-            way if way == "attention" else "PyTorch",
-            tuple(operand.double() for operand in operands),
-            log_decay.double(),
-        )
+        operands = operands_of(way == "attention", shape, LENGTH_OF_ERRORS, 1, device, dtype)
+        upstream, exact_way = upstream_of(operands), way if way == "attention" else "PyTorch"
+        exact = results(exact_way, tuple(operand.double() for operand in operands), log_decay.double(), upstream)
         relative = [
             ((found.double() - true).square().mean() / true.square().mean()).sqrt().item()
-            for found, true in zip(results(way, operands, log_decay), results(*exact))
+            for found, true in zip(results(way, operands, log_decay, upstream), exact)
         ]
         return relative[0], max(relative[1:])
 
@@ -270,16 +287,45 @@ def study(
     rounds: int,
     turn_seconds: float,
     deadline: float,
-) -> tuple[list[OperatorResult], dict[str, tuple[float, float] | str], list[tuple[int, int]]]:
-    """Results and errors of one preset, and the (length, batch) that there was no time left for (on the monotonic clock)."""
+    file: Path,
+) -> None:
+    """Errors and results of one preset, each a line of JSON in the file as soon as it is known; see `read_study`.
+
+    Args:
+        sizes: lengths and batches.
+        deadline: in seconds since 1970. No size begins after it.
+    """
     shape, kind = Shape.of_preset(name), getattr(torch, dtype)
-    found = errors(shape, ways, device, kind)
-    results, left_out = [], []
-    for length, batch in sizes:
-        if time.monotonic() > deadline:
-            left_out.append((length, batch))
-            continue
-        results += race(shape, length, batch, ways, device, kind, rounds, turn_seconds)
-        if device.startswith("cuda"):
-            torch.cuda.empty_cache()
-    return results, found, left_out
+    with file.open("a", encoding="utf-8") as lines:
+
+        def write(entry: dict[str, Any]) -> None:
+            lines.write(json.dumps(entry) + "\n")
+            lines.flush()
+
+        write({"errors": errors(shape, ways, device, kind)})
+        for length, batch in sizes:
+            if time.time() > deadline:
+                return
+            for result in race(shape, length, batch, ways, device, kind, rounds, turn_seconds):
+                write({"result": asdict(result)})
+            write({"finished": [length, batch]})
+            if device.startswith("cuda"):
+                torch.cuda.empty_cache()
+
+
+class Study(NamedTuple):
+    """What a file of `study` holds: results, errors by way, and the (length, batch) that were finished."""
+
+    results: list[OperatorResult]
+    errors: dict[str, Any]
+    finished: list[tuple[int, int]]
+
+
+def read_study(file: Path) -> Study:
+    """Whatever became of the process that wrote it."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    entries = [json.loads(line) for line in lines if line.endswith("}")]  # the last may have been cut off
+    records = [entry["result"] for entry in entries if "result" in entry]
+    results = [OperatorResult(**record | {"seconds": tuple(record["seconds"])}) for record in records]
+    found = next((entry["errors"] for entry in entries if "errors" in entry), {})
+    return Study(results, found, [tuple(entry["finished"]) for entry in entries if "finished" in entry])

@@ -42,7 +42,7 @@ def load_kernels(name: str) -> Kernels | None:
     try:
         # by its name, since code that a model carries along must not ask for triton
         module = importlib.import_module(f"retnet_hf.retention_{asked}")
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:  # fla asks for a device's properties where it is imported
         if torch.cuda.is_available():
             logger.warning_once(f"kernels={asked!r} is not possible here, operations of PyTorch are used: {error}.")
         return None

@@ -10,12 +10,23 @@ gated kernels would cover masks; those compute wrong gradients with some version
 import torch
 from fla.ops.simple_gla import chunk_simple_gla
 from torch import Tensor
+from transformers.utils import logging
 
-from .retention import gradients_where_asked, retention
+from .retention import retention
 from .retention_triton import check_shapes, multiplies_as_tf32, recurrent_step_triton_, runs_on
 
 
+logger = logging.get_logger(__name__)
+
 __all__ = ["chunkwise_retention_fla", "recurrent_step_triton_", "runs_on"]
+
+
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether fla's kernels are as exact as PyTorch's products of this type.
+
+    They round the output to the type of the operands, for which float16 has too short a range, and multiply float32 as TF32.
+    """
+    return dtype == torch.bfloat16 or (dtype == torch.float32 and multiplies_as_tf32())
 
 
 def covers(
@@ -27,55 +38,32 @@ def covers(
     mask: Tensor | None,
     reset: Tensor | None,
 ) -> bool:
-    """Whether fla's kernels compute this.
-
-    They round the output to the type of the operands, for which float16 has too short a range, and multiply float32 as TF32.
-    """
+    """Whether fla's kernels compute this."""
     heads = {query.shape[1], key.shape[1], value.shape[1], log_decay.numel()}
     plain = mask is None and reset is None and len(heads) == 1 and query.shape[2] > 0
     constant = not (torch.is_grad_enabled() and log_decay.requires_grad)
     types = {query.dtype, key.dtype, value.dtype}
-    exact = types == {torch.bfloat16} or (types == {torch.float32} and multiplies_as_tf32())
+    exact = len(types) == 1 and multiplies(query.dtype)
     of_state = initial_state is None or initial_state.dtype == torch.float32
     tiles = all(size >= 16 and size % 2 == 0 for size in (key.shape[-1], value.shape[-1]))
     return plain and constant and exact and of_state and tiles
 
 
-def _of_fla(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, initial_state: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    operands = (operand.transpose(1, 2) for operand in (query, key, value))  # (B, T, H, ·)
-    options = {"g_gamma": log_decay, "scale": 1.0, "initial_state": initial_state, "output_final_state": True}
-    output, state = chunk_simple_gla(*operands, **options)
-    return output.transpose(1, 2), state
-
-
-class _Chunkwise(torch.autograd.Function):
-    """`_of_fla`, whose gradient PyTorch computes where it shall be differentiated itself: fla's is not recorded."""
+class _DifferentiatedOnce(torch.autograd.Function):
+    """Output and state as they are. fla's gradients are not recorded, so that one of them would silently lack terms."""
 
     @staticmethod
-    def forward(ctx, query, key, value, log_decay, initial_state):
-        operands = (query, key, value, initial_state)
-        leaves = [None if operand is None else operand.detach().requires_grad_() for operand in operands]
-        with torch.enable_grad():
-            results = _of_fla(*leaves[:3], log_decay, leaves[3])
-        ctx.save_for_backward(query, key, value, log_decay, initial_state)
-        ctx.leaves, ctx.results = [leaf for leaf in leaves if leaf is not None], results
-        return tuple(result.detach() for result in results)
+    def forward(ctx, output, state):
+        return output.view_as(output), state.view_as(state)
 
     @staticmethod
     def backward(ctx, output_gradient, state_gradient):
-        query, key, value, log_decay, initial_state = ctx.saved_tensors
         if torch.is_grad_enabled():
-            results = retention(query, key, value, log_decay, initial_state, form="chunkwise")
-            results = (results[0].to(output_gradient.dtype), results[1])
-            operands = (query, key, value, initial_state)
-            gradients = gradients_where_asked(results, operands, (output_gradient, state_gradient))
-        else:
-            upstream = (output_gradient, state_gradient)
-            gradients = list(torch.autograd.grad(ctx.results, ctx.leaves, upstream, retain_graph=True))
-            gradients += [None] * (4 - len(gradients))
-        return *gradients[:3], None, gradients[3]
+            raise RuntimeError(
+                "kernels='fla' have no gradient of a gradient (create_graph=True): make the model with kernels='torch', "
+                "or set RETNET_HF_KERNELS=torch."
+            )
+        return output_gradient, state_gradient
 
 
 @torch.compiler.disable
@@ -93,10 +81,18 @@ def chunkwise_retention_fla(
 
     fla chooses the size of its chunks; `chunk_size` is that of what is left to PyTorch: masks, resets, heads that share keys
     or states, float16, float64, a gradient of log_decay, and float32 unless PyTorch may multiply it as TF32.
+
+    Raises:
+        RuntimeError: for a gradient of the gradient.
     """
     check_shapes(query, key, value, log_decay, initial_state, mask, reset)
+    if not multiplies(query.dtype):
+        logger.warning_once(
+            f"kernels='fla' compute bfloat16, and float32 where TF32 may multiply it; PyTorch computes {query.dtype}."
+        )
     if not covers(query, key, value, log_decay, initial_state, mask, reset):
         return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)
-    operands = (query, key, value, log_decay, initial_state)
-    recorded = torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
-    return _Chunkwise.apply(*operands) if recorded else _of_fla(*operands)
+    operands = (operand.transpose(1, 2) for operand in (query, key, value))  # (B, T, H, ·)
+    options = {"g_gamma": log_decay, "scale": 1.0, "initial_state": initial_state, "output_final_state": True}
+    output, state = _DifferentiatedOnce.apply(*chunk_simple_gla(*operands, **options))
+    return output.transpose(1, 2), state

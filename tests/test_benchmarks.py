@@ -426,10 +426,26 @@ def test_a_gpu_is_measured_from_operators_to_models(tmp_path, capsys):
     assert {record["model"] for record in content["training"]} == {"ours", "llama"}
 
 
-def test_operators_that_there_is_no_time_for_are_named():
-    inputs = (["PyTorch"], "cpu", "float32", 1, 0.0)
-    results, errors, left_out = retention_operators.study("tiny", [(8, 1)], *inputs, time.monotonic() - 1)
-    assert (results, list(errors), left_out) == ([], ["PyTorch"], [(8, 1)])
+@pytest.mark.usefixtures("in_this_process")
+def test_operators_that_there_is_no_time_for_are_named(capsys):
+    words = (
+        "--device cpu --dtype float32 --presets tiny --lengths 8 --tokens 8 --batches --size toy --model-lengths --contexts"
+    )
+    gpu.main([*words.split(), "--minutes", "0"])
+    text = capsys.readouterr().out
+    assert "left out: operators of the tiny, 8 tokens x 1: no time left" in text
+    assert "errors against float64" in text
+
+
+def test_what_a_killed_study_wrote_is_read(tmp_path):
+    file = tmp_path / "study"
+    assert retention_operators.read_study(file) == ([], {}, [])
+    inputs = (["PyTorch"], "cpu", "float32", 1, 0.0, time.time() + 60, file)
+    retention_operators.study("tiny", [(8, 1)], *inputs)
+    whole = retention_operators.read_study(file)
+    assert (len(whole.results), list(whole.errors), whole.finished) == (2, ["PyTorch"], [(8, 1)])
+    file.write_text(file.read_text(encoding="utf-8")[:-5], encoding="utf-8")
+    assert retention_operators.read_study(file) == (whole.results, whole.errors, [])
 
 
 def test_who_fails_alone_leaves_the_other_operators_to_their_turns(monkeypatch, capfd):
@@ -437,11 +453,21 @@ def test_who_fails_alone_leaves_the_other_operators_to_their_turns(monkeypatch, 
         raise RuntimeError("no kernel image")
 
     monkeypatch.setitem(retention_operators.WAYS, "kernels", retention_operators.Way(broken))
-    inputs = (["kernels", "PyTorch"], "cpu", "float32", 1, 0.0)
-    results, errors, _ = retention_operators.study("tiny", [(8, 1)], *inputs, time.monotonic() + 60)
+    shape, inputs = Shape.of_preset("tiny"), ("cpu", torch.float32)
+    results = retention_operators.race(shape, 8, 1, ["kernels", "PyTorch"], *inputs, rounds=1, turn_seconds=0.0)
     assert {(each.way, each.failure) for each in results} == {("kernels", "RuntimeError"), ("PyTorch", None)}
-    assert errors["kernels"] == "RuntimeError"
+    assert retention_operators.errors(shape, ["kernels"], *inputs) == {"kernels": "RuntimeError"}
     assert "no kernel image" in capfd.readouterr().err
+
+
+def test_a_device_that_is_lost_has_no_times(monkeypatch, capfd):
+    def lost():
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(retention_operators, "matrix_product", lambda *_: (lost, 1))
+    results = retention_operators.race(Shape.of_preset("tiny"), 8, 1, ["PyTorch"], "cpu", torch.float32, 1, 0.0)
+    assert [each.failure for each in results] == ["RuntimeError"] * 2
+    assert "an illegal memory access" in capfd.readouterr().err
 
 
 def test_operations_and_bytes_of_operators_are_counted_by_hand():
@@ -466,9 +492,8 @@ def test_goals_of_a_gpu_are_met_or_missed():
     operator = OperatorResult("1.3B", 4096, 16, "kernels", True, seconds=(5e-3, 6e-3, 5.5e-3), bound=1e-3, peak=int(8e9))
     of_llama = {"length": 8192, "reference": Entrant("llama", 8192)}
     results = [result([1.0], "ours-triton", **of_llama), result([2.0], "llama", **of_llama)]
-    for context, seconds in ((64, 1.0), (65536, 1.01)):
-        fields = {"race": "decoding", "length": context, "reference": Entrant("llama", context), "of_bound": 0.5}
-        results.append(result([seconds], "ours-triton-graph", **fields))
+    fields = {"race": "decoding", "length": 65536, "of_bound": 0.5, "ratio": Spread(1 / 1.01, 0.9, 1.1)}
+    results.append(result([1.0], "ours-triton-graph", reference=Entrant("ours-triton-graph", 128), **fields))
     found = {each.goal: (each.reached, each.met) for each in gpu_outcomes([operator], results, {("ours-triton", 8192): 0.4})}
     assert found == {
         "forward and backward, T = 4,096 x 16, ms": ("5.50", True),
@@ -478,7 +503,7 @@ def test_goals_of_a_gpu_are_met_or_missed():
         "training, T = 8,192, / llama": ("2.00 (2.00..2.00)", True),
         "training, T = 8,192, / fla": ("not run", None),
         "training, T = 8,192, model FLOPs utilization": ("0.40", False),
-        "decoding time, T = 65,536, / T = 64": ("1.01", True),
+        "decoding time, T = 65,536, / T = 128": ("1.01", True),
         "decoding time, T = 65,536, / limit": ("2.00", False),
     }
 
@@ -519,11 +544,15 @@ def test_a_recorded_step_goes_on_from_the_same_state(name, monkeypatch):
     state, expected = (peer.state_after(12, 1, room=8) for peer in (graphed, plain))
     for layer, other in zip(state.layers, expected.layers):  # random where they are
         vars(layer).update({key: value.clone() for key, value in vars(other).items() if isinstance(value, torch.Tensor)})
+    tensors = [value for layer in state.layers for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+    places = [tensor.data_ptr() for tensor in tensors]
     graphed.decode(token, state)  # three to warm up, one recorded, one played
     graphed.decode(token, state)
     for _ in range(6):
         plain.decode(token, expected)
     assert len(calls) == 4
+    now = [value for layer in state.layers for value in vars(layer).values() if isinstance(value, torch.Tensor)]
+    assert [tensor.data_ptr() for tensor in now] == places  # which a graph writes to
     for layer, other in zip(state.layers, expected.layers):
         for key, value in vars(other).items():
             if isinstance(value, torch.Tensor):

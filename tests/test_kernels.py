@@ -57,7 +57,7 @@ def test_without_triton_pytorch_computes(no_triton, kernels):
 
 
 def test_without_fla_pytorch_computes(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fla", None)
+    monkeypatch.setitem(sys.modules, "fla.ops.simple_gla", None)
     monkeypatch.delitem(sys.modules, "retnet_hf.retention_fla", raising=False)
     assert load_kernels("fla") is None
 

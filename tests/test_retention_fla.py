@@ -41,7 +41,7 @@ def interpreted():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("name", [*BY_FLA, *BY_PYTORCH, "gradient of a gradient", "model"])
+@pytest.mark.parametrize("name", [*BY_FLA, *BY_PYTORCH, "gradient of a gradient", "model", "model, gradient checkpointing"])
 def test_results_are_those_of_the_recurrence(interpreted, name):
     for result, error in interpreted[name]["errors"].items():
         assert error <= 1, f"{result} has {error:.1f} times the error it may have"

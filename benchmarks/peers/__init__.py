@@ -18,7 +18,7 @@ class Contender(NamedTuple):
         label: for people. A form is the chunkwise one, and recurrent in decoding, where nothing else is said.
         module, peer: where its class is.
         options: arguments of that class beside the size.
-        needs: package that has to be importable.
+        needs: packages that have to be importable.
         install: what makes it so.
         cuda: whether it runs on nothing else.
         caps: lengths beyond which a race leaves it out for its slowness, by race.
@@ -43,7 +43,7 @@ _TORCHSCALE = {"needs": "torchscale", "install": "pip install --no-deps torchsca
 _TORCHAO = {"needs": "torchao", "install": "pip install torchao"}
 _TRITON = {"needs": "triton", "install": "pip install triton", "cuda": True}
 _FLA = {"needs": "fla", "install": "pip install fla-core", "cuda": True}
-_MAMBA = {"needs": "mamba_ssm", "install": "pip install mamba-ssm", "cuda": True}
+_MAMBA = {"needs": "mamba_ssm causal_conv1d", "install": "pip install mamba-ssm[causal-conv1d]", "cuda": True}
 _YET_ANOTHER = {"needs": "yet_another_retnet", "install": "pip install yet-another-retnet"}
 
 _QUADRATIC = {"training": 2048, "prefill": 2048}  # where their chunkwise forms are twice as fast already
@@ -100,13 +100,18 @@ CONTENDERS = {
 REFERENCE = "llama"
 
 
+def _is_importable(name: str) -> bool:
+    """Asked of each package that it is in, since asking for what is in none is an error."""
+    parts = name.split(".")
+    return all(importlib.util.find_spec(".".join(parts[: count + 1])) is not None for count in range(len(parts)))
+
+
 def missing(name: str, device: str) -> str | None:
     """Why a contender cannot start here, in a sentence; None if it can."""
     contender = CONTENDERS[name]
     if contender.cuda and not device.startswith("cuda"):
         return f"{contender.label} runs on CUDA only."
-    package = contender.needs.partition(".")[0]
-    if importlib.util.find_spec(package) is None or importlib.util.find_spec(contender.needs) is None:
+    if not all(_is_importable(package) for package in contender.needs.split()):
         return f"{contender.label} is not installed: {contender.install}"
     return None
 

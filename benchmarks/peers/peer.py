@@ -156,7 +156,7 @@ class TransformersPeer(Peer):
 
     def __init__(self, module: nn.Module, compiled: bool = False, graphed: bool = False) -> None:
         self.module, self.head, self.graphed = module, module.lm_head, graphed
-        self.recorded: RecordedStep | None = None
+        self.recorded: list[RecordedStep] = []
         self.call = torch.compile(module, fullgraph=True, dynamic=False) if compiled else module
 
     def loss(self, ids: Tensor) -> Tensor:
@@ -177,10 +177,12 @@ class TransformersPeer(Peer):
     def decode(self, token: Tensor, state: Any) -> Any:
         if not self.graphed:
             return self.call(token, **{self.cache_name: state}, use_cache=True)
-        if self.recorded is None or not self.recorded.is_of(token, state):
+        recorded = next((each for each in self.recorded if each.is_of(token, state)), None)
+        if recorded is None:
             step = lambda: self.call(token, **{self.cache_name: state}, use_cache=True)  # noqa: E731
-            self.recorded = RecordedStep((token, state), step)
-        return self.recorded()
+            recorded = RecordedStep((token, state), step)
+            self.recorded.append(recorded)
+        return recorded()
 
     def generate(self, ids: Tensor, tokens: int) -> Tensor:
         return self.module.generate(

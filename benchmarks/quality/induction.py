@@ -38,7 +38,7 @@ def examples(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 class StateSpaceAlone(nn.Module):
-    """A diagonal state space between two linear maps, without H3's shift and products."""
+    """A diagonal state space, GELU and a linear map, without H3's shift and products."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

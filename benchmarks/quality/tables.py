@@ -225,7 +225,8 @@ class Report:
         file = self.plan.folder.parent / SPEED_FILE
         models = json.loads(file.read_text(encoding="utf-8"))["models"] if file.is_file() else {}
         lines = []
-        first, last = next(iter(models.values()))["decoding_ms"] if models else ("", "")
+        lengths = list(next(iter(models.values()))["decoding_ms"]) if models else [""]
+        first, last = lengths[0], lengths[-1]
         for title, found in models.items():
             training, decoding = (
                 "{:.2f} ({:.2f}..{:.2f})".format(*ratios)
