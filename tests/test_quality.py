@@ -331,7 +331,7 @@ def test_speed_is_measured_in_turns_and_stands_in_a_table(tmp_path, monkeypatch)
     lines = tables.Report(Plan("laptop", tmp_path / "quality")).speed().splitlines()
     assert len(lines) == 2 + len(COMPARISON)
     assert lines[2].startswith("| Transformer (Llama) | ")
-    assert lines[2].count("1.00 (1.00..1.00)") == 2
+    assert lines[2].count("1 (1..1)") == 2
 
 
 def test_the_tables_of_the_page_are_those_of_the_committed_cells():

@@ -229,7 +229,7 @@ class Report:
         first, last = lengths[0], lengths[-1]
         for title, found in models.items():
             training, decoding = (
-                "{:.2f} ({:.2f}..{:.2f})".format(*ratios)
+                "{:.3g} ({:.3g}..{:.3g})".format(*ratios)
                 for ratios in (found["training_times_as_fast"], found["decoding_times_as_fast"][last])
             )
             shown = [f"{found['tokens_per_second']:,.0f}", training, f"{found['training_bytes'] / 2**20:,.0f}"]
