@@ -9,6 +9,8 @@ RMT-S and a MetaFormer whose mixers are linear Manhattan retention.
 Every measurement has a process of its own, forked from one that has imported everything and computed nothing, and its peak
 memory is what it took beyond that. The models take turns; the whole is repeated, and medians are shown with the spread of
 the repetitions. A measurement that does not fit into the memory, or takes too long, is a result too.
+
+The file of `--json` is written after every measurement, and the same command given again goes on where it ended.
 """
 
 import argparse
@@ -41,6 +43,7 @@ from retnet_hf import (
 
 from .machine import describe, synchronize
 from .measuring import Failure, PeakMemory, in_its_own_process
+from .whole_files import write_whole
 
 
 REFERENCE = "vit"
@@ -161,24 +164,36 @@ def measure(job: Job) -> Result:
     return Result(seconds=median(times) / job.batch, memory=memory.nbytes / 2**20)
 
 
-def run_study(arguments: argparse.Namespace, console: Console) -> dict[tuple[str, int, str], list[Result]]:
-    """All results, by model, resolution and mode: a list with one of each repetition."""
-    cells = [
+Cell = tuple[str, int, str]  # model, pixels along a side, mode
+
+
+def cells_of(arguments: argparse.Namespace) -> list[Cell]:
+    return [
         (name, pixels, mode)
         for mode in arguments.modes
         for pixels in arguments.pixels
         for name in arguments.models
         if mode == "forward" or MODELS[name][2]
     ]
-    results: dict[tuple[str, int, str], list[Result]] = {cell: [] for cell in cells}
+
+
+def run_study(
+    arguments: argparse.Namespace,
+    console: Console,
+    results: dict[Cell, list[Result]],
+    save: Callable[[dict[Cell, list[Result]]], None],
+) -> None:
+    """Adds to the results of each cell one of every repetition that it lacks, and saves all after each measurement."""
+    limit = None
+    if not arguments.device.startswith("cuda"):
+        limit = round((arguments.memory_limit or 0.8 * psutil.virtual_memory().available / 2**30) * 2**30)
     columns = (TextColumn("{task.description:40}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(cells) * arguments.repeats)
-        for _ in range(arguments.repeats):
-            for cell in cells:
-                name, pixels, mode = cell
+        task = progress.add_task("", total=len(results) * arguments.repeats)
+        for repetition in range(arguments.repeats):
+            for (name, pixels, mode), of_cell in results.items():
                 progress.update(task, description=f"{name}, {pixels} pixels, {mode}")
-                if not any(result.failure for result in results[cell]):
+                if len(of_cell) <= repetition and not any(result.failure for result in of_cell):
                     job = Job(
                         model=name,
                         pixels=pixels,
@@ -190,11 +205,10 @@ def run_study(arguments: argparse.Namespace, console: Console) -> dict[tuple[str
                         size=QUICK_SIZE if arguments.quick else FULL_SIZE,
                         seconds=arguments.seconds,
                     )
-                    limit = None if job.device.startswith("cuda") else round(arguments.memory_limit * 2**30)
                     answer = in_its_own_process(measure, job, time_limit=arguments.time_limit, memory_limit=limit)
-                    results[cell].append(Result(failure=answer.reason) if isinstance(answer, Failure) else answer)
+                    of_cell.append(Result(failure=answer.reason) if isinstance(answer, Failure) else answer)
+                    save(results)
                 progress.advance(task)
-    return results
 
 
 def summary(results: list[Result], reference: list[Result] | None) -> dict[str, Any]:
@@ -211,13 +225,24 @@ def summary(results: list[Result], reference: list[Result] | None) -> dict[str, 
     }
     if reference and not any(result.failure for result in reference):
         pairs = list(zip(results, reference))
-        entry["speed_ratio"] = median(theirs.seconds / ours.seconds for ours, theirs in pairs)
+        ratios = [theirs.seconds / ours.seconds for ours, theirs in pairs]
+        entry |= {"speed_ratio": median(ratios), "least_speed_ratio": min(ratios), "greatest_speed_ratio": max(ratios)}
         if all(theirs.memory for theirs in reference):
             entry["memory_ratio"] = median(ours.memory / theirs.memory for ours, theirs in pairs)
     return entry
 
 
-def table_of(entries: dict[tuple[str, int, str], dict[str, Any]], mode: str, arguments: argparse.Namespace) -> Table:
+def summaries(results: dict[Cell, list[Result]]) -> dict[Cell, dict[str, Any]]:
+    """Of the cells that have been measured; ratios where the reference has been measured as often."""
+    entries = {}
+    for (name, pixels, mode), of_cell in results.items():
+        if of_cell:
+            reference = results.get((REFERENCE, pixels, mode))
+            entries[name, pixels, mode] = summary(of_cell, reference)
+    return entries
+
+
+def table_of(entries: dict[Cell, dict[str, Any]], mode: str, arguments: argparse.Namespace) -> Table:
     """One row for each resolution and model."""
     table = Table(title=mode, box=box.SIMPLE, padding=0)
     for column in ("pixels", "patches", "model", "images/s", "spread", "x ViT", "peak MiB", "x ViT"):
@@ -241,7 +266,7 @@ def table_of(entries: dict[tuple[str, int, str], dict[str, Any]], mode: str, arg
     return table
 
 
-def draw(entries: dict[tuple[str, int, str], dict[str, Any]], arguments: argparse.Namespace, path: Path) -> None:
+def draw(entries: dict[Cell, dict[str, Any]], arguments: argparse.Namespace, path: Path) -> None:
     """Speed above, memory below; a panel for each mode."""
     import matplotlib
 
@@ -288,44 +313,68 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--memory-limit", type=float, help="GiB for a measurement on a CPU; by default 0.8 of what is free")
     parser.add_argument("--time-limit", type=float, default=300.0, help="seconds, after which a measurement is given up")
     parser.add_argument("--quick", action="store_true", help="small models, two small resolutions, once")
-    parser.add_argument("--json", type=Path, help="file to write all results to")
+    parser.add_argument("--json", type=Path, help="file to write all results to, and to go on from if it is there")
     parser.add_argument("--plot", type=Path, help="file to draw them in")
     arguments = parser.parse_args(words)
     arguments.pixels = arguments.pixels or ([64, 128] if arguments.quick else [224, 384, 512, 768, 1024, 1280, 1536])
     arguments.repeats = arguments.repeats or (1 if arguments.quick else 5)
     arguments.seconds = (0.05 if arguments.quick else 5.0) if arguments.seconds is None else arguments.seconds
-    arguments.memory_limit = arguments.memory_limit or 0.8 * psutil.virtual_memory().available / 2**30
     if any(pixels <= 0 or pixels % PATCH for pixels in arguments.pixels):
         parser.error(f"--pixels must be multiples of {PATCH}, got {arguments.pixels}")
     return arguments
 
 
+def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What every measurement of a file has in common."""
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("json", "plot")}
+    machine = describe(arguments.device, arguments.threads)
+    return {"machine": machine, "torch": torch.__version__, "settings": settings}
+
+
+def read(path: Path, expected: dict[str, Any]) -> dict[Cell, list[Result]]:
+    """What a file holds.
+
+    Raises:
+        ValueError: if it was measured under other conditions.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    differing = [name for name, value in expected.items() if content[name] != value]
+    if differing:
+        raise ValueError(f"{path} was measured under other conditions ({', '.join(differing)}): name another file")
+    return {
+        (record["model"], record["pixels"], record["mode"]): [Result(**result) for result in record["repetitions"]]
+        for record in content["results"]
+    }
+
+
+def write(path: Path, common: dict[str, Any], results: dict[Cell, list[Result]]) -> None:
+    records = [
+        {
+            "model": name,
+            "pixels": pixels,
+            "mode": mode,
+            **entry,
+            "repetitions": [asdict(result) for result in results[name, pixels, mode]],
+        }
+        for (name, pixels, mode), entry in summaries(results).items()
+    ]
+    write_whole(path, json.dumps(common | {"results": records}, indent=2) + "\n")
+
+
 def main(words: list[str] | None = None) -> None:
     arguments, console = parse(words), Console()
-    results = run_study(arguments, console)
-    entries = {
-        (name, pixels, mode): summary(of_cell, results.get((REFERENCE, pixels, mode)))
-        for (name, pixels, mode), of_cell in results.items()
-    }
+    common, file = conditions(arguments), arguments.json
+    try:
+        measured = read(file, common) if file and file.is_file() else {}
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    results = {cell: measured.get(cell, []) for cell in cells_of(arguments)}
+    run_study(arguments, console, results, lambda so_far: write(file, common, so_far) if file else None)
     sizes = "toy sizes" if arguments.quick else "ViT-S/16, ViR-S/16, RMT-S, MetaFormer-S24"
-    machine = describe(arguments.device, arguments.threads)
-    console.print(f"{sizes}; {machine}, {arguments.dtype}, batch of {arguments.batch}, {arguments.repeats} rounds")
+    console.print(f"{sizes}; {common['machine']}, {arguments.dtype}, batch of {arguments.batch}, {arguments.repeats} rounds")
+    entries = summaries(results)
     for mode in arguments.modes:
         console.print(table_of(entries, mode, arguments))
-    if arguments.json:
-        records = [
-            {
-                "model": name,
-                "pixels": pixels,
-                "mode": mode,
-                **entry,
-                "repetitions": [asdict(r) for r in results[name, pixels, mode]],
-            }
-            for (name, pixels, mode), entry in entries.items()
-        ]
-        settings = {name: value for name, value in vars(arguments).items() if name not in ("json", "plot")}
-        content = {"machine": machine, "torch": torch.__version__, "settings": settings, "results": records}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if arguments.plot:
         draw(entries, arguments, arguments.plot)
 

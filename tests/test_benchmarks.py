@@ -596,6 +596,39 @@ def test_the_resolution_study_writes_what_it_found(tmp_path, capsys):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_an_interrupted_resolution_study_goes_on_where_it_ended(tmp_path, monkeypatch):
+    file = tmp_path / "resolution.json"
+    words = "--quick --models vit vir-chunkwise --pixels 32 --modes forward --seconds 0 --threads 1 --repeats 2"
+    words = [*words.split(), "--json", str(file)]
+    measured = []
+
+    def measure(job):
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(job.model)
+        return vision_resolution.Result(seconds=len(measured), memory=1.0)
+
+    monkeypatch.setattr(vision_resolution, "measure", measure)
+    with pytest.raises(KeyboardInterrupt):
+        vision_resolution.main(words)
+    kept = json.loads(file.read_text(encoding="utf-8"))["results"]
+    assert {record["model"]: len(record["repetitions"]) for record in kept} == {"vit": 2, "vir-chunkwise": 1}
+
+    monkeypatch.setattr(vision_resolution, "measure", lambda job: vision_resolution.Result(seconds=8.0, memory=1.0))
+    vision_resolution.main(words)
+    vit, ours = json.loads(file.read_text(encoding="utf-8"))["results"]
+    assert [result["seconds"] for result in vit["repetitions"]] == [1, 3]
+    assert [result["seconds"] for result in ours["repetitions"]] == [2, 8]
+    ratios = [ours[name] for name in ("least_speed_ratio", "speed_ratio", "greatest_speed_ratio")]
+    assert ratios == [3 / 8, pytest.approx((3 / 8 + 1 / 2) / 2), 1 / 2]
+
+    before = file.read_bytes()
+    with pytest.raises(SystemExit, match=r"measured under other conditions \(settings\)"):
+        vision_resolution.main([*words, "--batch", "2"])
+    assert file.read_bytes() == before
+
+
 def test_the_table_of_serving_is_that_of_the_committed_figures():
     measured = json.loads(serving_report.RESULTS.read_text(encoding="utf-8"))
     page = serving_report.PAGE.read_text(encoding="utf-8")
