@@ -16,7 +16,7 @@ The file of `--json` is written after every measurement, and the same command gi
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -242,17 +242,18 @@ def summaries(results: dict[Cell, list[Result]]) -> dict[Cell, dict[str, Any]]:
     return entries
 
 
-def table_of(entries: dict[Cell, dict[str, Any]], mode: str, arguments: argparse.Namespace) -> Table:
+def without_repeats(values: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
+def table_of(entries: dict[Cell, dict[str, Any]], mode: str) -> Table:
     """One row for each resolution and model."""
     table = Table(title=mode, box=box.SIMPLE, padding=0)
     for column in ("pixels", "patches", "model", "images/s", "spread", "x ViT", "peak MiB", "x ViT"):
         table.add_column(column, justify="left" if column == "model" else "right", no_wrap=True)
-    for pixels in arguments.pixels:
+    for pixels in without_repeats(pixels for _, pixels, _ in entries):
         size = (f"{pixels:,}", f"{(pixels // PATCH) ** 2:,}")
-        for name in arguments.models:
-            entry = entries.get((name, pixels, mode))
-            if entry is None:
-                continue
+        for name, entry in [(key[0], entry) for key, entry in entries.items() if key[1:] == (pixels, mode)]:
             if "failure" in entry:
                 figures = (entry["failure"],)
             else:
@@ -266,20 +267,20 @@ def table_of(entries: dict[Cell, dict[str, Any]], mode: str, arguments: argparse
     return table
 
 
-def draw(entries: dict[Cell, dict[str, Any]], arguments: argparse.Namespace, path: Path) -> None:
+def draw(entries: dict[Cell, dict[str, Any]], path: Path) -> None:
     """Speed above, memory below; a panel for each mode."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    modes, names = arguments.modes, arguments.models
+    names, resolutions, modes = (without_repeats(cell[part] for cell in entries) for part in range(3))
     figure, axes = plt.subplots(2, len(modes), figsize=(6 * len(modes), 8), squeeze=False, sharex=True)
     fields = (("images_per_second", "images per second"), ("peak_memory_mib", "peak MiB"))
     for column, mode in enumerate(modes):
         for axis, (field, label) in zip(axes[:, column], fields):
             for number, name in enumerate(names):
-                measured = [(pixels, entries.get((name, pixels, mode), {})) for pixels in arguments.pixels]
+                measured = [(pixels, entries.get((name, pixels, mode), {})) for pixels in resolutions]
                 measured = [(pixels, entry) for pixels, entry in measured if field in entry]
                 pixels, values = [x for x, _ in measured], [entry[field] for _, entry in measured]
                 axis.plot(pixels, values, marker="o", color=f"C{number}", label=MODELS[name][0])
@@ -287,7 +288,7 @@ def draw(entries: dict[Cell, dict[str, Any]], arguments: argparse.Namespace, pat
                     bounds = ([entry[bound] for _, entry in measured] for bound in ("slowest", "fastest"))
                     axis.fill_between(pixels, *bounds, alpha=0.2, color=f"C{number}")
             axis.set(xscale="log", yscale="log", ylabel=label)
-            axis.set_xticks(arguments.pixels, [f"{pixels:,}" for pixels in arguments.pixels])
+            axis.set_xticks(resolutions, [f"{pixels:,}" for pixels in resolutions])
             axis.minorticks_off()
             axis.grid(alpha=0.3)
         axes[0, column].set_title(mode)
@@ -331,19 +332,13 @@ def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"machine": machine, "torch": torch.__version__, "settings": settings}
 
 
-def read(path: Path, expected: dict[str, Any]) -> dict[Cell, list[Result]]:
-    """What a file holds.
-
-    Raises:
-        ValueError: if it was measured under other conditions.
-    """
+def read(path: Path) -> tuple[dict[str, Any], dict[Cell, list[Result]]]:
+    """What a file holds: what its measurements have in common, and all of them."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    differing = [name for name, value in expected.items() if content[name] != value]
-    if differing:
-        raise ValueError(f"{path} was measured under other conditions ({', '.join(differing)}): name another file")
-    return {
+    records = content.pop("results")
+    return content, {
         (record["model"], record["pixels"], record["mode"]): [Result(**result) for result in record["repetitions"]]
-        for record in content["results"]
+        for record in records
     }
 
 
@@ -364,19 +359,19 @@ def write(path: Path, common: dict[str, Any], results: dict[Cell, list[Result]])
 def main(words: list[str] | None = None) -> None:
     arguments, console = parse(words), Console()
     common, file = conditions(arguments), arguments.json
-    try:
-        measured = read(file, common) if file and file.is_file() else {}
-    except ValueError as error:
-        raise SystemExit(str(error)) from None
+    kept, measured = read(file) if file and file.is_file() else (common, {})
+    differing = [name for name, value in common.items() if kept[name] != value]
+    if differing:
+        raise SystemExit(f"{file} was measured under other conditions ({', '.join(differing)}): name another file")
     results = {cell: measured.get(cell, []) for cell in cells_of(arguments)}
     run_study(arguments, console, results, lambda so_far: write(file, common, so_far) if file else None)
     sizes = "toy sizes" if arguments.quick else "ViT-S/16, ViR-S/16, RMT-S, MetaFormer-S24"
     console.print(f"{sizes}; {common['machine']}, {arguments.dtype}, batch of {arguments.batch}, {arguments.repeats} rounds")
     entries = summaries(results)
     for mode in arguments.modes:
-        console.print(table_of(entries, mode, arguments))
+        console.print(table_of(entries, mode))
     if arguments.plot:
-        draw(entries, arguments, arguments.plot)
+        draw(entries, arguments.plot)
 
 
 if __name__ == "__main__":

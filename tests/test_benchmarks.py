@@ -29,6 +29,7 @@ from benchmarks import (
     retention_operators,
     training,
     vision_resolution,
+    vision_resolution_report,
 )
 from benchmarks.goals import gpu_outcomes, outcomes, times_as_fast
 from benchmarks.measuring import Failure, Spread, Turn, attempt, in_its_own_process, in_turns
@@ -627,6 +628,15 @@ def test_an_interrupted_resolution_study_goes_on_where_it_ended(tmp_path, monkey
     with pytest.raises(SystemExit, match=r"measured under other conditions \(settings\)"):
         vision_resolution.main([*words, "--batch", "2"])
     assert file.read_bytes() == before
+
+
+def test_the_tables_of_resolution_are_those_of_the_committed_figures():
+    _, results = vision_resolution.read(vision_resolution_report.RESULTS)
+    page = vision_resolution_report.PAGE.read_text(encoding="utf-8")
+    built = vision_resolution_report.tables(vision_resolution.summaries(results))
+    assert len(built) == 4
+    assert all(text in page for text in built.values())
+    assert filled(page, built) == page
 
 
 def test_the_table_of_serving_is_that_of_the_committed_figures():

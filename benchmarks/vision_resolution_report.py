@@ -1,0 +1,63 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`python -m benchmarks.vision_resolution_report`: writes the tables and the figure about images in docs/speed.md anew."""
+
+from pathlib import Path
+from typing import Any
+
+from . import vision_resolution as study
+from .quality.report import filled
+from .quality.tables import table
+from .whole_files import write_whole
+
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "benchmarks" / "results" / "vision_resolution.json", ROOT / "docs" / "speed.md"
+FIGURE = ROOT / "docs" / "images" / "vision_resolution.png"
+
+
+def speed(entry: dict[str, Any]) -> str:
+    """Times as fast as the reference, with the spread of the repetitions."""
+    if "speed_ratio" not in entry:
+        return f"{entry['images_per_second']:.2g} images/s"
+    return f"{entry['speed_ratio']:.2f} ({entry['least_speed_ratio']:.2f}..{entry['greatest_speed_ratio']:.2f})"
+
+
+def memory(entry: dict[str, Any]) -> str:
+    """As a share of that of the reference."""
+    return f"{entry['memory_ratio']:.2f}" if "memory_ratio" in entry else f"{entry['peak_memory_mib']:,.0f} MiB"
+
+
+def tables(entries: dict[study.Cell, dict[str, Any]]) -> dict[str, str]:
+    """Speed and memory of each mode: a row for each resolution, a column for each model."""
+    built = {}
+    resolutions = study.without_repeats(pixels for _, pixels, _ in entries)
+    for mode in study.MODES:
+        models = study.without_repeats(name for name, _, of in entries if of == mode)
+        others = [name for name in models if name != study.REFERENCE]
+        head = ("pixels", "patches", "ViT", *(study.MODELS[name][0] for name in others))
+        for quantity, absolute, cell in (
+            ("speed", lambda entry: f"{entry['images_per_second']:.3g} images/s", speed),
+            ("memory", lambda entry: f"{entry['peak_memory_mib']:,.0f} MiB", memory),
+        ):
+            rows = []
+            for pixels in resolutions:
+                row = [f"{pixels:,}", f"{(pixels // study.PATCH) ** 2:,}"]
+                for name in (study.REFERENCE, *others):
+                    entry = entries[name, pixels, mode]
+                    write = absolute if name == study.REFERENCE else cell
+                    row.append(entry["failure"] if "failure" in entry else write(entry))
+                rows.append(row)
+            built[f"{mode}_{quantity}"] = table(head, rows)
+    return built
+
+
+def main() -> None:
+    _, results = study.read(RESULTS)
+    entries = study.summaries(results)
+    write_whole(PAGE, filled(PAGE.read_text(encoding="utf-8"), tables(entries)))
+    study.draw(entries, FIGURE)
+
+
+if __name__ == "__main__":
+    main()
