@@ -3,8 +3,8 @@
 """What a block does between its matrix products and retention: rotation, RMS norm and gate, each with a gradient of its own.
 
 PyTorch would keep every product in them for the backward pass. Here each keeps its operands alone, which the products around
-them keep anyway, and takes fewer passes over memory. In a compiled program, and where a device has a kernel for the
-whole function, that is used.
+them keep anyway, and takes fewer passes over memory; on a CPU some tokens at a time, so that what one step hands to the next
+stays in its cache. In a compiled program, and where a device has a kernel for the whole function, that is used.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import SiLUActivation
+
+
+# Numbers of a tensor that are computed at a time on a CPU.
+BLOCK_SIZE = 2**17
+
+
+def token_blocks(tensor: Tensor) -> list[slice]:
+    """The tokens of a tensor (..., T, D), those of a block at a time; all at once elsewhere than on a CPU."""
+    if tensor.dim() < 2 or tensor.device.type != "cpu" or tensor.numel() <= BLOCK_SIZE:
+        return [slice(None)]
+    length = tensor.shape[-2]
+    size = max(1, BLOCK_SIZE * length // tensor.numel())
+    return [slice(start, start + size) for start in range(0, length, size)]
 
 
 def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -100,17 +113,21 @@ class RMSNorm(torch.autograd.Function):
             found = dict(zip(map(id, operands), torch.autograd.grad(normed, operands, gradient, create_graph=True)))
             return found.get(id(hidden_states)), found.get(id(weight)), None
 
-        wide, gradient = hidden_states.to(scale.dtype), gradient.to(scale.dtype)
-        normed = wide * scale
+        input_gradient = torch.empty_like(hidden_states)
         weight_gradient = None
-        if weight is not None:
-            if ctx.needs_input_grad[1]:
-                weight_gradient = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
-            gradient = gradient * weight
-        # with n = x / rms(x): dx = (dn - n mean(dn n)) / rms(x)
-        share = (gradient * normed).mean(-1, keepdim=True)
-        input_gradient = torch.addcmul(gradient, normed, share, value=-1).mul_(scale)
-        return input_gradient.to(hidden_states.dtype), weight_gradient, None
+        if weight is not None and ctx.needs_input_grad[1]:
+            weight_gradient = torch.zeros_like(weight, dtype=scale.dtype)
+        for tokens in token_blocks(hidden_states):
+            own_scale, own_gradient = scale[..., tokens, :], gradient[..., tokens, :].to(scale.dtype)
+            normed = hidden_states[..., tokens, :] * own_scale
+            if weight_gradient is not None:
+                weight_gradient += (own_gradient * normed).flatten(0, -2).sum(0)
+            if weight is not None:
+                own_gradient = own_gradient * weight
+            # with n = x / rms(x): dx = (dn - n mean(dn n)) / rms(x)
+            share = (own_gradient * normed).mean(-1, keepdim=True)
+            input_gradient[..., tokens, :] = torch.addcmul(own_gradient, normed, share, value=-1).mul_(own_scale)
+        return input_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype), None
 
 
 def gated(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
@@ -124,7 +141,10 @@ class SiLUGate(torch.autograd.Function):
 
     @staticmethod
     def forward(values, gate):
-        return values * F.silu(gate)
+        output = torch.empty_like(values, dtype=torch.promote_types(values.dtype, gate.dtype))
+        for tokens in token_blocks(values):
+            torch.mul(values[..., tokens, :], F.silu(gate[..., tokens, :]), out=output[..., tokens, :])
+        return output
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -136,5 +156,14 @@ class SiLUGate(torch.autograd.Function):
         if torch.is_grad_enabled():  # a gradient of the gradient is asked for, which the operation below has not
             share = gate.sigmoid()
             return gradient * gate * share, gradient * values * share * (1 + gate * (1 - share))
-        values_gradient = gradient * F.silu(gate) if ctx.needs_input_grad[0] else None
-        return values_gradient, torch.ops.aten.silu_backward(gradient * values, gate) if ctx.needs_input_grad[1] else None
+        asked = ctx.needs_input_grad
+        values_gradient, gate_gradient = (
+            torch.empty_like(part) if own else None for part, own in zip((values, gate), asked)
+        )
+        for tokens in token_blocks(values):
+            own, own_values, own_gate = (part[..., tokens, :] for part in (gradient, values, gate))
+            if values_gradient is not None:
+                torch.mul(own, F.silu(own_gate), out=values_gradient[..., tokens, :])
+            if gate_gradient is not None:
+                gate_gradient[..., tokens, :] = torch.ops.aten.silu_backward(own * own_values, own_gate)
+        return values_gradient, gate_gradient

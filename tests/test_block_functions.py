@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from retnet_hf.block_functions import gated, rms_norm, rotate, rotate_step, step_rotation
+from retnet_hf import block_functions
+from retnet_hf.block_functions import gated, rms_norm, rotate, rotate_step, step_rotation, token_blocks
 from tests.small_models import close
 
 
@@ -56,8 +57,10 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("block_size", [24, block_functions.BLOCK_SIZE])
 @pytest.mark.parametrize("case", CASES)
-def test_values_and_gradients_are_those_of_pytorch(case):
+def test_values_and_gradients_are_those_of_pytorch(monkeypatch, case, block_size):
+    monkeypatch.setattr(block_functions, "BLOCK_SIZE", block_size)
     function, reference, operands = CASES[case]
     operands = operands()
     output, expected = function(*operands), reference(*operands)
@@ -76,6 +79,25 @@ def test_gradients_hold_numerically_and_can_be_differentiated_again(case):
     operands = operands()
     assert torch.autograd.gradcheck(function, operands)
     assert torch.autograd.gradgradcheck(function, operands)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 6), (2, 3, 5, 6), (5, 6), (7, 1, 100)])
+def test_blocks_of_tokens_are_all_tokens_in_their_order_and_small(monkeypatch, shape):
+    monkeypatch.setattr(block_functions, "BLOCK_SIZE", 24)
+    tensor = normal(*shape)
+    blocks = [tensor[..., tokens, :] for tokens in token_blocks(tensor)]
+    assert torch.equal(torch.cat(blocks, dim=-2), tensor)
+    assert all(block.numel() <= 24 or block.shape[-2] == 1 for block in blocks)
+    assert token_blocks(tensor.to("meta")) == [slice(None)]
+
+
+@pytest.mark.parametrize("narrow", [0, 1])
+def test_a_gate_of_another_type_gives_the_wider_one(narrow):
+    values, gate = (normal(2, 5, 6, dtype=torch.bfloat16 if narrow == place else torch.float32) for place in (0, 1))
+    output = gated(values, gate, ACT2FN["silu"])
+    assert output.dtype == torch.float32
+    output.sum().backward()
+    assert (values.grad.dtype, gate.grad.dtype) == (values.dtype, gate.dtype)
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
