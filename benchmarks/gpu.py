@@ -22,11 +22,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from retnet_hf import RetNetConfig
+
 from . import decoding, prefill, retention_operators, training
 from .goals import gpu_outcomes
 from .machine import describe
 from .measuring import Failure, Spread, in_its_own_process
-from .peers import CONTENDERS, REFERENCE, missing
+from .peers import CONTENDERS, REFERENCE, SIZES, missing
 from .race import Conditions, Limits, Race, Result, run
 from .report import goals_table, record_of, sizes_of, table_of
 from .retention_operators import LENGTH_OF_ERRORS, WAYS, OperatorResult, read_study
@@ -58,11 +60,17 @@ def parser() -> argparse.ArgumentParser:
     add("--device", default="cuda")
     add("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     add("--minutes", type=float, default=10.0, help="in all; nothing begins after them")
-    add("--presets", nargs="*", default=["1.3B", "2.7B", "6.7B"], help="whose heads the operators have")
+    add(
+        "--presets",
+        nargs="*",
+        choices=RetNetConfig.presets(),
+        default=["1.3B", "2.7B", "6.7B"],
+        help="whose heads the operators have",
+    )
     add("--lengths", nargs="+", type=int, default=[4096, 65536, 2048, 16384], help="of sequences, those that matter first")
     add("--tokens", type=int, default=65536, help="of all sequences together, at every length")
     add("--batches", nargs="*", type=int, default=[1, 8], help="sequences; measured too")
-    add("--size", default="1.3B", help="of the models")
+    add("--size", choices=SIZES, default="1.3B", help="of the models")
     add("--model-lengths", nargs="*", type=int, default=[8192, 2048], help="of sequences to train on and to read")
     add("--contexts", nargs="*", type=int, default=[64, 65536], help="tokens before the one that is decoded")
     add("--rounds", type=int, default=5)

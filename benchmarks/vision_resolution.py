@@ -329,17 +329,24 @@ def conditions(arguments: argparse.Namespace) -> dict[str, Any]:
     """What every measurement of a file has in common."""
     settings = {name: value for name, value in vars(arguments).items() if name not in ("json", "plot")}
     machine = describe(arguments.device, arguments.threads)
-    return {"machine": machine, "torch": torch.__version__, "settings": settings}
+    return settings | {"machine": machine, "torch": torch.__version__}
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[Cell, list[Result]]]:
-    """What a file holds: what its measurements have in common, and all of them."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    records = content.pop("results")
-    return content, {
-        (record["model"], record["pixels"], record["mode"]): [Result(**result) for result in record["repetitions"]]
-        for record in records
-    }
+    """What a file holds: what its measurements have in common, as `conditions` gives it, and all of them.
+
+    Raises:
+        ValueError: for another file.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        results = {
+            (record["model"], record["pixels"], record["mode"]): [Result(**result) for result in record["repetitions"]]
+            for record in content.pop("results")
+        }
+        return content.pop("settings") | content, results
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} holds no results of this study: name another file.") from error
 
 
 def write(path: Path, common: dict[str, Any], results: dict[Cell, list[Result]]) -> None:
@@ -353,16 +360,23 @@ def write(path: Path, common: dict[str, Any], results: dict[Cell, list[Result]])
         }
         for (name, pixels, mode), entry in summaries(results).items()
     ]
-    write_whole(path, json.dumps(common | {"results": records}, indent=2) + "\n")
+    machine = {name: common[name] for name in ("machine", "torch")}
+    settings = {name: value for name, value in common.items() if name not in machine}
+    write_whole(path, json.dumps(machine | {"settings": settings, "results": records}, indent=2) + "\n")
 
 
 def main(words: list[str] | None = None) -> None:
     arguments, console = parse(words), Console()
+    if arguments.device.startswith("cuda") and not torch.cuda.is_available():
+        raise SystemExit("PyTorch sees no GPU here; --device cpu runs the same on a processor.")
     common, file = conditions(arguments), arguments.json
-    kept, measured = read(file) if file and file.is_file() else (common, {})
-    differing = [name for name, value in common.items() if kept[name] != value]
+    try:
+        kept, measured = read(file) if file and file.is_file() else (common, {})
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+    differing = [f"{name} was {kept.get(name)}, is {value}" for name, value in common.items() if kept.get(name) != value]
     if differing:
-        raise SystemExit(f"{file} was measured under other conditions ({', '.join(differing)}): name another file")
+        raise SystemExit(f"{file} was measured under other conditions: {'; '.join(differing)}. Name another file.")
     results = {cell: measured.get(cell, []) for cell in cells_of(arguments)}
     run_study(arguments, console, results, lambda so_far: write(file, common, so_far) if file else None)
     sizes = "toy sizes" if arguments.quick else "ViT-S/16, ViR-S/16, RMT-S, MetaFormer-S24"

@@ -625,9 +625,16 @@ def test_an_interrupted_resolution_study_goes_on_where_it_ended(tmp_path, monkey
     assert ratios == [3 / 8, pytest.approx((3 / 8 + 1 / 2) / 2), 1 / 2]
 
     before = file.read_bytes()
-    with pytest.raises(SystemExit, match=r"measured under other conditions \(settings\)"):
+    with pytest.raises(SystemExit, match="measured under other conditions: batch was 1, is 2"):
         vision_resolution.main([*words, "--batch", "2"])
     assert file.read_bytes() == before
+
+    other = tmp_path / "other.json"
+    for text in ("nonsense", "[]", "{}"):
+        other.write_text(text, encoding="utf-8")
+        with pytest.raises(SystemExit, match="holds no results of this study"):
+            vision_resolution.main([*words[:-1], str(other)])
+        assert other.read_text(encoding="utf-8") == text
 
 
 def test_the_tables_of_resolution_are_those_of_the_committed_figures():

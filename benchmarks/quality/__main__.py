@@ -11,14 +11,14 @@ import os
 from pathlib import Path
 
 from .settings import SETTINGS
-from .work import work_side_by_side
-
-
-RESULTS = Path(__file__).parent.parent / "results"
+from .studies import Plan, results_folder
+from .work import missing, work_side_by_side
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quality", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("studies", nargs="*", metavar="STUDY", help=f"of {', '.join(SETTINGS['laptop'].studies)}")
     parser.add_argument("--setting", choices=SETTINGS, default="laptop", help="sizes of models and trainings")
     parser.add_argument("--quick", action="store_const", const="quick", dest="setting", help="the same as --setting quick")
@@ -30,10 +30,15 @@ def main() -> None:
     unknown = set(arguments.studies) - set(SETTINGS[arguments.setting].studies)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: the setting {arguments.setting} has no such study")
-    folder = arguments.results or RESULTS / ("quality" if arguments.setting == "laptop" else f"quality-{arguments.setting}")
+    folder = arguments.results or results_folder(arguments.setting)
     workers = arguments.workers or max(1, (os.cpu_count() or 1) // arguments.threads)
     seconds = None if arguments.minutes is None else 60 * arguments.minutes
     work_side_by_side(workers, arguments.setting, folder, arguments.studies, arguments.threads, seconds)
+    left = len(missing(Plan(arguments.setting, folder), arguments.studies))
+    if left:
+        print(f"{left} cells or more are missing yet in {folder}: the same command goes on.")
+    else:
+        print(f"Nothing is missing in {folder}; with --results another folder, all is measured anew.")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import studies
-from .recall import PAIRS
+from .recall import PAIRS, guessed
 from .statistics import Estimate
 from .tables import Report, loss
 
@@ -66,7 +66,7 @@ def training(report: Report, axes: "Axes") -> None:
 
 
 def recall(report: Report, axes: "Axes", pairs: int = PAIRS[-2]) -> None:
-    """Associative recall against the size of the state: every seed, and a line through the best."""
+    """Associative recall against the size of the state: every seed, a line through the best, and one of what is guessed."""
     for row in studies.COMPARISON:
         states, shares = [], []
         for hidden_size in report.plan.size.recall_sizes:
@@ -82,6 +82,7 @@ def recall(report: Report, axes: "Axes", pairs: int = PAIRS[-2]) -> None:
                 axes.plot(
                     [state] * len(of_seeds), of_seeds, color=color, marker=marker, linestyle="", alpha=0.4, markersize=4
                 )
+    axes.axhline(100 * guessed(pairs), color="gray", linestyle=":", label="guessing")
     axes.set(xscale="log", xlabel="numbers in the state of a sequence", ylabel=f"recalled of {pairs} pairs, %")
 
 

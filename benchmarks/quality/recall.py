@@ -37,6 +37,11 @@ def examples(pairs: int, count: int, generator: torch.Generator) -> tuple[Tensor
     return associative_examples(keys, values, pairs, count, generator)
 
 
+def guessed(pairs: int) -> float:
+    """Share that is right on average where one of the values that were not asked for yet is named at random."""
+    return sum(1 / left for left in range(1, pairs + 1)) / pairs
+
+
 @torch.no_grad()
 def accuracy(model: nn.Module, pairs: int, count: int = 256) -> float:
     """Share of values that are named, on examples that training does not see."""

@@ -9,12 +9,12 @@ from pathlib import Path
 from ..whole_files import write_whole
 from .figures import draw
 from .settings import SETTINGS
-from .studies import Plan
+from .studies import Plan, results_folder
 from .tables import Report
 
 
 ROOT = Path(__file__).parent.parent.parent
-RESULTS, PAGE, IMAGES = ROOT / "benchmarks" / "results" / "quality", ROOT / "docs" / "results.md", ROOT / "docs" / "images"
+RESULTS, PAGE, IMAGES = results_folder("laptop"), ROOT / "docs" / "results.md", ROOT / "docs" / "images"
 TABLE = re.compile(r"(<!-- table: (?P<name>\w+) -->\n)(?P<table>.*?)(?=<!-- end -->)", re.DOTALL)
 
 
@@ -26,13 +26,18 @@ def filled(page: str, tables: dict[str, str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--setting", choices=SETTINGS, default="laptop")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the cells")
-    parser.add_argument("--page", type=Path, default=PAGE, help="the page to fill")
-    parser.add_argument("--images", type=Path, default=IMAGES, help="folder of the figures")
+    parser.add_argument("--results", type=Path, help="folder of the cells; that of the setting by default")
+    parser.add_argument("--page", type=Path, help="the page to fill; docs/results.md by default")
+    parser.add_argument("--images", type=Path, help="folder of the figures; docs/images by default")
     arguments = parser.parse_args()
-    report = Report(Plan(arguments.setting, arguments.results))
-    write_whole(arguments.page, filled(arguments.page.read_text(encoding="utf-8"), report.tables()))
-    draw(report, arguments.images)
+    if arguments.setting != "laptop" and None in (arguments.page, arguments.images):
+        parser.error(
+            f"docs/results.md is of the setting laptop: name a --page (a copy of it) and --images for {arguments.setting}"
+        )
+    page = arguments.page or PAGE
+    report = Report(Plan(arguments.setting, arguments.results or results_folder(arguments.setting)))
+    write_whole(page, filled(page.read_text(encoding="utf-8"), report.tables()))
+    draw(report, arguments.images or IMAGES)
 
 
 if __name__ == "__main__":

@@ -125,6 +125,11 @@ IMAGES = (
 )
 
 
+def results_folder(setting: str) -> Path:
+    """Where the cells of a setting are kept where nothing else is asked for; those of "laptop" are committed."""
+    return Path(__file__).parent.parent / "results" / ("quality" if setting == "laptop" else f"quality-{setting}")
+
+
 class Plan:
     """The cells of a setting, some of which depend on what others reached."""
 

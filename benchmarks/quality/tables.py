@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import studies
-from .recall import PAIRS
+from .recall import LENGTH, PAIRS, guessed
 from .statistics import Estimate, paired
 from .studies import Plan, Row
 
@@ -207,7 +207,7 @@ class Report:
 
     def recall(self) -> str:
         """Of each seed, since seeds differ in whether a model learns to recall at all; the best first."""
-        lines = []
+        lines = [["guessing without repeating", "", "", *(f"{100 * guessed(pairs):.0f}" for pairs in PAIRS)]]
         for row in studies.COMPARISON:
             for size in self.plan.size.recall_sizes:
                 results = self.measured(row, self.plan.recall, hidden_size=size)
@@ -218,7 +218,9 @@ class Report:
                 ]
                 shown = [", ".join(f"{share:.0f}" for share in of_pairs) for of_pairs in shares]
                 lines.append([row.title, str(size), f"{results[0]['state']:,}", *shown])
-        return table(["model", "hidden size", "state, numbers", *(f"{pairs} pairs" for pairs in PAIRS)], lines)
+        return table(
+            ["model", "hidden size", f"state at {LENGTH} tokens, numbers", *(f"{pairs} pairs" for pairs in PAIRS)], lines
+        )
 
     def speed(self) -> str:
         """Of training and decoding, from the file that `speed.py` writes."""
@@ -228,14 +230,15 @@ class Report:
         lengths = list(next(iter(models.values()))["decoding_ms"]) if models else [""]
         first, last = lengths[0], lengths[-1]
         for title, found in models.items():
-            training, decoding = (
+            training, *decoding = (
                 "{:.3g} ({:.3g}..{:.3g})".format(*ratios)
-                for ratios in (found["training_times_as_fast"], found["decoding_times_as_fast"][last])
+                for ratios in (found["training_times_as_fast"], *map(found["decoding_times_as_fast"].get, (first, last)))
             )
             shown = [f"{found['tokens_per_second']:,.0f}", training, f"{found['training_bytes'] / 2**20:,.0f}"]
-            lines.append([title, *shown, *(f"{found['decoding_ms'][length]:.1f}" for length in (first, last)), decoding])
-        header = ["model", "training, tokens/s", "x Llama's", "peak MiB", f"a token after {first}, ms", f"after {last}"]
-        return table([*header, "times as fast as Llama's"], lines)
+            steps = [f"{found['decoding_ms'][length]:.1f}" for length in (first, last)]
+            lines.append([title, *shown, *(cell for pair in zip(steps, decoding) for cell in pair)])
+        header = ["model", "training, tokens/s", "x Llama's", "peak MiB"]
+        return table([*header, f"a token after {first}, ms", "x Llama's", f"after {last}, ms", "x Llama's"], lines)
 
     def tables(self) -> dict[str, str]:
         """All, by name."""

@@ -51,6 +51,7 @@ def work(plan: Plan, names: Iterable[str], deadline: float | None = None) -> Non
 
 
 def _worker(setting: str, folder: Path, names: list[str], threads: int, seconds: float | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the process that waits for this one
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()  # of kernels that are missing, once for each model
     work(Plan(setting, folder), names, None if seconds is None else time.monotonic() + seconds)
@@ -67,7 +68,8 @@ def work_side_by_side(
     context = multiprocessing.get_context("spawn")
     inputs = (setting, folder, names, threads, seconds)
     processes = [context.Process(target=_worker, args=inputs, daemon=True) for _ in range(workers)]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # which ends the workers, too
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop, lambda *_: sys.exit("stopped; the same command goes on"))  # which ends the workers, too
     for process in processes:
         process.start()
     for process in processes:
