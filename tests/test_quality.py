@@ -4,11 +4,13 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
 from transformers.models.rwkv import modeling_rwkv
 
+from benchmarks.quality import __main__ as quality_command
 from benchmarks.quality import delta_chunks, images, induction, recall, report, speed, statistics, tables, texts
 from benchmarks.quality.h3 import H3, DiagonalStateSpace, ShiftStateSpace
 from benchmarks.quality.hyena import Hyena
@@ -331,7 +333,7 @@ def test_speed_is_measured_in_turns_and_stands_in_a_table(tmp_path, monkeypatch)
     lines = tables.Report(Plan("laptop", tmp_path / "quality")).speed().splitlines()
     assert len(lines) == 2 + len(COMPARISON)
     assert lines[2].startswith("| Transformer (Llama) | ")
-    assert lines[2].count("1 (1..1)") == 2
+    assert lines[2].count("1 (1..1)") == 3  # in training, and after each of two contexts
 
 
 def test_the_tables_of_the_page_are_those_of_the_committed_cells():
@@ -341,6 +343,47 @@ def test_the_tables_of_the_page_are_those_of_the_committed_cells():
     assert {"decays", "variations"} <= set(named) <= set(built)
     assert all(len(built[name].splitlines()) > 2 for name in named)
     assert report.filled(page, built) == page
+
+
+def test_the_page_is_not_filled_from_another_setting(tmp_path, monkeypatch, capsys):
+    page, before = report.PAGE, report.PAGE.read_bytes()
+    monkeypatch.setattr("sys.argv", ["report", "--setting", "quick"])
+    with pytest.raises(SystemExit) as stopped:
+        report.main()
+    assert stopped.value.code == 2
+    assert "docs/results.md is of the setting laptop" in capsys.readouterr().err
+    assert page.read_bytes() == before
+
+    copy = tmp_path / "page.md"
+    copy.write_bytes(before)
+    words = ["--setting", "quick", "--page", str(copy), "--images", str(tmp_path), "--results", str(tmp_path / "none")]
+    monkeypatch.setattr("sys.argv", ["report", *words])
+    report.main()
+    assert page.read_bytes() == before != copy.read_bytes()
+
+
+def test_the_command_says_what_is_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(quality_command, "work_side_by_side", lambda *arguments: None)
+    monkeypatch.setattr("sys.argv", ["quality"])
+    quality_command.main()
+    assert f"Nothing is missing in {report.RESULTS}; with --results another folder" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", ["quality", "recall", "--quick", "--results", str(tmp_path)])
+    quality_command.main()
+    assert re.match(rf"\d+ cells or more are missing yet in {tmp_path}: the same command goes on", capsys.readouterr().out)
+
+
+def test_guessing_is_naming_one_of_the_values_not_asked_for_yet():
+    generator = torch.Generator().manual_seed(0)
+    for pairs in (1, 2, 8):
+        wanted = torch.rand(4000, pairs, generator=generator).argsort(dim=1)
+        named = torch.stack(
+            [
+                wanted[torch.arange(4000), torch.randint(place, pairs, (4000,), generator=generator)]
+                for place in range(pairs)
+            ],
+            dim=1,
+        )
+        assert recall.guessed(pairs) == pytest.approx((named == wanted).float().mean().item(), abs=0.02)
 
 
 def test_committed_cells_are_what_their_names_say():
