@@ -126,7 +126,8 @@ class RMSNorm(torch.autograd.Function):
                 own_gradient = own_gradient * weight
             # with n = x / rms(x): dx = (dn - n mean(dn n)) / rms(x)
             share = (own_gradient * normed).mean(-1, keepdim=True)
-            input_gradient[..., tokens, :] = torch.addcmul(own_gradient, normed, share, value=-1).mul_(own_scale)
+            own_gradient = torch.addcmul(own_gradient, normed, share, value=-1)
+            torch.mul(own_gradient, own_scale, out=input_gradient[..., tokens, :])
         return input_gradient, None if weight_gradient is None else weight_gradient.to(weight.dtype), None
 
 
@@ -165,5 +166,5 @@ class SiLUGate(torch.autograd.Function):
             if values_gradient is not None:
                 torch.mul(own, F.silu(own_gate), out=values_gradient[..., tokens, :])
             if gate_gradient is not None:
-                gate_gradient[..., tokens, :] = torch.ops.aten.silu_backward(own * own_values, own_gate)
+                torch.ops.aten.silu_backward(own * own_values, own_gate, grad_input=gate_gradient[..., tokens, :])
         return values_gradient, gate_gradient
