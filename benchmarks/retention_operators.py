@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retnet_hf import RetNetConfig
-from retnet_hf.retention import retention
+from retnet_hf.retention_forms import retention
 
 from .machine import matrix_product, vector_product
 from .measuring import Failure, Turn, attempt, in_turns

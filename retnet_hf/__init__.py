@@ -49,15 +49,15 @@ from .modeling_vir import (
     ViRModel,
     ViRPreTrainedModel,
 )
-from .packed_retention import packed_retention
-from .retention import (
+from .retention_2d import downward_manhattan_retention, manhattan_retention
+from .retention_forms import (
     bidirectional_retention,
     chunkwise_retention,
     parallel_retention,
     recurrent_retention,
     retention,
 )
-from .retention_2d import downward_manhattan_retention, manhattan_retention
+from .retention_packed import packed_retention
 from .retention_state import RetNetState
 from .streaming import CarryState, StreamScore, TokenStreams, score_stream
 from .version import __version__

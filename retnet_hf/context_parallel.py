@@ -10,8 +10,8 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from .context_retention import ORDERS, Context
 from .modeling_retnet import RetNetForCausalLM, RetNetModel
+from .retention_split import ORDERS, Context
 from .retention_state import require_retention_alone
 
 

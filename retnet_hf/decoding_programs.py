@@ -37,7 +37,7 @@ from transformers.utils import logging
 
 from .decoding_products import OneOutput, TokenProducts, is_linear, token_products
 from .fused_projections import FusesProjections, is_hooked
-from .retention import StepDecay
+from .retention_forms import StepDecay
 from .retention_plan import RetentionPlan
 from .retention_state import RetNetStateLayer
 from .sequence_layout import SequenceLayout

@@ -19,7 +19,7 @@ VARIABLE = "RETNET_HF_KERNELS"  # of the environment; overrides the configuratio
 
 
 class Kernels(NamedTuple):
-    """Functions in the place of those of `retention.py`."""
+    """Functions in the place of those of `retention_forms.py`."""
 
     runs_on: Callable[[torch.device], bool]
     chunkwise: Callable[..., tuple[Tensor, Tensor]]  # `chunkwise_retention`, but for its tables

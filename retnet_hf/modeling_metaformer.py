@@ -25,8 +25,8 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_metaformer import MetaFormerConfig
-from .retention import bidirectional_retention, decay_tables, retention, retention_map
 from .retention_2d import downward_manhattan_retention, manhattan_map, manhattan_retention
+from .retention_forms import bidirectional_retention, decay_tables, retention, retention_map
 from .vision_blocks import (
     FeedForward,
     HeadDecay,

@@ -39,15 +39,13 @@ from .block_functions import gated, rms_norm, rotate, rotate_step, step_rotation
 from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
-from .context_retention import Context, context_layout, context_retention
 from .continuous_batching import register, requests_of
 from .decoding_programs import CHANGED, HeadProduct, LayerProgram, compile_layers, default_folder
 from .fused_projections import FusesProjections, is_hooked, is_plain, lay_out_where_faster
 from .kernels import load_kernels
 from .linear_cross_entropy import linear_cross_entropy
 from .model_card import is_placeholder, model_card
-from .packed_retention import packed_layout, packed_retention, packed_step_
-from .retention import (
+from .retention_forms import (
     FORMS,
     bidirectional_retention,
     choose_form,
@@ -57,7 +55,9 @@ from .retention import (
     retention,
     retention_map,
 )
+from .retention_packed import packed_layout, packed_retention, packed_step_
 from .retention_plan import PackedDocuments, RetentionPlan
+from .retention_split import Context, context_layout, context_retention
 from .retention_state import RetNetState, RetNetStateLayer, TakenIn, install_retention_layers, require_retention_alone
 from .sequence_layout import SequenceLayout, packed_positions, sequence_layout
 from .softmax_attention import attention_plan, softmax_attention

@@ -29,7 +29,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vir import ViRConfig
-from .retention import (
+from .retention_forms import (
     FORMS,
     DecayTables,
     bidirectional_retention,

@@ -45,7 +45,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .retention import FORMS, bidirectional_retention, compute_dtype, left_to_pytorch
+from .retention_forms import FORMS, bidirectional_retention, compute_dtype, left_to_pytorch
 
 
 # Lines of states up to this length are combined by one matrix product, longer ones in blocks.

@@ -12,7 +12,7 @@ from fla.ops.simple_gla import chunk_simple_gla
 from torch import Tensor
 from transformers.utils import logging
 
-from .retention import retention
+from .retention_forms import retention
 from .retention_triton import check_shapes, multiplies_as_tf32, recurrent_step_triton_, runs_on
 
 

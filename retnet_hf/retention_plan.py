@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from .context_retention import ContextPlan
 from .kernels import Kernels
-from .packed_retention import PackedLayout
-from .retention import DecayTables, StepDecay, decay_tables, document_ends, step_decay
+from .retention_forms import DecayTables, StepDecay, decay_tables, document_ends, step_decay
+from .retention_packed import PackedLayout
+from .retention_split import ContextPlan
 from .sequence_layout import SequenceLayout
 from .softmax_attention import AttentionPlan
 
@@ -39,7 +39,7 @@ class PackedDocuments(NamedTuple):
 
 
 class RetentionPlan(NamedTuple):
-    """Shapes as in `retention.py`."""
+    """Shapes as in `retention_forms.py`."""
 
     form: str  # "parallel", "recurrent" or "chunkwise", or "packed"
     query_rotation: tuple[Tensor, Tensor] | None  # cosines and sines, (B|1, 1, T, K/2), times the scale of the query

@@ -27,7 +27,7 @@ from transformers.cache_utils import Cache
 from transformers.configuration_utils import PreTrainedConfig
 
 from .attention_state import AttentionStateLayer, Columns
-from .retention import retention
+from .retention_forms import retention
 from .state_layer import StateLayer, first_in_use
 
 

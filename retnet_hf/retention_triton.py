@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Retention on a GPU: the functions of `retention.py`, as Triton kernels. `kernels.py` imports it for those who ask for it.
+"""Retention on a GPU: the functions of `retention_forms.py`, as Triton kernels. `kernels.py` imports it on request.
 
 Two kernels are the chunkwise form and its gradient. One runs the state from chunk to chunk; the other computes, for all
 chunks at once, what tokens find in each other and in a state. Every result is that product, of operands in other roles:
@@ -53,7 +53,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .retention import StepDecay, compute_dtype, gradients_where_asked, recurrent_step_, retention, state_heads
+from .retention_forms import StepDecay, compute_dtype, gradients_where_asked, recurrent_step_, retention, state_heads
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)

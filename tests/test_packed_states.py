@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_models import random_ids, small_model
 
 from retnet_hf import RetNetState, packed_retention, recurrent_retention
-from retnet_hf.packed_retention import packed_layout, packed_step_
+from retnet_hf.retention_packed import packed_layout, packed_step_
 
 
 def offsets(lengths: list[int]) -> list[int]:

@@ -11,7 +11,7 @@ from small_models import greedy, random_ids, small_model
 from torch import Tensor
 from torch.nn import functional as F
 
-from retnet_hf.retention import chunkwise_retention
+from retnet_hf.retention_forms import chunkwise_retention
 
 
 FORMS = ("auto", "parallel", "chunkwise", "recurrent")

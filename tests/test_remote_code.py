@@ -151,7 +151,7 @@ def test_trust_remote_code_folder_holds_all_of_its_code(tmp_path, registered):
     }
     home = Path(retnet_hf.__file__).parent
     copied = {path.name for path in tmp_path.glob("*.py")}
-    assert {"configuration_retnet.py", "modeling_retnet.py", "retention.py", "retention_state.py"} <= copied
+    assert {"configuration_retnet.py", "modeling_retnet.py", "retention_forms.py", "retention_state.py"} <= copied
     for name in copied:
         text = (tmp_path / name).read_text()
         assert text == (home / name).read_text()

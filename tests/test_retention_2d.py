@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retnet_hf.retention import bidirectional_retention
 from retnet_hf.retention_2d import (
     COMBINED_AT_ONCE,
     choose_form,
@@ -16,6 +15,7 @@ from retnet_hf.retention_2d import (
     manhattan_map,
     manhattan_retention,
 )
+from retnet_hf.retention_forms import bidirectional_retention
 
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}

@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, retention_triton
-from retnet_hf.retention import recurrent_retention, recurrent_step_, step_decay
+from retnet_hf.retention_forms import recurrent_retention, recurrent_step_, step_decay
 
 
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from retnet_hf.context_retention import Context, context_layout, context_retention
-from retnet_hf.retention import decay_tables, default_chunk_size
+from retnet_hf.retention_forms import decay_tables, default_chunk_size
+from retnet_hf.retention_split import Context, context_layout, context_retention
 
 
 @contextmanager

@@ -8,7 +8,7 @@ in equation 7; states go from chunk to chunk in all documents at once. A documen
 
 The state before every chunk is kept until the outputs are computed: K V numbers for C tokens.
 
-Shapes are those of `retention.py`, and D documents, A chunks of all documents of a group together.
+Shapes are those of `retention_forms.py`, and D documents, A chunks of all documents of a group together.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .retention import (
+from .retention_forms import (
     StepDecay,
     compute_dtype,
     decayed_rows,

@@ -13,8 +13,8 @@ within a chunk, or the states that its backward pass needs. Where segments are s
 nothing through one of them that the dtype could hold, only neighbours exchange.
 
 A rank's segments are laid side by side in the batch: one, or two in torch's order for causal attention, of which one is as
-near to the head of the sequence as the other to its tail. Shapes are those of `retention.py`, and N ranks, S segments of a
-rank, G = N S of all.
+near to the head of the sequence as the other to its tail. Shapes are those of `retention_forms.py`, and N ranks, S segments
+of a rank, G = N S of all.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
-from .retention import (
+from .retention_forms import (
     ChunkBlock,
     DecayTables,
     chunk_blocks,
