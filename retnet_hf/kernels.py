@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Which code computes retention on a GPU: operations of PyTorch, or kernels that were asked for."""
+"""Which code computes retention on a GPU: PyTorch's operations, or kernels on request."""
 
 import importlib
 import os
@@ -11,39 +11,52 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
+from .retention_forms import recurrent_step_
+
 
 logger = logging.get_logger(__name__)
 
 KERNELS = ("torch", "triton", "fla")
-VARIABLE = "RETNET_HF_KERNELS"  # of the environment; overrides the configuration
+KERNELS_VARIABLE = "RETNET_HF_KERNELS"  # of the environment; overrides config.kernels
 
 
 class Kernels(NamedTuple):
-    """Functions in the place of those of `retention_forms.py`."""
+    """What computes on a device."""
 
     runs_on: Callable[[torch.device], bool]
-    chunkwise: Callable[..., tuple[Tensor, Tensor]]  # `chunkwise_retention`, but for its tables
-    step_: Callable[..., Tensor]  # `recurrent_step_`
+    chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # as `chunkwise_retention`; None: by decay tables
+    step_: Callable[..., Tensor]  # as `recurrent_step_`
+
+    def on(self, device: torch.device) -> "Kernels":
+        """These kernels where they run on the device, else PyTorch's operations."""
+        return self if self.runs_on(device) else TORCH
 
 
-def load_kernels(name: str) -> Kernels | None:
-    """The kernels of that name, or those that the environment names; None stands for the operations of PyTorch.
+def _everywhere(device: torch.device) -> bool:
+    return True
 
-    Falls back to PyTorch if Triton, or fla for its kernels, is not installed, with a warning if there is a GPU.
+
+TORCH = Kernels(_everywhere, None, recurrent_step_)
+
+
+def load_kernels(name: str) -> Kernels:
+    """The kernels of that name, or those that the environment names.
+
+    Falls back to PyTorch's operations if Triton, or fla for its kernels, is not installed, and warns if there is a GPU.
 
     Raises:
-        ValueError: for a name that is none, in the environment.
+        ValueError: for an unknown name in the environment.
     """
-    asked = os.environ.get(VARIABLE) or name
+    asked = os.environ.get(KERNELS_VARIABLE) or name
     if asked not in KERNELS:
-        raise ValueError(f"{VARIABLE} must be one of {', '.join(KERNELS)}, got {asked!r}.")
+        raise ValueError(f"{KERNELS_VARIABLE} must be one of {', '.join(KERNELS)}, got {asked!r}.")
     if asked == "torch":
-        return None
+        return TORCH
     try:
-        # by its name, since code that a model carries along must not ask for triton
+        # imported by name, since code that travels with a model must not require triton
         module = importlib.import_module(f"retnet_hf.retention_{asked}")
     except (ImportError, OSError, RuntimeError) as error:  # fla asks for a device's properties where it is imported
         if torch.cuda.is_available():
-            logger.warning_once(f"kernels={asked!r} is not possible here, operations of PyTorch are used: {error}.")
-        return None
+            logger.warning_once(f"kernels={asked!r} cannot be used here, PyTorch's operations are used: {error}.")
+        return TORCH
     return Kernels(module.runs_on, getattr(module, f"chunkwise_retention_{asked}"), module.recurrent_step_triton_)

@@ -77,7 +77,7 @@ def chunkwise_retention_fla(
     reset: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`retention.chunkwise_retention`, whose arguments and results these are, on a GPU; the output as wide as the operands.
+    """`chunkwise_retention`, whose arguments and results these are, on a GPU; the output as wide as the operands.
 
     fla chooses the size of its chunks; `chunk_size` is that of what is left to PyTorch: masks, resets, heads that share keys
     or states, float16, float64, a gradient of log_decay, and float32 unless PyTorch may multiply it as TF32.

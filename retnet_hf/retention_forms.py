@@ -9,6 +9,8 @@ decay per head. It has three exactly equal forms:
     parallel     O = (Q Kᵀ ⊙ D) V,  D_nm = γ^(n-m) for n ≥ m       equation 5    one matrix product, quadratic in T
     chunkwise    parallel inside chunks, recurrent between them    equation 7    matrix products, linear in T
 
+The parallel form is the chunkwise form with a single chunk.
+
 Glossary, used in names and shapes:
 
     B batch        T tokens          H heads           N chunks          C tokens in a chunk
@@ -16,22 +18,22 @@ Glossary, used in names and shapes:
 
     query, key  (B, H, T, K)         value (B, H, T, V)        state (B, H, K, V)        log_decay (H,) = ln γ
 
-Grouped heads: key and value may have G heads, each of which serves the H / G heads of query beside each other. Where these
-have one decay, log_decay is (G,), their states would be equal, and one is kept for all of them:
+Grouped heads: key and value may have G heads, each of which serves H / G consecutive heads of query. Where these have one
+decay, log_decay is (G,), their states would be equal, and one state is kept for all of them:
 
-    M matrices of a state: H, or G where heads share them        R = H / M heads that read each: rows of one product
+    M state heads: H, or G where heads share a state             R = H / M query heads that read each state
 
-Three rules hold in every form and are what the tests check:
+Three rules hold in every form. The tests check them:
 
 * A token masked out (``mask`` False) was never there, whatever finite numbers it holds: it adds nothing to the state, it
-  decays nothing, and only its own output, which is finite, has no meaning.
-* A token marked by ``reset`` starts a new document: neither the initial state nor any earlier token reaches it or those
+  decays nothing, and its own output, which is finite, has no meaning.
+* A token marked by ``reset`` starts a new document: neither the initial state nor any earlier token reaches it or the tokens
   after it.
-* Arithmetic and state are float32, or float64 where the inputs are; in the chunkwise form, a GPU multiplies bfloat16 as
-  such and sums in float32. The output keeps that type: unlike attention's it is not an average, so in half precision it
-  could overflow. Whoever normalises it may narrow it.
+* Arithmetic and state are float32, or float64 where the inputs are. In the chunkwise form a GPU multiplies bfloat16 operands
+  and sums in float32. The output keeps float32: it is a sum and not an average, so half precision could overflow. The caller
+  may narrow it after normalising it.
 
-Positions are no business of this module: rotate query and key before calling it (xPos/RoPE), and scale the query.
+Positions are not handled here: rotate query and key before calling (xPos/RoPE), and scale the query.
 """
 
 import functools
@@ -40,6 +42,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 FORMS = ("auto", "parallel", "recurrent", "chunkwise")
@@ -49,51 +52,28 @@ BLOCK_SIZE_ON_CPU = 2**10
 BLOCK_SIZE_ELSEWHERE = 2**20
 
 
-class DecayTables(NamedTuple):
-    """Every power of γ that the parallel and the chunkwise form need, computed once and shared by all layers of a model.
-
-    The first dimension is 1 where all sequences of the batch decay alike (no mask, no reset), N is 1 where all chunks do.
-    """
-
-    inner: Tensor  # (B|1, M, N|1, C, C)  from token m to token n of one chunk; 0 where n may not see m
-    query: Tensor  # (B|1, M, N|1, C, 1)  from the state before the chunk to token n
-    key: Tensor  # (B|1, M, N|1, C, 1)  from token m to the state after the chunk
-    state: Tensor  # (B|1, M, N|1, 1, 1)  from the state before the chunk to the state after it
-
-    def of_chunks(self, chunks: slice) -> "DecayTables":
-        """The tables of some of the chunks."""
-        return DecayTables(*(table[:, :, chunks] if table.shape[2] > 1 else table for table in self))
-
-
-class StepDecay(NamedTuple):
-    """What a step of one token, T = 1, does to the state; the same in all layers of a model."""
-
-    state: Tensor  # (B|1, M, 1, 1)  what is left of the state: γ; 1 for an absent token; 0 where a document starts
-    key: Tensor | None  # (B, 1, 1, 1)  0 for an absent token; None if there are none
-
-
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """float64 if any of the tensors is, else float32: the type retention computes in."""
+    """float64 if any of the tensors is, else float32: the type that retention computes in."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
-def left_to_pytorch(*decays: Tensor) -> bool:
-    """Whether PyTorch differentiates by itself what was computed with these decays, or tables made of them.
+def needs_autograd(*constants: Tensor) -> bool:
+    """Whether PyTorch has to differentiate the plain operations, instead of a gradient written by hand.
 
-    A compiler plans what to keep, and our own gradients have none of the decays, which torch.func may ask for at a level
-    that cannot be seen here.
+    A compiler plans by itself what to keep. The transforms of `torch.func` need operations that they can see through. And a
+    gradient by the constants, such as decays, is not written by hand.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
-    return any(decay.requires_grad for decay in decays)
+    return any(constant.requires_grad for constant in constants)
 
 
 @functools.cache
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the device has units for products of bfloat16, whose results PyTorch gives as float32.
+    """Whether the device has units for products of bfloat16 whose results PyTorch returns as float32.
 
-    Not a CPU: PyTorch rounds each of its products to bfloat16, by which the chunkwise form has 1.5 to 1.7 times the error of
-    softmax attention in bfloat16.
+    A CPU does not count: PyTorch rounds each of its products to bfloat16, which gives the chunkwise form 1.5 to 1.7 times
+    the error of softmax attention in bfloat16.
     """
     if device.type != "cuda":
         return False
@@ -103,18 +83,225 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     ones = torch.ones(1, 16, 16, dtype=torch.bfloat16, device=device)
     try:
         torch.bmm(ones, ones, out_dtype=torch.float32)
-    except torch.OutOfMemoryError:  # which says nothing about the device
+    except torch.OutOfMemoryError:  # says nothing about the device
         raise
-    except (TypeError, RuntimeError):  # PyTorch before 2.8, and a device that has none
+    except (TypeError, RuntimeError):  # PyTorch before 2.8, or a device without such units
         return False
     return True
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
-    """Within it, products are not narrowed to half precision, and the state with them."""
+    """A context in which autocast narrows neither products nor the state."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()  # costs less, at every step of decoding
+
+
+def state_heads(query: Tensor, key: Tensor, decays: int) -> int:
+    """M, the heads of a state: G where there is one decay for each key/value head, else H."""
+    return key.shape[1] if decays == key.shape[1] else query.shape[1]
+
+
+def repeat_heads(tensor: Tensor, heads: int) -> Tensor:
+    """Keys or values (B, G, T, X) -> (B, heads, T, X): each of the G heads, repeated for the heads that it serves."""
+    groups = heads // tensor.shape[1]
+    return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
+
+
+def stack_queries(tensor: Tensor, heads: int) -> Tensor:
+    """Queries (B, H, ..., T, X) -> (B, M, ..., R T, X): the rows of the R heads that read one state, head after head."""
+    if tensor.shape[1] == heads:
+        return tensor
+    return tensor.unflatten(1, (heads, -1)).movedim(2, -3).flatten(-3, -2)
+
+
+def unstack_queries(rows: Tensor, heads: int) -> Tensor:
+    """The inverse of `stack_queries`: (B, M, ..., R T, X) -> (B, heads, ..., T, X)."""
+    if rows.shape[1] == heads:
+        return rows
+    return rows.unflatten(-2, (heads // rows.shape[1], -1)).movedim(-3, 2).flatten(1, 2)
+
+
+def decay_rows(rows: Tensor, table: Tensor) -> Tensor:
+    """Stacked queries (B, M, ..., R T, X) times powers of γ (B|1, M, ..., T, X|1), the same for each of the R heads."""
+    if rows.shape[-2] == table.shape[-2]:
+        return rows * table
+    if torch.compiler.is_compiling():  # fuses the copy, and cannot reason about `unflatten` where T is open
+        return rows * table.repeat(*[1] * (table.dim() - 2), rows.shape[-2] // table.shape[-2], 1)
+    return (rows.unflatten(-2, (-1, table.shape[-2])) * table.unsqueeze(-3)).flatten(-3, -2)
+
+
+def read_state(query: Tensor, state: Tensor) -> Tensor:
+    """What queries (B, H, T, K) find in a state (B, M, K, V): (B, H, T, V)."""
+    if query.shape[1] == state.shape[1]:
+        return query @ state
+    return unstack_queries(stack_queries(query, state.shape[1]) @ state, query.shape[1])
+
+
+def zero_state(query: Tensor, value: Tensor, heads: int) -> Tensor:
+    """The state of a sequence before its first token: zeros, (B, heads, K, V)."""
+    return query.new_zeros(query.shape[0], heads, query.shape[-1], value.shape[-1], dtype=compute_dtype(query, value))
+
+
+def recurrent_retention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    initial_state: Tensor | None = None,
+    mask: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The recurrence of equation 6, token by token: slow, and the reference that every other form is tested against.
+
+    Args:
+        query: (B, H, T, K). key: (B, G, T, K). value: (B, G, T, V), where G divides H.
+        log_decay: (H,), or (G,), one for all heads that a key/value head serves, which then share one state.
+        initial_state: (B, H, K, V), or (B, G, K, V) where it is shared; zeros if absent. Never modified.
+        mask: (B, T) bool, False where a token is absent. reset: (B, T) bool, True where a document starts.
+
+    Returns:
+        output (B, H, T, V) and final state, of the shape of the initial one, float32 or float64.
+    """
+    dtype = compute_dtype(query, key, value)
+    heads, states = query.shape[1], state_heads(query, key, log_decay.numel())
+    query, key, value = query.to(dtype), repeat_heads(key, states).to(dtype), repeat_heads(value, states).to(dtype)
+    decay = log_decay.to(dtype).exp().view(-1, 1, 1)
+    state = zero_state(query, value, states) if initial_state is None else initial_state.to(dtype)
+
+    outputs = []
+    for n in range(query.shape[2]):
+        if reset is not None:
+            state = torch.where(reset[:, n, None, None, None], torch.zeros_like(state), state)
+        updated = decay * state + key[:, :, n, :, None] * value[:, :, n, None, :]
+        state = updated if mask is None else torch.where(mask[:, n, None, None, None], updated, state)
+        outputs.append((query[:, :, n, None, :] @ repeat_heads(state, heads)).squeeze(2))  # (B, H, V)
+    return torch.stack(outputs, dim=2), state
+
+
+class StepDecay(NamedTuple):
+    """How one token, T = 1, changes the state; the same in all layers that have these decays."""
+
+    keep: Tensor  # (B|1, M, 1, 1)  factor on the state: γ; 1 for an absent token; 0 where a document starts
+    write: Tensor | None  # (B, 1, 1, 1)  factor on the key: 0 for an absent token; None if no token is absent
+
+
+def step_decay(log_decay: Tensor, mask: Tensor | None = None, reset: Tensor | None = None) -> StepDecay:
+    """`StepDecay` of decays (M,), with mask and reset (B|1, 1) bool as in `recurrent_retention`."""
+    keep, write = log_decay.exp().view(1, -1, 1, 1), None
+    if mask is not None:
+        mask = mask[:, :, None, None]
+        keep, write = keep.where(mask, 1), mask.to(keep.dtype)
+    if reset is not None:
+        keep = keep.masked_fill(reset[:, :, None, None], 0)
+    return StepDecay(keep, write)
+
+
+def recurrent_step_(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> Tensor:
+    """Equation 6 for one token, T = 1. Updates `state` (B, M, K, V) in place and returns the output (B, H, 1, V)."""
+    with without_autocast(query.device.type):
+        if not query.dtype == key.dtype == value.dtype == state.dtype:
+            query, key, value = query.to(state.dtype), key.to(state.dtype), value.to(state.dtype)
+        if decay.write is not None:
+            key = key * decay.write
+        if key.shape[1] != state.shape[1]:
+            key, value = repeat_heads(key, state.shape[1]), repeat_heads(value, state.shape[1])
+        state.mul_(decay.keep).addcmul_(key.mT, value)
+        return read_state(query, state)
+
+
+def decay_map(
+    log_decay: Tensor,
+    length: int,
+    mask: Tensor | None = None,
+    reset: Tensor | None = None,
+    bidirectional: bool = False,
+) -> Tensor:
+    """D of equation 5, (B|1, M, T, T): γ^(n-m) where token n sees token m, else 0. Distances count present tokens only.
+
+    With `bidirectional`, D_nm = γ^|n-m|, and a token also sees the tokens after it.
+    """
+    place = torch.arange(1, length + 1, device=log_decay.device)[None] if mask is None else mask.cumsum(-1)
+    distance = place[:, :, None] - place[:, None, :]  # (B|1, T, T)
+    seen = torch.ones_like(distance, dtype=torch.bool)
+    seen = seen if bidirectional else seen.tril()
+    if mask is not None:
+        seen = seen & mask[:, None, :]
+    if reset is not None:
+        document = reset.cumsum(-1)
+        seen = seen & (document[:, :, None] == document[:, None, :])
+    decay = torch.exp(log_decay.view(-1, 1, 1) * distance.abs().unsqueeze(1).to(log_decay.dtype))
+    return decay.masked_fill(~seen.unsqueeze(1), 0)
+
+
+def retention_map(query: Tensor, key: Tensor, decay: Tensor) -> Tensor:
+    """Q Kᵀ ⊙ D, (B, H, T, T): retention's counterpart of attention weights. Not normalised, and signed.
+
+    Args:
+        query: (B, H, T, K). key: (B, G, T, K). decay: D, (B|1, M, T, T), from `decay_map`.
+    """
+    dtype, states = compute_dtype(query, key), state_heads(query, key, decay.shape[1])
+    with without_autocast(query.device.type):
+        products = stack_queries(query.to(dtype), states) @ repeat_heads(key, states).to(dtype).transpose(-1, -2)
+        return unstack_queries(decay_rows(products, decay), query.shape[1])
+
+
+def map_times_values(maps: Tensor, value: Tensor) -> Tensor:
+    """Equation 5 from its map: (Q Kᵀ ⊙ D) V, for maps (B, H, T, T) and values (B, G, T, V)."""
+    with without_autocast(value.device.type):
+        return maps @ repeat_heads(value, maps.shape[1]).to(maps.dtype)
+
+
+class TokenOrder(NamedTuple):
+    """The present tokens of each row, moved to its front, and the absent tokens behind them.
+
+    In this order a padded row decays as a row without padding does, so that the C x C decay tables are those of a sequence
+    without a mask. A field is None where it would say nothing.
+    """
+
+    source: Tensor | None = None  # (B T,) int64: for each place of each row, the token that moves there
+    place: Tensor | None = None  # (B T,) int64: the inverse of `source`
+    count: Tensor | None = None  # (B,) int64: present tokens of each row
+    document: Tensor | None = None  # (B|1, T) int64: for each place, how many documents have started up to it
+
+    def front(self, tensor: Tensor) -> Tensor:
+        """Moves the tokens of (B, H, T, X) to their places."""
+        return tensor if self.source is None else _take_tokens(tensor, self.source)
+
+    def back(self, tensor: Tensor) -> Tensor:
+        """Moves what stands at the places of (B, H, T, X) back to the tokens."""
+        return tensor if self.place is None else _take_tokens(tensor, self.place)
+
+
+AS_GIVEN = TokenOrder()  # the order of a sequence without a mask and without documents
+
+
+def _take_tokens(tensor: Tensor, tokens: Tensor) -> Tensor:
+    batch, heads, length, size = tensor.shape
+    rows = tensor.transpose(1, 2).reshape(batch * length, heads * size)  # a view of what a projection wrote
+    return rows.index_select(0, tokens).view(batch, length, heads, size).transpose(1, 2)
+
+
+def token_order(mask: Tensor | None = None, reset: Tensor | None = None) -> TokenOrder:
+    """The order of tokens with mask (B, T) and reset (B|1, T), as in `recurrent_retention`."""
+    document = None if reset is None else reset.cumsum(-1)
+    if mask is None:
+        return TokenOrder(document=document)
+    (batch, length), count = mask.shape, mask.sum(-1)
+    if mask.device.type == "cpu" and not needs_autograd() and not bool((mask[:, 1:] & ~mask[:, :-1]).any()):
+        source = place = None  # padding stands on the right, so that no token moves
+        at_place = document
+    else:
+        place = torch.where(mask, mask.cumsum(-1) - 1, count[:, None] + (~mask).cumsum(-1) - 1)
+        tokens = torch.arange(length, device=mask.device).expand(batch, -1)
+        source = torch.zeros_like(place).scatter(1, place, tokens)
+        at_place = None if document is None else document.expand(batch, -1).gather(1, source)
+        offset = length * torch.arange(batch, device=mask.device)[:, None]
+        source, place = (source + offset).flatten(), (place + offset).flatten()
+    if document is not None:  # absent tokens may start documents, too: the last one is that of the final state
+        absent = torch.arange(length, device=mask.device) >= count[:, None]
+        document = torch.where(absent, document[:, -1:], at_place)
+    return TokenOrder(source, place, count, document)
 
 
 def default_chunk_size(key_dim: int, value_dim: int) -> int:
@@ -143,266 +330,106 @@ def choose_form(length: int, chunk_size: int) -> str:
     return "parallel" if length <= chunk_size else "chunkwise"
 
 
+class DecayTables(NamedTuple):
+    """Every power of γ that the chunkwise form needs, computed once and shared by all layers that have these decays.
+
+    N is 1 where all chunks decay alike, and the first dimension is 1 where all sequences do.
+    """
+
+    inner: Tensor  # (1, M, 1, C, C)  from token m to token n of one chunk; 0 where n comes before m
+    query: Tensor  # (B|1, M, N|1, C, 1)  from the state before the chunk to token n
+    key: Tensor  # (B|1, M, N|1, C, 1)  from token m to the state after the chunk
+    state: Tensor  # (B|1, M, N|1, 1, 1)  from the state before the chunk to the state after it
+    seen: Tensor | None  # (B|1, 1, N, C, C) bool: whether n and m are of one document; None if there is only one
+
+    one_chunk: bool  # whether one chunk holds the whole sequence
+
+    def of_chunks(self, chunks: slice, size: int) -> "DecayTables":
+        """The tables of some of the chunks, and of `size` tokens of each."""
+        inner, query, key, state, seen = (
+            table if table is None or table.shape[2] == 1 else table[:, :, chunks] for table in self[:5]
+        )
+        seen = None if seen is None else seen[..., :size, :size]
+        return DecayTables(inner[..., :size, :size], query[..., :size, :], key[..., :size, :], state, seen, self.one_chunk)
+
+
 def decay_tables(
     log_decay: Tensor,
     length: int,
     chunk_size: int | None = None,
-    mask: Tensor | None = None,
-    reset: Tensor | None = None,
+    order: TokenOrder = AS_GIVEN,
+    bidirectional: bool = False,
 ) -> DecayTables:
     """Decay tables of `length` tokens in chunks of `chunk_size` (default: one chunk, which is the parallel form).
 
     Args:
         log_decay: (M,) natural logarithm of γ, finite; its dtype is that of the tables.
-        length: T.
         chunk_size: C. The last chunk may be shorter; the tables describe it filled up with absent tokens.
-        mask: (B, T) bool, False where a token is absent.
-        reset: (B, T) bool, True where a document starts.
+        order: of the tokens, from `token_order`.
+        bidirectional: makes the inner table γ^|n-m|, for one chunk that holds the whole sequence.
     """
-    chunk_size = length if chunk_size is None else min(chunk_size, length)
-    alike = mask is None and reset is None
-    if alike and length % chunk_size == 0:
-        length = chunk_size  # every chunk is like the first
-    chunks = -(-length // chunk_size)
+    one_chunk = chunk_size is None or (isinstance(length, int) and chunk_size >= length)
+    chunk_size = length if one_chunk else chunk_size
+    alike = order.count is None and order.document is None and (one_chunk or length % chunk_size == 0)
+    chunks = 1 if one_chunk or alike else -(-length // chunk_size)
+    device = log_decay.device
 
-    def split(marks: Tensor) -> Tensor:  # (B|1, T) -> (B|1, N, C), filled up with False
-        return torch.nn.functional.pad(marks, (0, chunks * chunk_size - length)).unflatten(1, (chunks, chunk_size))
-
-    def power(exponent: Tensor, keep: Tensor) -> Tensor:  # (B|1, N, ...) -> (B|1, M, N, ...)
+    def power(exponent: Tensor) -> Tensor:  # (B|1, N, ...) -> (B|1, M, N, ...)
         rate = log_decay.view(-1, *[1] * (exponent.dim() - 1))
-        return torch.exp(rate * exponent.unsqueeze(1).to(rate.dtype)).masked_fill(~keep.unsqueeze(1), 0)
+        return torch.exp(rate * exponent.clamp(min=0).unsqueeze(1).to(rate.dtype))
 
-    if mask is None:
-        shape = (1, length) if reset is None else reset.shape
-        mask = torch.ones(shape, dtype=torch.bool, device=log_decay.device)
-    present = split(mask)
-    age = present.cumsum(-1)  # tokens there since the chunk began, each one included
-    total = age[..., -1:]
-    everywhere = torch.ones_like(present)
-    same_document, from_start, to_end = everywhere[..., None], everywhere, everywhere
-    if reset is not None:
-        document = split(reset).cumsum(-1)  # resets since the chunk began: tells documents apart inside it
-        same_document = document[..., :, None] == document[..., None, :]
-        from_start, to_end = document == 0, document == document[..., -1:]
+    place = torch.arange(chunk_size, device=device)
+    distance = (place[:, None] - place)[None, None]
+    inner = power(distance.abs()) if bidirectional else power(distance).tril()
+    first = chunk_size * torch.arange(chunks, device=device)
+    if order.count is None:
+        count = torch.full((1, 1), chunk_size if alike else length, device=device)
+    else:
+        count = order.count[:, None]
+    count = (count - first).clamp(min=0, max=chunk_size)  # (B|1, N) present tokens of each chunk
+    to_end = count[:, :, None] - 1 - place  # (B|1, N, C), below 0 at absent tokens
+    query = power((place + 1)[None, None, :, None])
+    key = power(to_end[..., None]).masked_fill((to_end < 0)[:, None, ..., None], 0)
+    state = power(count[..., None, None])
 
-    # What fills up the last chunk has keys of zero and is seen by nobody, so that the first chunk speaks for all.
-    first = slice(0, 1) if alike else slice(None)
-    distance = (age[:, first, :, None] - age[:, first, None, :]).clamp(min=0)
-    visible = (present[:, first, None, :] & same_document[:, first]).expand_as(distance).tril()
-    return DecayTables(
-        inner=power(distance, visible),
-        query=power(age, from_start)[..., None],
-        key=power(total - age, present & to_end)[..., None],
-        state=power(total, from_start[..., -1:])[..., None],
-    )
-
-
-def step_decay(log_decay: Tensor, mask: Tensor | None = None, reset: Tensor | None = None) -> StepDecay:
-    """What a step of one token does to the state: log_decay (M,), mask and reset (B|1, 1) bool, as in `decay_tables`."""
-    decay, key = log_decay.exp().view(1, -1, 1, 1), None
-    if mask is not None:
-        mask = mask[:, :, None, None]
-        decay, key = decay.where(mask, 1), mask.to(decay.dtype)
-    if reset is not None:
-        decay = decay.masked_fill(reset[:, :, None, None], 0)
-    return StepDecay(decay, key)
-
-
-def state_heads(query: Tensor, key: Tensor, decays: int) -> int:
-    """M, the matrices of a state: G where there is a decay for each key/value head, else H."""
-    return key.shape[1] if decays == key.shape[1] else query.shape[1]
-
-
-def initial_state_like(query: Tensor, value: Tensor, heads: int) -> Tensor:
-    """The state of a sequence that has read nothing: zeros, (B, heads, K, V)."""
-    return query.new_zeros(query.shape[0], heads, query.shape[-1], value.shape[-1], dtype=compute_dtype(query, value))
-
-
-def for_query_heads(tensor: Tensor, heads: int) -> Tensor:
-    """Keys or values (B, G, T, X) -> (B, heads, T, X): each of the G heads, side by side, for all that it serves."""
-    groups = heads // tensor.shape[1]
-    return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
-
-
-def in_rows(tensor: Tensor, heads: int) -> Tensor:
-    """Of queries (B, H, ..., T, X) -> (B, heads, ..., R T, X): those that read one matrix, head after head."""
-    if tensor.shape[1] == heads:
-        return tensor
-    return tensor.unflatten(1, (heads, -1)).movedim(2, -3).flatten(-3, -2)
-
-
-def in_heads(rows: Tensor, heads: int) -> Tensor:
-    """The inverse of `in_rows`: (B, M, ..., R T, X) -> (B, heads, ..., T, X)."""
-    if rows.shape[1] == heads:
-        return rows
-    return rows.unflatten(-2, (heads // rows.shape[1], -1)).movedim(-3, 2).flatten(1, 2)
-
-
-def decayed_rows(rows: Tensor, table: Tensor) -> Tensor:
-    """Rows (B, M, ..., R T, X) times powers of γ (B|1, M, ..., T, X|1), which are those of each of the R heads."""
-    if rows.shape[-2] == table.shape[-2]:
-        return rows * table
-    if torch.compiler.is_compiling():  # which fuses this, and cannot reason about the other where T is open
-        return rows * table.repeat(*[1] * (table.dim() - 2), rows.shape[-2] // table.shape[-2], 1)
-    return (rows.unflatten(-2, (-1, table.shape[-2])) * table.unsqueeze(-3)).flatten(-3, -2)
-
-
-def read_state(query: Tensor, state: Tensor) -> Tensor:
-    """What queries (B, H, T, K) find in a state (B, M, K, V): (B, H, T, V)."""
-    if query.shape[1] == state.shape[1]:
-        return query @ state
-    return in_heads(in_rows(query, state.shape[1]) @ state, query.shape[1])
-
-
-def recurrent_retention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    initial_state: Tensor | None = None,
-    mask: Tensor | None = None,
-    reset: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The recurrence of equation 6, token by token: slow, and the reference that every other form is tested against.
-
-    Args:
-        query: (B, H, T, K). key: (B, G, T, K). value: (B, G, T, V), where G divides H.
-        log_decay: (H,), or (G,), one for all that a key/value head serves, which then share one state.
-        initial_state: (B, H, K, V), or (B, G, K, V) where it is shared; zeros if absent. Never modified.
-        mask: (B, T) bool, False where a token is absent. reset: (B, T) bool, True where a document starts.
-
-    Returns:
-        output (B, H, T, V) and final state, of the shape of the initial one, float32 or float64.
-    """
-    dtype = compute_dtype(query, key, value)
-    heads, states = query.shape[1], state_heads(query, key, log_decay.numel())
-    query, key, value = query.to(dtype), for_query_heads(key, states).to(dtype), for_query_heads(value, states).to(dtype)
-    decay = log_decay.to(dtype).exp().view(-1, 1, 1)
-    state = initial_state_like(query, value, states) if initial_state is None else initial_state.to(dtype)
-
-    outputs = []
-    for n in range(query.shape[2]):
-        if reset is not None:
-            state = torch.where(reset[:, n, None, None, None], torch.zeros_like(state), state)
-        updated = decay * state + key[:, :, n, :, None] * value[:, :, n, None, :]
-        state = updated if mask is None else torch.where(mask[:, n, None, None, None], updated, state)
-        outputs.append((query[:, :, n, None, :] @ for_query_heads(state, heads)).squeeze(2))  # (B, H, V)
-    return torch.stack(outputs, dim=2), state
-
-
-def recurrent_step_(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> Tensor:
-    """One token, T = 1, updating `state` (B, M, K, V) in place. Returns the output (B, H, 1, V)."""
-    with without_autocast(query.device.type):
-        if not query.dtype == key.dtype == value.dtype == state.dtype:
-            query, key, value = query.to(state.dtype), key.to(state.dtype), value.to(state.dtype)
-        key = key if decay.key is None else key * decay.key
-        if key.shape[1] != state.shape[1]:
-            key, value = for_query_heads(key, state.shape[1]), for_query_heads(value, state.shape[1])
-        state.mul_(decay.state).addcmul_(key.mT, value)
-        return read_state(query, state)
-
-
-def recurrent_step(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> tuple[Tensor, Tensor]:
-    """One token, T = 1, leaving `state` (B, M, K, V) as it is. Returns the output (B, H, 1, V) and the new state."""
-    dtype, heads = state.dtype, state.shape[1]
-    with without_autocast(query.device.type):
-        key, value = for_query_heads(key, heads).to(dtype), for_query_heads(value, heads).to(dtype)
-        key = key if decay.key is None else key * decay.key
-        state = torch.addcmul(decay.state * state, key.mT, value)
-        return read_state(query.to(dtype), state), state
-
-
-def retention_map(query: Tensor, key: Tensor, tables: DecayTables, backward_tables: DecayTables | None = None) -> Tensor:
-    """Q Kᵀ ⊙ D, (B, H, T, T): what retention has in the place of attention weights. Not normalised, and signed.
-
-    `tables` are those of one chunk; with `backward_tables`, of the sequence turned around, D looks both ways.
-    """
-    return in_heads(_map_rows(query, key, tables, backward_tables), query.shape[1])
-
-
-def _map_rows(query: Tensor, key: Tensor, tables: DecayTables, backward_tables: DecayTables | None = None) -> Tensor:
-    """`retention_map` as (B, M, R T, T)."""
-    dtype, states = compute_dtype(query, key), state_heads(query, key, tables.inner.shape[1])
-    decay = tables.inner[:, :, 0]
-    if backward_tables is not None:
-        decay = decay + backward_tables.inner[:, :, 0].flip(-1, -2).triu(1)
-    with without_autocast(query.device.type):
-        products = in_rows(query.to(dtype), states) @ for_query_heads(key, states).to(dtype).transpose(-1, -2)
-        return decayed_rows(products, decay)
-
-
-def parallel_retention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    initial_state: Tensor | None = None,
-    mask: Tensor | None = None,
-    reset: Tensor | None = None,
-    tables: DecayTables | None = None,
-    scores: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Equation 5, with equation 7's treatment of the state. Arguments and results as `recurrent_retention`.
-
-    `tables`, from `decay_tables(log_decay, T, mask=mask, reset=reset)`, and `scores`, from `retention_map(query, key,
-    tables)`, save their computation.
-    """
-    dtype = compute_dtype(query, key, value)
-    if tables is None:
-        tables = decay_tables(log_decay.to(dtype), query.shape[2], mask=mask, reset=reset)
-    heads, states = query.shape[1], state_heads(query, key, tables.inner.shape[1])
-    key, value = for_query_heads(key, states).to(dtype), for_query_heads(value, states).to(dtype)
-    scores = _map_rows(query, key, tables) if scores is None else in_rows(scores, states)
-    output = in_heads(scores @ value, heads)
-    state = (key * tables.key[:, :, 0]).transpose(-1, -2) @ value
-    if initial_state is not None:
-        initial_state = initial_state.to(dtype)
-        of_query = for_query_heads(tables.query[:, :, 0], heads)
-        output = torch.addcmul(output, of_query, read_state(query.to(dtype), initial_state))
-        state = torch.addcmul(state, tables.state[:, :, 0], initial_state)
-    return output, state
-
-
-def chunkwise_retention_at_once(
-    query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Equation 7 with all chunks in one batched product, in operations that PyTorch differentiates, compiles and exports.
-
-    The reference of `chunkwise_retention`, whose arguments and results these are, in one dtype, and keys and values with as
-    many heads as the state.
-    """
-    heads, length, chunk_size = query.shape[1], query.shape[2], tables.inner.shape[-1]
-    chunks = -(-length // chunk_size)
-
-    def split(tensor: Tensor) -> Tensor:  # (B, H, T, X) -> (B, H, N, C, X)
-        padding = chunks * chunk_size - length
-        return (torch.nn.functional.pad(tensor, (0, 0, 0, padding)) if padding else tensor).unflatten(2, (chunks, -1))
-
-    query, key, value = in_rows(split(query), key.shape[1]), split(key), split(value)
-    scores = decayed_rows(query @ key.transpose(-1, -2), tables.inner)  # (B, M, N, R C, C)
-    output = in_heads(scores @ value, heads)  # (B, H, N, C, V)
-    written = (key * tables.key).transpose(-1, -2) @ value  # (B, M, N, K, V) what each chunk adds to the state
-    # unbound rather than indexed: the gradient of every index would be a tensor of all chunks
-    written, decay = written.unbind(2), tables.state.expand(-1, -1, chunks, -1, -1).unbind(2)
-
-    state = torch.zeros_like(written[0]) if initial_state is None else initial_state
-    states = []  # before each chunk
-    for n in range(chunks):
-        states.append(state)
-        state = torch.addcmul(written[n], decay[n], state)
-    read = in_heads(query @ torch.stack(states, dim=2), heads)
-    output = torch.addcmul(output, for_query_heads(tables.query, heads), read)
-    return output.flatten(2, 3)[:, :, :length], state
+    document, seen = order.document, None
+    if document is not None:
+        if not one_chunk:
+            missing = chunks * chunk_size - length
+            document = torch.cat([document, document[:, -1:].expand(-1, missing)], dim=1)
+        document = document.unflatten(1, (chunks, -1))  # (B|1, N, C)
+        last = document[..., -1:]
+        before = pad(last[:, :-1], (0, 0, 1, 0))  # 0 before the first chunk: the document of the initial state
+        query = query.masked_fill((document != before)[:, None, ..., None], 0)
+        key = key.masked_fill((document != last)[:, None, ..., None], 0)
+        state = state.masked_fill((last != before)[:, None, ..., None], 0)
+    if bidirectional and order.count is not None:  # absent tokens stand behind present ones, which look behind them here
+        document = (torch.zeros_like(to_end) if document is None else document).masked_fill(to_end < 0, -1)
+    if document is not None:
+        seen = (document[..., :, None] == document[..., None, :]).unsqueeze(1)
+    return DecayTables(inner, query, key, state, seen, one_chunk)
 
 
 class ChunkBlock(NamedTuple):
-    """Some consecutive chunks of one length, A = B M N of them with all sequences and matrices, and their tables."""
+    """Some consecutive chunks of one length, A = B M N of them with all sequences and state heads, and their tables."""
 
     tokens: slice
     shape: tuple[int, int, int]  # B, M, N
     tables: DecayTables
-    decays: tuple[Tensor, ...]  # (B|1, M, 1, 1) for each of N: what a chunk leaves of the state before it
     narrow: bool  # whether products are of bfloat16. Their results, decays and states never are.
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """These chunks of queries (B, H, T, X) -> (A, R C, X), or of keys (B, G, T, X) -> (A, C, X)."""
+        _, heads, chunks = self.shape
+        part = tensor[:, :, self.tokens].to(torch.bfloat16 if self.narrow else self.tables.inner.dtype)
+        part = repeat_heads(part, heads) if part.shape[1] < heads else part
+        part = part.unsqueeze(2) if chunks == 1 else part.unflatten(2, (chunks, -1))
+        return stack_queries(part, heads).flatten(0, 2)
+
+    def join(self, part: Tensor, heads: int) -> Tensor:
+        """The inverse of `cut`: (A, R C, X) -> (B, heads, N C, X). Sums over the heads that share a key or a value."""
+        part = unstack_queries(part.unflatten(0, self.shape), max(heads, self.shape[1])).flatten(2, 3)
+        return part if part.shape[1] == heads else part.unflatten(1, (heads, -1)).sum(2)
 
     def product(self, left: Tensor, right: Tensor) -> Tensor:
         """(A, X, Y) @ (A, Y, Z) -> (A, X, Z), in the dtype of the tables."""
@@ -410,80 +437,121 @@ class ChunkBlock(NamedTuple):
             return torch.bmm(left.to(torch.bfloat16), right.to(torch.bfloat16), out_dtype=torch.float32)
         return left @ right
 
-    def add_product_(self, part: Tensor, left: Tensor, right: Tensor, table: Tensor | None = None) -> Tensor:
-        """Adds to a part the product of what is on the left, times powers of γ as in `decayed`, and on the right."""
-        if self.narrow:  # rounded once less, where the powers come after the product
-            added = self.product(left, right)
-            return part.add_(added if table is None else self.decayed_(added, table))
-        return part.baddbmm_(left if table is None else self.decayed(left, table), right)
+    def add_product(self, part: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+        """part + left @ right, written into `part`; without a part, the product alone."""
+        if part is None:
+            return self.product(left, right)
+        return part.add_(self.product(left, right)) if self.narrow else part.baddbmm_(left, right)
 
-    def cut(self, tensor: Tensor) -> Tensor:
-        """These chunks of queries (B, H, T, X) -> (A, R C, X), or of keys (B, G, T, X) -> (A, C, X)."""
-        _, heads, chunks = self.shape
-        part = tensor[:, :, self.tokens].to(torch.bfloat16 if self.narrow else self.tables.inner.dtype)
-        part = for_query_heads(part, heads) if part.shape[1] < heads else part
-        return in_rows(part.unflatten(2, (chunks, -1)), heads).flatten(0, 2)
-
-    def put(self, part: Tensor, whole: Tensor) -> None:
-        """The inverse of `cut`; what heads have in common is summed."""
-        part = part.unflatten(0, self.shape)
-        part = in_heads(part, max(whole.shape[1], self.shape[1])).flatten(2, 3)
-        if part.shape[1] != whole.shape[1]:
-            part = part.unflatten(1, (whole.shape[1], -1)).sum(2)
-        whole[:, :, self.tokens] = part
-
-    def decayed(self, part: Tensor, table: Tensor) -> Tensor:
-        """(A, R C, X), times powers of γ (B|1, M, N|1, C, C|1)."""
-        return decayed_rows(part.unflatten(0, self.shape), table).flatten(0, 2)
-
-    def decayed_(self, part: Tensor, table: Tensor) -> Tensor:
-        """`decayed` in place."""
+    def decay(self, part: Tensor, table: Tensor) -> Tensor:
+        """Multiplies (A, R C, X) by powers of γ (B|1, M, N|1, C, X|1), in place where nothing is compiled."""
+        if torch.compiler.is_compiling():
+            return decay_rows(part.unflatten(0, self.shape), table).flatten(0, 2)
         part.view(*self.shape, -1, table.shape[-2], part.shape[-1]).mul_(table.unsqueeze(3))
         return part
 
-    def by_chunk(self, part: Tensor) -> tuple[Tensor, ...]:
-        """(A, K, V) -> (B, M, K, V) for each of N."""
-        return part.unflatten(0, self.shape).unbind(2)
+    def decayed_product(self, left: Tensor, right: Tensor | None, table: Tensor) -> Tensor | None:
+        """left @ right times powers of γ; None where `right` is None, which stands for zeros."""
+        return None if right is None else self.decay(self.product(left, right), table)
 
-    def together(self, states: list[Tensor]) -> Tensor:
-        """(B, M, K, V) for each of N -> (A, K, V)."""
-        return (torch.stack(states, dim=2) if len(states) > 1 else states[0]).flatten(0, -3)
+    def masked(self, scores: Tensor) -> Tensor:
+        """Q Kᵀ, or its gradient, (A, R C, C) -> Q Kᵀ ⊙ D within each chunk."""
+        scores = self.decay(scores, self.tables.inner)
+        return scores if self.tables.seen is None else self.decay(scores, self.tables.seen)
+
+    def run_state(
+        self, rows: Tensor, table: Tensor, columns: Tensor, state: Tensor | None, wanted: bool, backwards: bool = False
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The recurrence S <- γ^C S + (rows ⊙ table)ᵀ columns, from chunk to chunk.
+
+        Args:
+            rows, columns: (A, R C, K) and (A, R C, V): keys and values, or queries and the gradient of the output.
+            state: (B, M, K, V) that the first chunk starts from; None for zeros.
+            wanted: whether the state after the last chunk is.
+            backwards: goes from the last chunk to the first one, as the gradient of the state does.
+
+        Returns:
+            The state that each chunk starts from, (A, K, V), None if all are zero; and the state after the last chunk,
+            (B, M, K, V), or None.
+        """
+        chunks = self.shape[2]
+        if chunks == 1 and not wanted:
+            return None if state is None else state.flatten(0, 1), None
+        decayed = decay_rows(rows.unflatten(0, self.shape), table).flatten(0, 2)
+        written = self.product(decayed.mT, columns).unflatten(0, self.shape).unbind(2)
+        if state is None and chunks == 1:
+            return None, written[0]
+        state = torch.zeros_like(written[0]) if state is None else state
+        steps = list(zip(written, self.tables.state.expand(-1, -1, chunks, -1, -1).unbind(2)))
+        before = []
+        for added, decay in reversed(steps) if backwards else steps:
+            before.append(state)
+            state = torch.addcmul(added, decay, state)
+        before = before[::-1] if backwards else before
+        return (torch.stack(before, dim=2) if chunks > 1 else before[0]).flatten(0, -3), state
 
 
-def chunk_blocks(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables) -> list[ChunkBlock]:
-    """The sequence in blocks that are large enough to keep the device busy, and small enough for its cache."""
+def chunk_blocks(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, at_once: bool = False) -> list[ChunkBlock]:
+    """The sequence in blocks that are large enough to keep the device busy, and small enough for its cache.
+
+    With `at_once`, all whole chunks are one block.
+    """
     narrow = query.dtype == key.dtype == value.dtype == torch.bfloat16 and tables.inner.dtype == torch.float32
     narrow = narrow and multiplies_bfloat16(query.device)
     batch, heads, length, _ = query.shape
     states = state_heads(query, key, tables.inner.shape[1])
     chunk_size = tables.inner.shape[-1]
+    if tables.one_chunk:
+        return [ChunkBlock(slice(None), (batch, states, 1), tables, narrow)]
     wanted = BLOCK_SIZE_ON_CPU if query.device.type == "cpu" else BLOCK_SIZE_ELSEWHERE
-    chunks_per_block = max(1, wanted // max(1, batch * heads * chunk_size))
+    whole, rest = divmod(length, chunk_size)
+    most = whole if at_once else max(1, wanted // max(1, batch * heads * chunk_size))
 
     def block(first: int, chunks: int, size: int) -> ChunkBlock:
-        inner, of_query, of_key, state = tables.of_chunks(slice(first, first + chunks))
-        own = DecayTables(inner[..., :size, :size], of_query[..., :size, :], of_key[..., :size, :], state)
-        decays = state.expand(-1, -1, chunks, -1, -1).unbind(2)
         start = first * chunk_size
-        tokens = slice(start, start + chunks * size)
-        return ChunkBlock(tokens, (batch, states, chunks), own, decays, narrow)
+        own = tables.of_chunks(slice(first, first + chunks), size)
+        return ChunkBlock(slice(start, start + chunks * size), (batch, states, chunks), own, narrow)
 
-    whole, rest = divmod(length, chunk_size)
-    blocks = [block(first, min(chunks_per_block, whole - first), chunk_size) for first in range(0, whole, chunks_per_block)]
+    blocks = [block(first, min(most, whole - first), chunk_size) for first in range(0, whole, max(1, most))]
     return blocks + ([block(whole, 1, rest)] if rest else [])
 
 
-def read_chunks(block: ChunkBlock, key: Tensor, value: Tensor, state: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The state (B, M, K, V) before each chunk of a block, and after the last; key and value are (A, C, K) and (A, C, V)."""
-    states = []
-    for written, decay in zip(block.by_chunk(block.product(block.decayed(key, block.tables.key).mT, value)), block.decays):
-        states.append(state)
-        state = torch.addcmul(written, decay, state)
-    return states, state
+def blockwise_retention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tables: DecayTables,
+    order: TokenOrder,
+    initial_state: Tensor | None,
+    with_final: bool,
+    at_once: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Equation 7, block of chunks by block of chunks.
+
+    With `at_once`, all chunks are in one batched product, in operations that PyTorch differentiates, compiles and exports.
+    """
+    heads, dtype = query.shape[1], tables.inner.dtype
+    query, key, value = order.front(query), order.front(key), order.front(value)
+    state = None if initial_state is None else initial_state.to(dtype)
+    output, parts = None if at_once else empty_output(value, heads, dtype), []
+    blocks = chunk_blocks(query, key, value, tables, at_once)
+    for block in blocks:
+        query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
+        wanted = with_final or block is not blocks[-1]
+        before, state = block.run_state(key_part, block.tables.key, value_part, state, wanted)
+        part = block.decayed_product(query_part, before, block.tables.query)
+        part = block.add_product(part, block.masked(block.product(query_part, key_part.mT)), value_part)
+        if at_once:
+            parts.append(block.join(part, heads))
+        else:
+            output[:, :, block.tokens] = block.join(part, heads)
+    if at_once:
+        output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    return order.back(output), state
 
 
 class ChunkwiseRetention(torch.autograd.Function):
-    """Equation 7, block of chunks by block of chunks, and its gradient.
+    """`blockwise_retention` and its gradient.
 
     Keeps query, key and value for the backward pass, O(T (K + V)), and computes scores and states again: within a chunk the
     gradients are those of equation 5, and from chunk to chunk the gradient of the state runs back by the same recurrence,
@@ -491,147 +559,119 @@ class ChunkwiseRetention(torch.autograd.Function):
         dS_n = γ^C dS_{n+1} + (Q_n ⊙ query decays)ᵀ dO_n
     """
 
-    @staticmethod
-    def forward(query, key, value, tables, initial_state):
-        output = empty_as(value, query.shape[1], tables.inner.dtype)
-        state = state_before(query, key, value, tables, initial_state)
-        for block in chunk_blocks(query, key, value, tables):
-            query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
-            states, state = read_chunks(block, key_part, value_part, state)
-            part = block.product(block.decayed_(block.product(query_part, key_part.mT), block.tables.inner), value_part)
-            part = block.add_product_(part, query_part, block.together(states), block.tables.query)
-            block.put(part, output)
-        return output, state
+    forward = staticmethod(blockwise_retention)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
-        query, key, value, ctx.tables, initial_state = inputs
+        query, key, value, ctx.tables, ctx.order, initial_state, ctx.with_final, _ = inputs
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, initial_state)
 
     @staticmethod
     def backward(ctx, output_gradient, state_gradient):
-        with without_autocast(output_gradient.device.type):  # a backward pass may be asked for where autocast is on
-            return _chunkwise_gradients(*ctx.saved_tensors, ctx.tables, output_gradient, state_gradient)
+        query, key, value, initial_state = ctx.saved_tensors
+        tables, order, dtype = ctx.tables, ctx.order, ctx.tables.inner.dtype
+        with without_autocast(query.device.type):  # a backward pass may be asked for where autocast is on
+            if torch.is_grad_enabled():  # the caller wants to differentiate these gradients
+                operands = (query, key, value, initial_state)
+                results = blockwise_retention(*operands[:3], tables, order, initial_state, ctx.with_final, at_once=True)
+                gradients = gradients_where_asked(results, operands, (output_gradient, state_gradient))
+                return *gradients[:3], None, None, gradients[3], None, None
+            if output_gradient is None:
+                output_gradient = query.new_zeros(*query.shape[:3], value.shape[-1], dtype=dtype)
+            query, key, value, output_gradient = map(order.front, (query, key, value, output_gradient))
+            blocks, state, before = chunk_blocks(query, key, value, tables), None, []
+            if initial_state is not None:
+                state = initial_state.to(dtype)
+            for block in blocks:
+                wanted = block is not blocks[-1]
+                of_block, state = block.run_state(block.cut(key), block.tables.key, block.cut(value), state, wanted)
+                before.append(of_block)
+            *gradients, of_state = block_gradients(
+                blocks, before, query, key, value, output_gradient, state_gradient, initial_state is not None
+            )
+        of_state = None if initial_state is None else of_state.to(initial_state.dtype)
+        return *(order.back(gradient) for gradient in gradients), None, None, of_state, None, None
 
 
-def _chunkwise_gradients(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    initial_state: Tensor | None,
-    tables: DecayTables,
-    output_gradient: Tensor,
-    state_gradient: Tensor,
-) -> tuple[Tensor | None, ...]:
-    """Those of the arguments of `ChunkwiseRetention`; states are computed again."""
-    if torch.is_grad_enabled():  # a gradient of the gradient is asked for
-        results = _grouped_at_once(query, key, value, tables, initial_state)
-        gradients = gradients_where_asked(results, (query, key, value, initial_state), (output_gradient, state_gradient))
-        return *gradients[:3], None, gradients[3]
-
-    blocks = chunk_blocks(query, key, value, tables)
-    states = states_of_blocks(blocks, key, value, state_before(query, key, value, tables, initial_state))
-    *gradients, initial_gradient = gradients_of_blocks(blocks, states, query, key, value, output_gradient, state_gradient)
-    return *gradients, None, None if initial_state is None else initial_gradient.to(initial_state.dtype)
-
-
-def states_of_blocks(blocks: list[ChunkBlock], key: Tensor, value: Tensor, state: Tensor) -> list[list[Tensor]]:
-    """The state (B, M, K, V) before each chunk of each block."""
-    states = []
-    for block in blocks:
-        of_block, state = read_chunks(block, block.cut(key), block.cut(value), state)
-        states.append(of_block)
-    return states
-
-
-def gradients_of_blocks(
+def block_gradients(
     blocks: list[ChunkBlock],
-    states: list[list[Tensor]],
+    before: list[Tensor | None],
     query: Tensor,
     key: Tensor,
     value: Tensor,
     output_gradient: Tensor,
-    state_gradient: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of queries, keys, values, and of the state before the first chunk.
+    state_gradient: Tensor | None,
+    with_initial: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of queries, keys, values, and of the state before the first chunk, which is None unless `with_initial`.
 
     Args:
-        states: what `states_of_blocks` gave; it is used up. state_gradient: of the state after the last chunk.
+        before: the states (A, K, V) that the chunks of each block start from, None for zeros. The list is emptied.
+        state_gradient: of the state after the last chunk; None for zeros.
     """
     query_gradient, key_gradient, value_gradient = (torch.empty_like(tensor) for tensor in (query, key, value))
     for block in reversed(blocks):
+        tokens, tables, state = block.tokens, block.tables, before.pop()
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
         gradient = block.cut(output_gradient)  # (A, R C, V)
-        inner = block.tables.inner
-        after, state_gradient = gradients_of_states(block, query_part, gradient, state_gradient)
-        before, after = block.together(states.pop()), block.together(after[::-1])
+        wanted = with_initial or block is not blocks[0]
+        after, state_gradient = block.run_state(query_part, tables.query, gradient, state_gradient, wanted, backwards=True)
 
-        part = block.product(block.decayed_(block.product(query_part, key_part.mT), inner).mT, gradient)
-        block.put(block.add_product_(part, key_part, after, block.tables.key), value_gradient)
-        scores_gradient = block.decayed_(block.product(gradient, value_part.mT), inner)
-        part = block.decayed_(block.product(gradient, before.mT), block.tables.query)
-        block.put(block.add_product_(part, scores_gradient, key_part), query_gradient)
-        part = block.decayed_(block.product(value_part, after.mT), block.tables.key)
-        block.put(block.add_product_(part, scores_gradient.mT, query_part), key_gradient)
+        part = block.decayed_product(key_part, after, tables.key)
+        part = block.add_product(part, block.masked(block.product(query_part, key_part.mT)).mT, gradient)
+        value_gradient[:, :, tokens] = block.join(part, value.shape[1])
+        scores_gradient = block.masked(block.product(gradient, value_part.mT))
+        part = block.decayed_product(gradient, None if state is None else state.mT, tables.query)
+        part = block.add_product(part, scores_gradient, key_part)
+        query_gradient[:, :, tokens] = block.join(part, query.shape[1])
+        part = block.decayed_product(value_part, None if after is None else after.mT, tables.key)
+        part = block.add_product(part, scores_gradient.mT, query_part)
+        key_gradient[:, :, tokens] = block.join(part, key.shape[1])
     return query_gradient, key_gradient, value_gradient, state_gradient
 
 
-def gradients_of_states(
-    block: ChunkBlock, query: Tensor, gradient: Tensor, state_gradient: Tensor
-) -> tuple[list[Tensor], Tensor]:
-    """Of the state after each chunk of a block, the last one first, and of the state before the first one.
-
-    Query is (A, R C, K), the gradient of the output (A, R C, V).
-    """
-    after = []
-    read = block.by_chunk(block.product(block.decayed(query, block.tables.query).mT, gradient))
-    for through_query, decay in zip(reversed(read), reversed(block.decays)):
-        after.append(state_gradient)
-        state_gradient = torch.addcmul(through_query, decay, state_gradient)
-    return after, state_gradient
-
-
 def gradients_where_asked(
-    results: tuple[Tensor, ...], operands: tuple[Tensor | None, ...], gradients: tuple[Tensor, ...]
+    results: tuple[Tensor | None, ...], operands: tuple[Tensor | None, ...], gradients: tuple[Tensor | None, ...]
 ) -> list[Tensor | None]:
-    """Gradients that can be differentiated again, of each operand that asks for one; None for the others."""
+    """Gradients that can be differentiated again, of each operand that requires one; None for the others."""
     asking = [operand for operand in operands if operand is not None and operand.requires_grad]
-    reached = [place for place, result in enumerate(results) if result.requires_grad]
-    found = iter(
-        torch.autograd.grad(
-            [results[place] for place in reached],
-            asking,
-            [gradients[place] for place in reached],
-            create_graph=True,
-            allow_unused=True,
-        )
-    )
+    reached = [
+        (result, gradient) for result, gradient in zip(results, gradients) if gradient is not None and result.requires_grad
+    ]
+    outputs, weights = zip(*reached)
+    found = iter(torch.autograd.grad(outputs, asking, weights, create_graph=True, allow_unused=True))
     return [next(found) if operand is not None and operand.requires_grad else None for operand in operands]
 
 
-def state_before(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None) -> Tensor:
-    """The state that the first chunk reads, in the dtype of the tables."""
-    if initial_state is None:
-        initial_state = initial_state_like(query, value, state_heads(query, key, tables.inner.shape[1]))
-    return initial_state.to(tables.inner.dtype)
-
-
-def empty_as(value: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-    """(B, H, T, V), laid out in memory as `value` is, so that what followed from its layout as a view does so again."""
+def empty_output(value: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+    """(B, H, T, V), with the memory layout of `value`, so that joining the heads again needs no copy."""
     if value.shape[1] == heads:
         return torch.empty_like(value, dtype=dtype)
     batch, _, length, value_dim = value.shape
     return torch.empty(batch, length, heads, value_dim, dtype=dtype, device=value.device).transpose(1, 2)
 
 
-def _grouped_at_once(
-    query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, initial_state: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """`chunkwise_retention_at_once` for any dtype, and for key/value heads that serve several query heads."""
-    dtype, states = tables.inner.dtype, state_heads(query, key, tables.inner.shape[1])
-    key, value = (for_query_heads(tensor.to(dtype), states) for tensor in (key, value))
-    initial_state = None if initial_state is None else initial_state.to(dtype)
-    return chunkwise_retention_at_once(query.to(dtype), key, value, tables, initial_state)
+def retention_in_chunks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tables: DecayTables,
+    order: TokenOrder = AS_GIVEN,
+    initial_state: Tensor | None = None,
+    with_final: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Equation 7 with decay tables that were computed before, by the fastest way.
+
+    Args and returns as in `chunkwise_retention`; without `with_final`, the final state is not computed, and None.
+    """
+    with without_autocast(query.device.type):
+        operands = (query, key, value, tables, order, initial_state, with_final)
+        if needs_autograd(*tables[:4]):
+            return blockwise_retention(*operands, at_once=True)
+        tensors = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
+        recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        return (ChunkwiseRetention.apply if recorded else blockwise_retention)(*operands)
 
 
 def chunkwise_retention(
@@ -643,24 +683,32 @@ def chunkwise_retention(
     mask: Tensor | None = None,
     reset: Tensor | None = None,
     chunk_size: int | None = None,
-    tables: DecayTables | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Equation 7: parallel within each chunk, and the recurrence from chunk to chunk.
 
     Time and memory are linear in T; for a gradient only the operands are kept. Arguments and results as
-    `recurrent_retention`; `chunk_size` defaults to `default_chunk_size`; `tables`, from `decay_tables(log_decay, T,
-    chunk_size, mask, reset)`, saves their computation.
+    `recurrent_retention`; `chunk_size` defaults to `default_chunk_size`.
     """
-    dtype = compute_dtype(query, key, value)
-    if tables is None:
-        chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
-        tables = decay_tables(log_decay.to(dtype), query.shape[2], chunk_size, mask, reset)
-    if left_to_pytorch(*tables):
-        return _grouped_at_once(query, key, value, tables, initial_state)
-    operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands):
-        return ChunkwiseRetention.apply(query, key, value, tables, initial_state)
-    return ChunkwiseRetention.forward(query, key, value, tables, initial_state)
+    chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
+    order = token_order(mask, reset)
+    log_decay = log_decay.to(compute_dtype(query, key, value))
+    tables = decay_tables(log_decay, query.shape[2], chunk_size, order)
+    return retention_in_chunks(query, key, value, tables, order, initial_state)
+
+
+def parallel_retention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    initial_state: Tensor | None = None,
+    mask: Tensor | None = None,
+    reset: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Equation 5, which is equation 7 with one chunk. Arguments and results as `recurrent_retention`."""
+    order = token_order(mask, reset)
+    tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2], None, order)
+    return retention_in_chunks(query, key, value, tables, order, initial_state)
 
 
 def retention(
@@ -673,23 +721,18 @@ def retention(
     reset: Tensor | None = None,
     form: str = "auto",
     chunk_size: int | None = None,
-    tables: DecayTables | None = None,
-    scores: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Retention in whichever form suits: the front door.
+    """Retention, in the form that suits its length or in the one that is named.
 
     Args:
         query: (B, H, T, K), already rotated and scaled.
         key, value: (B, G, T, K) and (B, G, T, V), where G divides H; each key/value head serves H / G query heads.
-        log_decay: (H,) natural logarithm of each head's γ, finite; or (G,), one for all that a key/value head serves, which
-            then share one state.
-        initial_state: (B, H, K, V), or (B, G, K, V) where it is shared, what was read before; or None.
+        log_decay: (H,) natural logarithm of each head's γ, finite; or (G,), one for all heads that a key/value head serves,
+            which then share one state.
+        initial_state: (B, H, K, V), or (B, G, K, V) where it is shared, the state to continue from; or None.
         mask: (B, T) bool, False where a token is absent. reset: (B, T) bool, True where a document starts.
         form: "parallel", "recurrent", "chunkwise", or "auto", which takes the fastest for T.
         chunk_size: C of the chunkwise form; `default_chunk_size(K, V)` if absent.
-        tables: what `decay_tables` gave for the same T, mask and reset: with one chunk for the parallel form, in chunks for
-            the chunkwise form.
-        scores: (B, H, T, T) what `retention_map` gave, for the parallel form.
 
     Returns:
         output (B, H, T, V) and final state, of the shape of the initial one, in float32, or float64 where an input is.
@@ -699,6 +742,22 @@ def retention(
     """
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
+    check_operands(query, key, value, log_decay, initial_state)
+    chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
+    form = choose_form(query.shape[2], chunk_size) if form == "auto" else form
+    operands = (query, key, value, log_decay, initial_state, mask, reset)
+    if form == "parallel":
+        return parallel_retention(*operands)
+    if form == "chunkwise":
+        return chunkwise_retention(*operands, chunk_size)
+    with without_autocast(query.device.type):
+        return recurrent_retention(*operands)
+
+
+def check_operands(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, initial_state: Tensor | None = None
+) -> None:
+    """Raises ValueError for operands of `retention` whose shapes do not belong together."""
     if query.dim() != 4 or key.shape[:1] + key.shape[2:] != query.shape[:1] + query.shape[2:]:
         raise ValueError(
             "query and key must be (batch, heads, tokens, key size) and agree in all but the heads, "
@@ -717,24 +776,11 @@ def retention(
     states = state_heads(query, key, log_decay.numel())
     if initial_state is not None and initial_state.shape[1] != states:
         raise ValueError(f"initial_state must have {states} heads, one for each decay, got {tuple(initial_state.shape)}.")
-    chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
-    form = choose_form(query.shape[2], chunk_size) if form == "auto" else form
-
-    with without_autocast(query.device.type):
-        if form == "parallel":
-            return parallel_retention(query, key, value, log_decay, initial_state, mask, reset, tables, scores)
-        if form == "chunkwise":
-            return chunkwise_retention(query, key, value, log_decay, initial_state, mask, reset, chunk_size, tables)
-        if query.shape[2] == 1:
-            dtype = compute_dtype(query, key, value)
-            state = initial_state_like(query, value, states) if initial_state is None else initial_state.to(dtype)
-            return recurrent_step(query, key, value, step_decay(log_decay.to(dtype), mask, reset), state)
-        return recurrent_retention(query, key, value, log_decay, initial_state, mask, reset)
 
 
 def document_ends(reset: Tensor) -> Tensor:
     """(B, T) bool, True at the first token of each document -> True at the last token of each."""
-    return torch.nn.functional.pad(reset[:, 1:], (0, 1), value=True)
+    return pad(reset[:, 1:], (0, 1), value=True)
 
 
 def bidirectional_retention(
@@ -746,29 +792,31 @@ def bidirectional_retention(
     reset: Tensor | None = None,
     form: str = "auto",
     chunk_size: int | None = None,
-    tables: tuple[DecayTables, DecayTables] | None = None,
-    scores: Tensor | None = None,
 ) -> Tensor:
     """Retention that looks both ways: O = (Q Kᵀ ⊙ γ^|n-m|) V, (B, H, T, V).
 
-    The sum of a scan forwards and a scan backwards, less the token itself, which both have counted: linear in T. Arguments
-    as in `retention`; there is no state, since a token sees the whole text. `tables` are those of the sequence as it is
-    and turned around, `scores` what `retention_map` gave for both.
+    There is no state, since a token sees the whole text. The parallel form is one product. The others are the sum of a scan
+    forwards and a scan backwards, minus the token itself, which both count: linear in T. Arguments as in `retention`.
     """
-    if scores is not None:
-        states = state_heads(query, key, log_decay.numel())
-        with without_autocast(query.device.type):
-            value = for_query_heads(value, states).to(scores.dtype)
-            return in_heads(in_rows(scores, states) @ value, query.shape[1])
-    forward_tables, backward_tables = (None, None) if tables is None else tables
-    ahead, _ = retention(query, key, value, log_decay, None, mask, reset, form, chunk_size, forward_tables)
-    turned = [None if tensor is None else tensor.flip(2) for tensor in (query, key, value)]
+    check_operands(query, key, value, log_decay)
+    chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
+    if form == "auto":
+        form = "parallel" if choose_form(query.shape[2], chunk_size) != "chunkwise" else "chunkwise"
+    if form == "parallel":
+        order = token_order(mask, reset)
+        log_decay = log_decay.to(compute_dtype(query, key, value))
+        tables = decay_tables(log_decay, query.shape[2], None, order, bidirectional=True)
+        return retention_in_chunks(query, key, value, tables, order, with_final=False)[0]
+    ahead, _ = retention(query, key, value, log_decay, None, mask, reset, form, chunk_size)
+    turned = [tensor.flip(2) for tensor in (query, key, value)]
     turned_mask = None if mask is None else mask.flip(1)
     turned_reset = None if reset is None else document_ends(reset).flip(1)
-    back, _ = retention(*turned, log_decay, None, turned_mask, turned_reset, form, chunk_size, backward_tables)
+    back, _ = retention(*turned, log_decay, None, turned_mask, turned_reset, form, chunk_size)
+    return ahead + back.flip(2) - self_retention(query, key, value, mask, ahead.dtype)
 
-    key, value = (for_query_heads(tensor, query.shape[1]) for tensor in (key, value))
-    itself = (query.to(ahead.dtype) * key).sum(-1, keepdim=True) * value  # (B, H, T, V)
-    if mask is not None:
-        itself = itself.masked_fill(~mask[:, None, :, None], 0)
-    return ahead + back.flip(2) - itself
+
+def self_retention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What each token retains of itself, q_n k_nᵀ v_n: (B, H, T, V)."""
+    key, value = (repeat_heads(tensor, query.shape[1]) for tensor in (key, value))
+    itself = (query.to(dtype) * key).sum(-1, keepdim=True) * value
+    return itself if mask is None else itself.masked_fill(~mask[:, None, :, None], 0)

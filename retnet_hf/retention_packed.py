@@ -1,36 +1,37 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Retention over documents that stand one after the other in one row, each with a state of its own before and after it.
+"""Retention over documents that stand one after the other in one row, each of which continues from a state of its own.
 
 For serving engines: prompts, parts of prompts and single tokens of many sequences go through a model in one call. Documents
-of similar length are computed together. Each is cut into chunks, and the chunks of all of them are computed side by side, as
-in equation 7; states go from chunk to chunk in all documents at once. A document of one token is a step of decoding.
+of similar length are computed together: each is cut into chunks, and equation 7 is applied to the chunks of all documents at
+once. A document of one token is a step of decoding. The state before every chunk is kept until the outputs are computed: K V
+numbers for C tokens.
 
-The state before every chunk is kept until the outputs are computed: K V numbers for C tokens.
-
-Shapes are those of `retention_forms.py`, and D documents, A chunks of all documents of a group together.
+Shapes are those of `retention_forms.py`, and D documents, A chunks of all documents of a group together, S rows of a state.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .layout import Layout, checked_positions
+from .operators import Operator
 from .retention_forms import (
     StepDecay,
     compute_dtype,
-    decayed_rows,
+    decay_rows,
     default_chunk_size,
-    for_query_heads,
-    in_heads,
-    in_rows,
-    recurrent_step,
     recurrent_step_,
+    repeat_heads,
+    stack_queries,
     state_heads,
+    unstack_queries,
     without_autocast,
 )
+from .state_layer import StateLayer
 
 
 STEP_ON_CPU = 2**19  # numbers of the states of documents that are computed together
@@ -45,8 +46,8 @@ class ChunkedDocuments(NamedTuple):
     chunks: tuple[int, ...]  # how many documents have a first chunk, a second one, ...
 
 
-class PackedLayout(NamedTuple):
-    """How the documents of a row are computed; the same in all layers of a model."""
+class PackedDocuments(NamedTuple):
+    """How the documents of a row are grouped and cut into chunks; the same in all layers of a model."""
 
     boundaries: Tensor  # (D + 1,) int64
     order: Tensor  # (D,) int64: row of each document in the states of all groups, one after the other
@@ -61,13 +62,13 @@ class PackedLayout(NamedTuple):
         return self.longest == 1 and len(self.places) == len(self.order)
 
 
-@torch.compiler.disable  # which takes NumPy for PyTorch, and numbers for unknown
-def packed_layout(
+@torch.compiler.disable  # it would trace NumPy as PyTorch, and take the boundaries for unknown numbers
+def packed_documents(
     boundaries: Sequence[int] | Tensor, chunk_size: int, device: torch.device | str | None = None
-) -> PackedLayout:
-    """The layout of documents of which each begins at its boundary and ends at the next one.
+) -> PackedDocuments:
+    """Groups and chunks of documents, each of which begins at its boundary and ends at the next one.
 
-    Computed by the host, and copied to the device at once. Boundaries that are on a device have to be waited for.
+    The host computes them, and copies all to the device at once. It waits for boundaries that are on a device.
 
     Args:
         boundaries: (D + 1,) integers from 0 to T, as `cu_seq_lens_q` of transformers. A document may be empty.
@@ -99,7 +100,7 @@ def packed_layout(
     )
     chunks = [each for *_, each in parts]
     groups = tuple(ChunkedDocuments(*arrays[3 * n : 3 * n + 3], each) for n, each in enumerate(chunks))
-    return PackedLayout(bounds, order, places, groups, in_order, int(lengths.max()))
+    return PackedDocuments(bounds, order, places, groups, in_order, int(lengths.max()))
 
 
 def _chunked(bounds: np.ndarray, which: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...]]:
@@ -130,16 +131,16 @@ def packed_retention(
     key: Tensor,
     value: Tensor,
     log_decay: Tensor,
-    boundaries: Sequence[int] | Tensor | PackedLayout,
+    boundaries: Sequence[int] | Tensor | PackedDocuments,
     initial_states: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Retention of each document of a row on from its own state.
+    """Retention of each document of a row, continued from its own state.
 
     Args:
         query: (1, H, T, K), rotated and scaled. key, value: (1, G, T, K) and (1, G, T, V), where G divides H.
         log_decay: (H,), or (G,) where the heads that a key/value head serves share a state.
-        boundaries: (D + 1,) integers from 0 to T: where each document begins, and T; or what `packed_layout` made of them.
+        boundaries: (D + 1,) integers from 0 to T: where each document begins, and T; or the result of `packed_documents`.
         initial_states: (D, M, K, V), zeros if absent. Never modified.
         chunk_size: C; `default_chunk_size(K, V)` if absent.
 
@@ -151,28 +152,28 @@ def packed_retention(
     """
     operands = [tensor for tensor in (query, key, value, initial_states) if tensor is not None]
     dtype, states = compute_dtype(*operands), state_heads(query, key, log_decay.numel())
-    layout = boundaries
-    if not isinstance(boundaries, PackedLayout):
+    documents = boundaries
+    if not isinstance(boundaries, PackedDocuments):
         chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
-        layout = packed_layout(boundaries, chunk_size, query.device)
-    if query.shape[0] != 1 or query.shape[2] != len(layout.places):
+        documents = packed_documents(boundaries, chunk_size, query.device)
+    if query.shape[0] != 1 or query.shape[2] != len(documents.places):
         raise ValueError(
-            f"query must have one row of the {len(layout.places)} tokens that the documents have, got {tuple(query.shape)}."
+            f"query must have one row of the {len(documents.places)} tokens of the documents, got {tuple(query.shape)}."
         )
-    shape = (len(layout.order), states, query.shape[-1], value.shape[-1])
+    shape = (len(documents.order), states, query.shape[-1], value.shape[-1])
     if initial_states is None:
         initial_states = query.new_zeros(shape, dtype=dtype)
     elif initial_states.shape != shape:
         raise ValueError(f"initial_states must be {shape}, one for each document, got {tuple(initial_states.shape)}.")
-    rows = query[0].to(dtype), for_query_heads(key, states)[0].to(dtype), for_query_heads(value, states)[0].to(dtype)
+    rows = query[0].to(dtype), repeat_heads(key, states)[0].to(dtype), repeat_heads(value, states)[0].to(dtype)
     log_decay, initial_states, parts = log_decay.to(dtype), initial_states.to(dtype), []
     with without_autocast(query.device.type):
-        for group in layout.groups:
-            before = initial_states if layout.in_order else initial_states[group.documents]
+        for group in documents.groups:
+            before = initial_states if documents.in_order else initial_states[group.documents]
             compute = _steps if group.tokens.shape[1] == 1 and len(group.chunks) <= 1 else _chunks
             parts.append(compute(*rows, log_decay, group, before))
-    output = torch.cat([output for output, _ in parts], dim=1)[:, layout.places]
-    after = parts[0][1] if layout.in_order else torch.cat([state for _, state in parts])[layout.order]
+    output = torch.cat([output for output, _ in parts], dim=1)[:, documents.places]
+    after = parts[0][1] if documents.in_order else torch.cat([state for _, state in parts])[documents.order]
     return output[None], after
 
 
@@ -196,7 +197,7 @@ def packed_step_(
         begins: (D,) bool, whether a document begins, whatever its row holds; None if none does.
     """
     documents = query.shape[2]
-    decay = StepDecay(log_decay.to(states.dtype).exp().view(1, -1, 1, 1), None)
+    decay = _step_decay(log_decay.to(states.dtype))
     tokens = [operand[0].transpose(0, 1).unsqueeze(2) for operand in (query, key, value)]  # (D, ., 1, .)
     size = max(1, STEP_ON_CPU // states[0].numel()) if states.device.type == "cpu" else documents
     outputs = []
@@ -220,12 +221,16 @@ def _steps(
     group: ChunkedDocuments,
     state: Tensor,  # (D, M, K, V)
 ) -> tuple[Tensor, Tensor]:
-    """`_chunks`, of documents of one token, and of empty ones."""
+    """`_chunks`, of documents of one token, and of empty documents."""
     count = len(group.count)
     tokens = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., 1, .)
-    decay = StepDecay(log_decay.exp().view(1, -1, 1, 1), None)
-    output, after = recurrent_step(*tokens, decay, state[:count])
+    after = state[:count].clone()
+    output = recurrent_step_(*tokens, _step_decay(log_decay), after)
     return output.transpose(0, 1).flatten(1, 2), after if count == len(state) else torch.cat([after, state[count:]])
+
+
+def _step_decay(log_decay: Tensor) -> StepDecay:
+    return StepDecay(log_decay.exp().view(1, -1, 1, 1), None)
 
 
 def _chunks(
@@ -249,8 +254,8 @@ def _chunks(
     query_decay, key_decay = power(place[None, :, None] + 1), power((group.count[:, None] - 1 - place)[..., None])
     kept = power(group.count[:, None, None])  # (A, M, 1, 1)
 
-    rows = in_rows(query, key.shape[1])  # (A, M, R C, K)
-    output = in_heads(decayed_rows(rows @ key.mT, inner) @ value, heads)
+    rows = stack_queries(query, key.shape[1])  # (A, M, R C, K)
+    output = unstack_queries(decay_rows(rows @ key.mT, inner) @ value, heads)
     written = (key * key_decay).mT @ value  # (A, M, K, V)
     before, done, first = [], [], 0
     for count in group.chunks:
@@ -259,6 +264,143 @@ def _chunks(
         before.append(state)
         state = torch.addcmul(written[first : first + count], kept[first : first + count], state)
         first += count
-    read = in_heads(rows @ torch.cat([*before, state[:0]]), heads)  # (A, H, C, V)
-    output = torch.addcmul(output, for_query_heads(query_decay, heads), read)
+    read = unstack_queries(rows @ torch.cat([*before, state[:0]]), heads)  # (A, H, C, V)
+    output = torch.addcmul(output, repeat_heads(query_decay, heads), read)
     return output.transpose(0, 1).flatten(1, 2), torch.cat([state, *reversed(done)])
+
+
+class PackedLayout(Layout):
+    """The layout of packed documents, each of which continues from its own row of a state.
+
+    Args:
+        documents: groups and chunks.
+        rows: (D,) row of the state for each document, no two alike; None if document i continues from row i.
+        begins: (D,) bool, whether a document begins anew, whatever its row holds; None if none does.
+        position: (1, T). document_position: (D,) position that follows each document.
+    """
+
+    def __init__(
+        self,
+        documents: PackedDocuments,
+        rows: Tensor | None,
+        begins: Tensor | None,
+        position: Tensor,
+        document_position: Tensor,
+    ) -> None:
+        super().__init__(position, position + 1)
+        self.documents, self.rows, self.begins, self.document_position = documents, rows, begins, document_position
+        self.tokens = documents.longest
+
+    def advance_(self, next_position: Tensor, length: Tensor) -> None:
+        """As in `Layout`. With rows, as many columns have been read as of the longest row, as if the others were padded."""
+        if self.rows is None:
+            next_position.copy_(self.document_position)
+            length.add_(self.tokens)
+        else:
+            next_position.index_copy_(0, self.rows, self.document_position)
+            length.copy_(next_position.max())
+
+
+class PackedRetention(Operator):
+    """Packed documents, each continued from its row of the states (S, M, K, V)."""
+
+    in_place = True
+
+    def __init__(self, log_decay: Tensor, layout: PackedLayout) -> None:
+        super().__init__(log_decay)
+        self.documents, self.rows, self.begins = layout.documents, layout.rows, layout.begins
+
+    def __call__(self, query, key, value, state=None, rows: Tensor | None = None):
+        """Updates the rows of `state` in place; `rows` (D,) replace those of the layout."""
+        rows = self.rows if rows is None else rows
+        if self.documents.is_step and not torch.is_grad_enabled():
+            return packed_step_(query, key, value, self.log_decay, state, rows, self.begins), state
+        before = state if rows is None else state[rows]
+        if self.begins is not None:
+            before = before.masked_fill(self.begins[:, None, None, None], 0)
+        output, after = packed_retention(query, key, value, self.log_decay, self.documents, before)
+        return output, after if rows is None else state.index_copy_(0, rows, after.to(state.dtype))
+
+
+def continued_layout(call: Any, past: StateLayer, chunk_size: int) -> PackedLayout:
+    """The layout of a call whose packed documents continue from rows of a state.
+
+    Args:
+        call: the arguments of the call, a `plan.Call`. past: the first layer of the state that has read something.
+        chunk_size: of the chunks into which documents are cut.
+
+    Raises:
+        ValueError: for arguments that packed documents cannot have, or that do not fit each other.
+    """
+    length, device = call.shape[1], call.device
+    if call.shape[0] != 1:
+        raise ValueError(f"packed documents are one row, (1, tokens), got {call.shape[0]} rows.")
+    others = {"attention_mask": call.attention_mask, "retention_form": call.retention_form, "seq_idx": call.seq_idx}
+    others["output_attentions"] = call.output_attentions or None
+    if unfit := [name for name, value in others.items() if value is not None]:
+        raise ValueError(f"{unfit[0]} cannot be given with packed documents that continue from past_key_values.")
+    if past.record_past:
+        raise ValueError("cu_seq_lens_q cannot be used with a state that records its past (activate_past_recording).")
+    documents = packed_documents(call.cu_seq_lens_q, chunk_size, device)
+    boundaries = documents.boundaries
+    if len(documents.places) != length:
+        raise ValueError(f"cu_seq_lens_q must end at the {length} tokens of the row, got {len(documents.places)}.")
+    rows = checked_rows(call.state_rows, past.batch_size, len(documents.order), device)
+    past_position = past.next_position if rows is None else past.next_position[rows]
+    position, document_position = packed_positions(boundaries, past_position, length, call.position_ids)
+    begins = None
+    if call.position_ids is not None:
+        starts = position[0, boundaries[:-1].clamp(max=length - 1)]
+        begins = ((starts == 0) | (starts < past_position)) & (boundaries.diff() > 0)
+        if device.type == "cpu" and not begins.any():  # elsewhere the host would have to wait for the answer
+            begins = None
+    return PackedLayout(documents, rows, begins, position, document_position)
+
+
+def checked_rows(rows: Tensor | list[int] | None, sequences: int, documents: int, device: torch.device) -> Tensor | None:
+    """`state_rows` as a tensor on the device. Values are checked where that needs no waiting for a device.
+
+    Raises:
+        ValueError: for rows that are not one for each document, each once, of the rows that the state has.
+    """
+    if rows is None:
+        if sequences != documents:
+            raise ValueError(
+                f"past_key_values holds {sequences} sequences, and cu_seq_lens_q {documents} documents: there must be one "
+                "for each, or state_rows."
+            )
+        return None
+    rows = torch.as_tensor(rows)
+    if rows.dtype not in (torch.int32, torch.int64) or rows.shape != (documents,):
+        given = f"{tuple(rows.shape)} {rows.dtype}"
+        raise ValueError(f"state_rows must be integers, one for each of the {documents} documents, got {given}.")
+    if rows.device.type == "cpu" and not torch.compiler.is_compiling():
+        named = rows.tolist()
+        if len(set(named)) < documents or min(named) < 0 or max(named) >= sequences:
+            raise ValueError(f"state_rows must be different rows of the {sequences} of past_key_values, got {named}.")
+    return rows.to(device=device, dtype=torch.int64)
+
+
+def packed_positions(
+    boundaries: Tensor, past_position: Tensor, length: int, position_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Positions of the tokens of packed documents that continue from states of their own.
+
+    Args:
+        boundaries: (D + 1,) where documents begin, and `length`, T. past_position: (D,) that follows what was read of each.
+        position_ids: (1, T), or (T,); without them tokens are counted, beginning with past_position.
+
+    Returns:
+        Positions (1, T), and the position (D,) that follows each document.
+
+    Raises:
+        ValueError: for positions of another shape.
+    """
+    lengths = boundaries.diff()
+    past_position = past_position.to(lengths)
+    if position_ids is not None:
+        position = checked_positions((1, length), position_ids)
+        last = position[0, (boundaries[1:] - 1).clamp(min=0)] + 1
+        return position, torch.where(lengths > 0, last, past_position)
+    before = (past_position - boundaries[:-1]).repeat_interleave(lengths, output_size=length)
+    return (before + torch.arange(length, device=boundaries.device))[None], past_position + lengths

@@ -7,17 +7,17 @@ between, and the state that the whole sequence begins with,
 
     S_s = γ^(tokens before s) S_0 + Σ_{j<s} γ^(tokens between j and s) W_j,    W_j = Σ_n γ^(tokens of j after n) k_nᵀ v_n
 
-So ranks exchange the W of their segments, once in the forward pass of a layer, and the gradients of the S in its backward
-pass: K V numbers for each matrix, however long the segments are. Meanwhile each computes what its tokens owe to each other
-within a chunk, or the states that its backward pass needs. Where segments are so long that even the slowest decay lets
-nothing through one of them that the dtype could hold, only neighbours exchange.
+Ranks exchange the W of their segments once in the forward pass of a layer, and the gradients of the S in its backward pass:
+K V numbers for each state head, however long the segments are. Meanwhile each rank computes retention within its chunks, or
+the states that its backward pass needs. Where segments are so long that even the slowest decay leaves less of a state than
+the dtype can hold beside newer ones, only neighbours exchange.
 
-A rank's segments are laid side by side in the batch: one, or two in torch's order for causal attention, of which one is as
-near to the head of the sequence as the other to its tail. Shapes are those of `retention_forms.py`, and N ranks, S segments
+A rank's segments lie side by side in the batch: one, or two in torch's order for causal attention, of which one is as near
+to the head of the sequence as the other to its tail. Shapes are those of `retention_forms.py`, and N ranks, S segments
 of a rank, G = N S of all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -25,27 +25,25 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
+from .layout import Layout, OnDevice, layout_of
+from .operators import Operator
 from .retention_forms import (
     ChunkBlock,
-    DecayTables,
+    block_gradients,
     chunk_blocks,
-    empty_as,
-    gradients_of_blocks,
-    gradients_of_states,
-    read_chunks,
-    state_before,
-    states_of_blocks,
+    decay_tables,
+    empty_output,
     without_autocast,
 )
-from .sequence_layout import SequenceLayout, sequence_layout
+from .state_layer import StateLayer
 
 
 ORDERS = ("contiguous", "head_to_tail")
-UNSEEN = 2**-4  # of the spacing of numbers near 1: what a state is multiplied by that is not exchanged
+NEGLIGIBLE = 2**-4  # in units of eps: a state that decays below this part is not exchanged
 
 
 class Context(NamedTuple):
-    """The ranks that share a sequence, and in which order."""
+    """The ranks that share a sequence, and the order of their segments."""
 
     group: Any  # a process group; None for all ranks
     order: str
@@ -85,7 +83,7 @@ class Context(NamedTuple):
         return tensor if self.segments == 1 else torch.cat(tensor.chunk(self.segments), dim)
 
     def gather(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Begins to exchange (S, ...) of each rank; what is returned waits for (G, ...), in the order of the sequence."""
+        """Begins to exchange (S, ...) of each rank. Returns a function that waits for (G, ...), in sequence order."""
         tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
         work = dist.all_gather(parts, tensor, group=self.group, async_op=True)
@@ -98,9 +96,9 @@ class Context(NamedTuple):
         return wait
 
     def shift(self, tensor: Tensor, step: int) -> Callable[[], Tensor]:
-        """Begins to hand each segment's part of (S, ...) on by `step` segments, 1 or -1; zeros come in at the end.
+        """Begins to send each segment's part of (S, ...) to the segment `step` places later, 1 or -1.
 
-        What is returned waits for the parts that came.
+        Returns a function that waits for the parts that arrive, zeros where no segment sends one.
         """
         tensor, mine, places = tensor.contiguous(), self.places_of(self.rank), self.places
         came = torch.zeros_like(tensor)
@@ -127,47 +125,59 @@ class Context(NamedTuple):
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
 
-class ContextPlan(NamedTuple):
-    """What all ranks know about all segments in one call.
+class SplitLayout(Layout):
+    """The layout of this rank's segments, side by side: rows (S B, T).
 
-    Attributes:
-        before: (G + 1, B) tokens before each segment, and in all. documents: (G + 1, B) documents that have begun before it.
-        next_position: (B,) that follows the sequence. tokens: columns of the whole.
-        powers: (G + 1, G + 1, B, M): what is left of the state after segment j - 1 before segment i, where j = 0 is the
-            state that the sequence begins with, and i = G what it ends with; once `with_decay` has told the decays.
-        neighbours: whether all that counts is what the segment before has written.
+    Args:
+        layout: of the segments, as of rows of a batch.
+        before: (G + 1, B) tokens before each segment, and in all. documents: (G + 1, B) documents that began before it.
+        final_position: (B,) that follows the sequence. tokens: columns of the whole sequence.
     """
 
-    context: Context
-    before: Tensor
-    documents: Tensor
-    next_position: Tensor
-    tokens: int
-    powers: Tensor | None = None
-    neighbours: bool = False
+    def __init__(
+        self,
+        layout: Layout,
+        context: Context,
+        before: Tensor,
+        documents: Tensor,
+        final_position: Tensor,
+        tokens: int,
+    ) -> None:
+        vars(self).update(vars(layout))
+        self.context, self.before, self.documents = context, before, documents
+        self.final_position, self.tokens = final_position, tokens
 
-    def with_decay(self, log_decay: Tensor) -> "ContextPlan":
-        """The plan of layers with these decays (M,)."""
+    def advance_(self, next_position: Tensor, length: Tensor) -> None:
+        next_position.copy_(self.final_position)
+        length.add_(self.tokens)
+
+
+class Exchange(OnDevice):
+    """How the states of all segments depend on each other, for layers with these decays (M,).
+
+    Attributes:
+        powers: (G + 1, G + 1, B, M): what is left of the state after segment j - 1 before segment i, where j = 0 is the
+            state that the sequence begins with, and i = G the one that it ends with.
+        neighbours: whether the state before a segment depends on the segment before it alone.
+    """
+
+    def __init__(self, log_decay: Tensor, layout: SplitLayout) -> None:
+        self.context, self.before, self.documents = layout.context, layout.before, layout.documents
         distance = self.before[:, None] - self.before  # (G + 1, G + 1, B)
         earlier = torch.ones_like(distance[..., 0], dtype=torch.bool).tril()
         seen = (self.documents[:, None] == self.documents) & earlier[..., None]
         exponent = distance.clamp(min=0)[..., None].to(log_decay.dtype)
-        powers = torch.exp(exponent * log_decay).masked_fill(~seen[..., None], 0)
-        far = powers[:, 1:].flatten(2).amax(-1).tril(-2)  # (G + 1, G): of segments, without the nearest
-        neighbours = bool(far.max() < UNSEEN * torch.finfo(log_decay.dtype).eps)
-        return self._replace(powers=powers, neighbours=neighbours)
-
-    def of_heads(self, heads: slice) -> "ContextPlan":
-        """The plan of some of those that have decays."""
-        return self._replace(powers=self.powers[..., heads])
+        self.powers = torch.exp(exponent * log_decay).masked_fill(~seen[..., None], 0)
+        far = self.powers[:, 1:].flatten(2).amax(-1).tril(-2)  # (G + 1, G): of segments, without the nearest
+        self.neighbours = bool(far.max() < NEGLIGIBLE * torch.finfo(log_decay.dtype).eps)
 
     def states(
         self, written: Tensor, initial_state: Tensor | None, with_final: bool
     ) -> Callable[[], tuple[Tensor, Tensor | None]]:
         """Begins to exchange what this rank's segments have written, (S B, M, K, V).
 
-        What is returned waits for the states before them, (S B, M, K, V), and for the one after the sequence, (B, M, K, V),
-        if it is wanted.
+        Returns a function that waits for the states before these segments, (S B, M, K, V), and for the state after the
+        sequence, (B, M, K, V), or None if it is not wanted.
         """
         context, segments = self.context, len(self.before) - 1
         mine = context.places_of(context.rank)
@@ -198,8 +208,8 @@ class ContextPlan(NamedTuple):
     def gradients(self, gradient: Tensor, final_gradient: Tensor | None) -> Callable[[], Tensor]:
         """Begins to exchange the gradients of the states before this rank's segments, (S B, M, K, V), through their outputs.
 
-        What is returned waits for those of the states after them. `final_gradient`, (B, M, K, V), is this rank's part of
-        that of the state after the sequence.
+        Returns a function that waits for the gradients of the states after these segments. `final_gradient`, (B, M, K, V),
+        is this rank's part of the gradient of the state after the sequence.
         """
         context = self.context
         mine = context.places_of(context.rank)
@@ -239,7 +249,7 @@ class ContextPlan(NamedTuple):
         return torch.einsum("gbm,gbmkv->bmkv", powers.to(states.dtype), states)
 
 
-def context_layout(
+def split_layout(
     context: Context,
     shape: tuple[int, int],
     device: torch.device,
@@ -247,14 +257,14 @@ def context_layout(
     position_ids: Tensor | None = None,
     seq_idx: Tensor | None = None,
     past_position: Tensor | None = None,
-) -> tuple[SequenceLayout, ContextPlan]:
-    """The layout of this rank's segments, side by side, and what all ranks know about all of them.
+) -> SplitLayout:
+    """The layout of this rank's segments, side by side, with what all ranks know about all segments.
 
-    Arguments are as in `sequence_layout`, of this rank's `shape` = (B, S T) tokens. Positions that are not given are those
-    in the whole sequence. All ranks must be given the same arguments, apart from their values.
+    Arguments are as in `layout_of`, of this rank's `shape` = (B, S T) tokens. Absent positions are those in the whole
+    sequence. All ranks must be given the same arguments, apart from their values.
 
     Raises:
-        ValueError: for segments of different lengths, and whatever `sequence_layout` refuses.
+        ValueError: for segments of different lengths, and for what `layout_of` refuses.
     """
     batch, length = shape
     if length % context.segments:
@@ -287,95 +297,112 @@ def context_layout(
         starts = torch.stack(starts)  # (G + 1, B)
 
     mine = context.places_of(context.rank)
-    layout = sequence_layout((rows, size), device, mask, position, seq_idx=documents, past_position=starts[mine].flatten())
+    layout = layout_of((rows, size), device, mask, position, seq_idx=documents, past_position=starts[mine].flatten())
     if documents is not None:
         previous = torch.cat([document[:1], document])[mine].flatten()  # of the segment before
         begins = (documents[:, 0] != previous) & (torch.tensor(mine, device=device).repeat_interleave(batch) > 0)
-        reset = torch.zeros_like(present) if layout.reset is None else layout.reset.expand(rows, -1).clone()
+        reset = torch.zeros_like(present) if layout.starts is None else layout.starts.expand(rows, -1).clone()
         reset[:, 0] |= begins
-        layout = layout._replace(reset=reset if bool(reset.any()) else None)
+        layout = Layout(layout.position, layout.next_position, layout.present, reset if bool(reset.any()) else None)
     resets = torch.zeros_like(count, dtype=torch.int64)
-    if layout.reset is not None:
-        resets = layout.reset.expand(rows, -1).any(1).long()
+    if layout.starts is not None:
+        resets = layout.starts.expand(rows, -1).any(1).long()
     resets = context.gather(resets.unflatten(0, (segments, batch)))()
     begun = torch.nn.functional.pad(resets.cumsum(0), (0, 0, 1, 0))
-    return layout, ContextPlan(context, before, begun, starts[-1], length * context.ranks)
+    return SplitLayout(layout, context, before, begun, starts[-1], length * context.ranks)
 
 
-def context_retention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    tables: DecayTables,
-    plan: ContextPlan,
-    initial_state: Tensor | None = None,
-    with_final: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Retention of this rank's tokens over all tokens before them, whichever rank has those.
+def layout_of_ranks(call: Any, context: Context, past: StateLayer | None) -> SplitLayout:
+    """The layout of a call to a model whose sequences are split over ranks.
 
     Args:
-        query, key, value: of this rank, as in `retention`. tables: of its segments side by side.
-        initial_state: (B, M, K, V) that the whole sequence begins with, the same on all ranks.
-        with_final: whether the state after the whole sequence is wanted, on all ranks.
+        call: the arguments of the call, a `plan.Call`. past: the first layer of the state that has read something.
 
-    Returns:
-        Output (B, H, S T, V), and the final state (B, M, K, V) or None. A gradient of the initial state is this rank's part
-        of it, as that of a parameter is.
+    Raises:
+        ValueError: for arguments that such a call cannot have, and for what `split_layout` refuses.
     """
-    fold = plan.context.fold
-    operands = fold(query, 2), fold(key, 2), fold(value, 2)
-    with without_autocast(query.device.type):
-        output, final = ContextRetention.apply(*operands, initial_state, tables, plan, with_final)
-    return plan.context.unfold(output, 2), final
+    others = {"cu_seq_lens_q": call.cu_seq_lens_q, "output_attentions": call.output_attentions or None}
+    others["retention_form"] = None if call.retention_form in (None, "auto", "chunkwise") else call.retention_form
+    if unfit := [name for name, value in others.items() if value is not None]:
+        raise ValueError(
+            f"{unfit[0]} cannot be given to a model whose sequences are split over ranks: documents are told by "
+            "position_ids or seq_idx, and the form is the chunkwise one."
+        )
+    if past is not None and past.record_past:
+        raise ValueError("a state that records its past (activate_past_recording) cannot be split over ranks.")
+    mask = call.attention_mask
+    if mask is not None and mask.shape != call.shape:
+        raise ValueError(f"attention_mask must be that of this rank's tokens, {tuple(call.shape)}, got {tuple(mask.shape)}.")
+    past_position = None if past is None else past.past_position
+    return split_layout(context, call.shape, call.device, mask, call.position_ids, call.seq_idx, past_position)
 
 
-class ContextRetention(torch.autograd.Function):
-    """`context_retention` of segments that lie side by side. Keeps operands and the states before the segments."""
+class SplitRetention(Operator):
+    """Retention of this rank's tokens over all tokens before them, on any rank.
+
+    Query, key and value are those of this rank, (B, H, S T, K) and so on. The state is that of the whole sequence, the same
+    on all ranks. A gradient of the state is this rank's part of it, as the gradient of a parameter is.
+    """
+
+    def __init__(self, log_decay: Tensor, layout: SplitLayout, chunk_size: int, with_final: bool) -> None:
+        super().__init__(log_decay)
+        self.exchange, self.order, self.with_final = Exchange(log_decay, layout), layout.order, with_final
+        self.tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)
+
+    def __call__(self, query, key, value, state=None):
+        context, tables, order = self.exchange.context, self.tables, self.order
+        operands = (order.front(context.fold(operand, 2)) for operand in (query, key, value))
+        with without_autocast(query.device.type):
+            output, final = SplitChunks.apply(*operands, state, tables, self.exchange, self.with_final)
+        return context.unfold(order.back(output), 2), final
+
+
+class SplitChunks(torch.autograd.Function):
+    """`SplitRetention` of segments side by side. Keeps operands and the states before the segments."""
 
     @staticmethod
-    def forward(ctx, query, key, value, initial_state, tables, plan, with_final):
+    def forward(ctx, query, key, value, initial_state, tables, exchange, with_final):
         blocks = chunk_blocks(query, key, value, tables)
-        written = state_before(query, key, value, tables, None)
+        written = None
         for block in blocks:
-            written = read_chunks(block, block.cut(key), block.cut(value), written)[1]
-        exchange = plan.states(written, initial_state, with_final)
-        output = empty_as(value, query.shape[1], tables.inner.dtype)
-        for block in blocks:
-            scores = block.decayed_(block.product(block.cut(query), block.cut(key).mT), block.tables.inner)
-            block.put(block.product(scores, block.cut(value)), output)
-        before, final = exchange()
-        _add_what_is_read(output, query, key, value, blocks, before)
+            written = block.run_state(block.cut(key), block.tables.key, block.cut(value), written, wanted=True)[1]
+        arrived = exchange.states(written, initial_state, with_final)
+        output = empty_output(value, query.shape[1], tables.inner.dtype)
+        for block in blocks:  # while the states travel
+            scores = block.masked(block.product(block.cut(query), block.cut(key).mT))
+            output[:, :, block.tokens] = block.join(block.product(scores, block.cut(value)), query.shape[1])
+        before, final = arrived()
+        for block, state in zip(blocks, _states_before(blocks, key, value, before)):
+            read = block.decayed_product(block.cut(query), state, block.tables.query)
+            output[:, :, block.tokens] += block.join(read, query.shape[1])
         ctx.save_for_backward(query, key, value, before)
-        ctx.tables, ctx.plan, ctx.with_final = tables, plan, with_final
+        ctx.tables, ctx.exchange, ctx.with_final = tables, exchange, with_final
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
         return output, final
 
     @staticmethod
     @once_differentiable
     def backward(ctx, output_gradient, final_gradient):
-        (query, key, value, before), tables, plan = ctx.saved_tensors, ctx.tables, ctx.plan
+        (query, key, value, before), tables, exchange = ctx.saved_tensors, ctx.tables, ctx.exchange
         final_gradient = final_gradient if ctx.with_final else None
         with without_autocast(query.device.type):
             blocks = chunk_blocks(query, key, value, tables)
-            gradient = state_before(query, key, value, tables, None)
+            gradient = None
             for block in reversed(blocks):
-                gradient = gradients_of_states(block, block.cut(query), block.cut(output_gradient), gradient)[1]
-            exchange = plan.gradients(gradient, final_gradient)
-            states = states_of_blocks(blocks, key, value, before)
-            of_operands = gradients_of_blocks(blocks, states, query, key, value, output_gradient, exchange())[:3]
+                rows, columns = block.cut(query), block.cut(output_gradient)
+                gradient = block.run_state(rows, block.tables.query, columns, gradient, wanted=True, backwards=True)[1]
+            arrived = exchange.gradients(gradient, final_gradient)
+            states = list(_states_before(blocks, key, value, before))  # while the gradients travel
+            of_operands = block_gradients(blocks, states, query, key, value, output_gradient, arrived(), False)[:3]
             initial_gradient = None
             if ctx.initial_dtype is not None:
-                initial_gradient = plan.initial_gradient(gradient, final_gradient).to(ctx.initial_dtype)
+                initial_gradient = exchange.initial_gradient(gradient, final_gradient).to(ctx.initial_dtype)
         return *of_operands, initial_gradient, None, None, None
 
 
-def _add_what_is_read(
-    output: Tensor, query: Tensor, key: Tensor, value: Tensor, blocks: list[ChunkBlock], state: Tensor
-) -> None:
-    """Adds to the outputs what queries find in the states before their chunks."""
+def _states_before(blocks: list[ChunkBlock], key: Tensor, value: Tensor, state: Tensor) -> Iterator[Tensor]:
+    """The states (A, K, V) that the chunks of each block start from; the first of them starts from `state`."""
     for block in blocks:
-        states, state = read_chunks(block, block.cut(key), block.cut(value), state)
-        read = block.product(block.decayed(block.cut(query), block.tables.query), block.together(states))
-        found = torch.empty_like(output[:, :, block.tokens])
-        block._replace(tokens=slice(None)).put(read, found)
-        output[:, :, block.tokens] += found
+        wanted = block is not blocks[-1]
+        before, state = block.run_state(block.cut(key), block.tables.key, block.cut(value), state, wanted)
+        yield before

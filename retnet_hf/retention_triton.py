@@ -652,7 +652,7 @@ def chunkwise_retention_triton(
     reset: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`retention.chunkwise_retention`, whose arguments and results these are, on a GPU.
+    """`chunkwise_retention`, whose arguments and results these are, on a GPU.
 
     `chunk_size` is rounded up to a power of two from 16 to what a tile holds: 64, or 128 in bfloat16 on Hopper. float64,
     and a gradient of log_decay, are left to PyTorch.
@@ -728,7 +728,7 @@ def _(query, key, value, left, written, state):
 
 
 def recurrent_step_triton_(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> Tensor:
-    """`retention.recurrent_step_` in one launch: updates `state` (B, M, K, V) in place, returns the output (B, H, 1, V).
+    """`recurrent_step_` in one launch: updates `state` (B, M, K, V) in place, returns the output (B, H, 1, V).
 
     Not recorded for gradients; a state whose rows are not dense in memory is left to PyTorch.
     """
@@ -736,7 +736,7 @@ def recurrent_step_triton_(query: Tensor, key: Tensor, value: Tensor, decay: Ste
     if state.stride(-1) != 1 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands)):
         return recurrent_step_(query, key, value, decay, state)
     step = step_operator if torch.compiler.is_compiling() else _step  # which costs less
-    return step(query, key, value, decay.state, decay.key, state)
+    return step(query, key, value, decay.keep, decay.write, state)
 
 
 def check_step(query, key, value, left, state) -> None:

@@ -1,108 +1,305 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Which tokens see which in layers of softmax attention, in whatever form an implementation of attention takes it."""
+"""Softmax attention in a hybrid, or in a window beside retention: which tokens see which, and what a layer remembers.
 
-from typing import NamedTuple
+A layer remembers keys and values of the tokens that later tokens may see. Each column also holds its document and its
+number, so that absent tokens stay invisible in later calls and packed documents do not see each other. Rewinding forgets the
+last columns.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .attention_state import AttentionStateLayer, Columns, columns_of, visible
-from .sequence_layout import SequenceLayout
-from .state_layer import first_in_use
+from .layout import Layout, OnDevice
+from .state_layer import StateLayer, first_in_use
 
 
 # Queries that a layer with a window takes at a time, so that time and memory are linear in the length of a text.
-BLOCK_SIZE = 1024
+QUERIES_AT_A_TIME = 1024
+
+
+class Columns(NamedTuple):
+    """What decides which tokens see which, for each column of a row."""
+
+    document: Tensor  # (B, S) int64, the number of its document, -1 where the token is absent
+    count: Tensor  # (B, S) int64, present tokens up to and including this one
+    next_position: Tensor  # (B, S) int64, position of the token that would follow
+
+    def of_columns(self, columns: slice) -> "Columns":
+        """Some of the columns."""
+        return Columns(*(marks[:, columns] for marks in self))
+
+    def followed_by(self, other: "Columns") -> "Columns":
+        """These columns and, behind them, others."""
+        return Columns(*(torch.cat(pair, dim=1) for pair in zip(self, other)))
+
+
+def columns_of(layout: Layout, batch: int, past: Columns | None) -> Columns:
+    """The columns of new tokens, (B, T), whose numbers continue those of the past columns."""
+    present = torch.ones_like(layout.next_position, dtype=torch.bool) if layout.present is None else layout.present
+    present = present.expand(batch, -1)
+    document, count = torch.zeros_like(present, dtype=torch.int64), present.cumsum(-1)
+    if layout.starts is not None:
+        document = document + layout.starts.cumsum(-1)
+    if past is not None and past.count.shape[1]:
+        document = document + past.document.amax(dim=1, keepdim=True).clamp(min=0)
+        count = count + past.count[:, -1:]
+    return Columns(document.masked_fill(~present, -1), count, layout.next_position.expand(batch, -1))
+
+
+def visible(queries: Columns, keys: Columns, window: int | None = None) -> Tensor:
+    """(B, 1, T, S) bool: which keys each query sees. An absent query sees absent keys, so that its output is finite.
+
+    Args:
+        window: how many tokens a query sees at most, itself included.
+    """
+    distance = queries.count[:, :, None] - keys.count[:, None, :]  # (B, T, S)
+    seen = (queries.document[:, :, None] == keys.document[:, None, :]) & (distance >= 0)
+    return (seen if window is None else seen & (distance < window))[:, None]
+
+
+class AttentionStateLayer(StateLayer):
+    """The state of one layer of softmax attention.
+
+    Args:
+        window: how many tokens a token sees at most, itself included. The state forgets what no later token can see.
+
+    Attributes:
+        keys, values: (B, G, S, K) rotated, and (B, G, S, V). document, count, position: (B, S), as in `Columns`.
+    """
+
+    SAVED = ("keys", "values", "document", "count", "position", "next_position", "cumulative_length")
+
+    def __init__(self, window: int | None = None, **kwargs) -> None:
+        super().__init__()
+        self.window = window
+        self.is_sliding = window is not None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.keys = self.values = self.document = self.count = self.position = self.next_position = None
+        self._recorded = 0  # columns that can be taken back
+
+    @property
+    def columns(self) -> Columns | None:
+        """What decides who sees which of the columns; None before the first token."""
+        return Columns(self.document, self.count, self.position) if self.is_initialized else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values and columns."""
+        return sum(tensor.nbytes for tensor in self.saved() if tensor is not None)
+
+    def update(self, key_states: Tensor, value_states: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Reads new tokens, and returns the keys and values that they may see: those of all columns."""
+        keys, values = key_states, value_states
+        if self.is_initialized:
+            keys = torch.cat([self.keys, keys.to(self.dtype)], dim=2)
+            values = torch.cat([self.values, values.to(self.dtype)], dim=2)
+            columns = self.columns.followed_by(columns)
+        else:
+            self.lazy_initialization(key_states)
+        tokens = key_states.shape[2]
+        self._recorded += tokens if self.record_past else 0
+        self.next_position = columns.next_position[:, -1].clone()
+        self._keep(keys, values, columns)
+        self.cumulative_length = self.cumulative_length + tokens
+        return keys, values
+
+    def _keep(self, keys: Tensor, values: Tensor, columns: Columns) -> None:
+        """Stores the columns that a later token may see, also after recorded tokens were taken back."""
+        if self.window is not None and not torch.compiler.is_compiling():
+            last = columns.count[:, -(1 + min(self._recorded, columns.count.shape[1] - 1))]  # before what may be taken back
+            needed = (columns.count > (last - self.window + 1)[:, None]).any(dim=0)
+            first = int(needed.to(torch.int8).argmax()) if bool(needed.any()) else columns.count.shape[1] - 1
+            if first:  # copies, since a view would keep all columns in memory
+                keys, values = keys[:, :, first:].clone(), values[:, :, first:].clone()
+                columns = Columns(*(marks.clone() for marks in columns.of_columns(slice(first, None))))
+        self.keys, self.values = keys, values
+        self.document, self.count, self.position = columns
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Takes back the last `-tokens_to_remove` tokens (a number ≤ 0) and begins the record anew.
+
+        Raises:
+            RuntimeError: if nothing, or fewer tokens, were recorded.
+            ValueError: for a positive number.
+        """
+        removed = self.checked_removal(tokens_to_remove, self._recorded)
+        if removed:  # views, not copies: the cropped columns are about to be overwritten
+            left = slice(None, -removed)
+            self.keys, self.values = self.keys[:, :, left], self.values[:, :, left]
+            self.document, self.count, self.position = self.columns.of_columns(left)
+            self.cumulative_length = self.cumulative_length - removed
+            if self.position.shape[1]:
+                self.next_position = self.position[:, -1].clone()
+            else:
+                self.next_position = torch.zeros_like(self.next_position)
+        self._start_record()
+
+    def _start_record(self) -> None:
+        self._recorded = 0
+
+    def reset(self) -> None:
+        """Forgets everything, for a batch of any size."""
+        self.is_initialized = False
+        self._forget()
+        self.cumulative_length = torch.zeros_like(self.cumulative_length)
+
+    def fill_(self, keys, values, document, count, position, next_position, cumulative_length) -> None:
+        self.keys, self.values, self.document, self.count, self.position = keys, values, document, count, position
+        self.next_position, self.cumulative_length = next_position, cumulative_length
+        self.lazy_initialization(keys)
+        self.record_past, self._recorded = False, 0
+
+    def join_(self, layers: "list[AttentionStateLayer]") -> None:
+        """Replaces the rows by those of all `layers`; the shorter ones begin with absent columns."""
+        longest = max(layer.keys.shape[2] for layer in layers)
+
+        def filled(name: str, dim: int, absent: int) -> Tensor:
+            parts = []
+            for layer in layers:
+                tensor = getattr(layer, name).detach().to(self.device)
+                missing = longest - tensor.shape[dim]
+                shape = [*tensor.shape[:dim], missing, *tensor.shape[dim + 1 :]]
+                parts.append(torch.cat([tensor.new_full(shape, absent), tensor], dim=dim))
+            return torch.cat(parts)
+
+        self.fill_(
+            filled("keys", 2, 0).to(self.dtype),
+            filled("values", 2, 0).to(self.dtype),
+            filled("document", 1, -1),
+            filled("count", 1, 0),
+            filled("position", 1, 0),
+            torch.cat([layer.next_position.to(self.device) for layer in layers]),
+            torch.stack([layer.cumulative_length.to(self.device) for layer in layers]).max(),
+        )
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        for name in self.SAVED[:-1]:  # all but the length, which has no rows
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(self, name, change(tensor))
 
 
 class Block(NamedTuple):
-    """Some of the new tokens, and what they may see."""
+    """Some of the new tokens, and the columns that they may see."""
 
     queries: slice  # of the new tokens
-    keys: slice  # of the columns, those read before and the new ones
+    keys: slice  # of all columns, old and new
     mask: Tensor | None  # (B, 1, queries, keys); None where each token sees itself and all before it
 
 
-class AttentionPlan(NamedTuple):
-    """What all layers of softmax attention of one forward call share."""
-
-    implementation: str | None  # of attention, by the names of transformers
-    columns: Columns  # of the new tokens
-    blocks: dict[str, list[Block]]  # by kind of layer; of "linear_attention", the window beside its retention
-
-
-def attention_plan(
-    config: PreTrainedConfig,
-    layout: SequenceLayout,
-    batch: int,
-    cache: Cache | None,
-    dtype: torch.dtype,
-    output_maps: bool = False,
-) -> AttentionPlan | None:
-    """The plan of new tokens, (B, T), that follow what the cache has read; None for a model without softmax attention.
+class AttentionPlan(OnDevice):
+    """What all layers of one kind of softmax attention share in one call.
 
     Args:
-        batch: B. dtype: of the hidden states.
-        output_maps: whether the weights are asked for, which only the eager implementation has.
+        config: of the model. layout: of the new tokens, (B, T). batch: B. dtype: of the hidden states.
+        rotate: the rotation of queries and keys. kind: one of `layer_types`; "linear_attention" stands for the window
+            beside retention.
+        past: the columns that such layers remember. output_maps: whether the attention weights are asked for, which only
+            the eager implementation returns.
 
     Raises:
         ValueError: for packed documents where the implementation is a flash attention, which takes no such mask.
     """
-    kinds = sorted(set(config.layer_types))
-    if config.retention_window is None and "linear_attention" in kinds:
-        kinds.remove("linear_attention")
-    implementation = "eager" if output_maps else config._attn_implementation
-    read, blocks = dict.fromkeys(kinds), {}
-    if cache is not None:
-        for kind in kinds:
-            read[kind] = first_in_use([layer for layer, own in zip(cache.layers, config.layer_types) if own == kind]).columns
-    columns = columns_of(layout, batch, next((past for past in read.values() if past is not None), None)) if kinds else None
-    for kind, past in read.items():
-        window = config.attention_window(kind)
-        whole = window is None or output_maps or "flash" in (implementation or "") or torch.compiler.is_compiling()
-        size = columns.count.shape[1] if whole else max(BLOCK_SIZE, window)
-        blocks[kind] = _blocks(implementation, layout, columns, past, window, size, dtype)
-    return AttentionPlan(implementation, columns, blocks) if kinds else None
 
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        layout: Layout,
+        batch: int,
+        dtype: torch.dtype,
+        rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        kind: str,
+        past: Columns | None = None,
+        output_maps: bool = False,
+    ) -> None:
+        self.rotate, self.window = rotate, config.attention_window(kind)
+        self.implementation = "eager" if output_maps else config._attn_implementation
+        self.columns = columns_of(layout, batch, past)
+        whole = self.window is None or output_maps or self.is_flash or torch.compiler.is_compiling()
+        length = self.columns.count.shape[1]
+        self.blocks = self._blocks(layout, past, length if whole else max(QUERIES_AT_A_TIME, self.window), dtype)
 
-def _blocks(
-    implementation: str | None,
-    layout: SequenceLayout,
-    columns: Columns,
-    past: Columns | None,
-    window: int | None,
-    size: int,
-    dtype: torch.dtype,
-) -> list[Block]:
-    length = columns.count.shape[1]
-    if "flash" in (implementation or ""):
+    @property
+    def is_flash(self) -> bool:
+        """Whether the implementation is a flash attention."""
+        return "flash" in (self.implementation or "")
+
+    def _blocks(self, layout: Layout, past: Columns | None, size: int, dtype: torch.dtype) -> list[Block]:
+        columns, window = self.columns, self.window
+        length = columns.count.shape[1]
         keys = columns if past is None else past.followed_by(columns)
-        if layout.reset is not None or bool((keys.document > 0).any()):
-            raise ValueError(
-                f"attn_implementation must be sdpa or eager for several documents in one row, got {implementation!r}."
-            )
-        there = keys.document >= 0
-        return [Block(slice(0, length), slice(0, there.shape[1]), None if bool(there.all()) else there)]
-    if layout.mask is None and layout.reset is None and past is None and (window is None or length <= window):
-        mask = None if implementation == "sdpa" else _as_bias(visible(columns, columns), dtype)
-        return [Block(slice(0, length), slice(0, length), mask)]
-    keys = columns if past is None else past.followed_by(columns)
-    before, blocks = keys.count.shape[1] - length, []
-    for start in range(0, length, size):
-        queries = slice(start, min(start + size, length))
-        first = _first_seen(columns, keys, start, window) if length > size else 0
-        own = slice(first, before + queries.stop)
-        seen = visible(columns.of_columns(queries), keys.of_columns(own), window)
-        blocks.append(Block(queries, own, seen if implementation == "sdpa" else _as_bias(seen, dtype)))
-    return blocks
+        if self.is_flash:
+            if layout.starts is not None or bool((keys.document > 0).any()):
+                given = self.implementation
+                raise ValueError(
+                    f"attn_implementation must be sdpa or eager for several documents in one row, got {given!r}."
+                )
+            present = keys.document >= 0
+            return [Block(slice(0, length), slice(0, present.shape[1]), None if bool(present.all()) else present)]
+        causal = layout.present is None and layout.starts is None and past is None and (window is None or length <= window)
+        if causal and self.implementation == "sdpa":
+            return [Block(slice(0, length), slice(0, length), None)]
+        before, blocks = keys.count.shape[1] - length, []
+        for start in range(0, length, size):
+            queries = slice(start, min(start + size, length))
+            first = _first_seen(columns, keys, start, window) if length > size else 0
+            own = slice(first, before + queries.stop)
+            seen = visible(columns.of_columns(queries), keys.of_columns(own), window)
+            blocks.append(Block(queries, own, seen if self.implementation == "sdpa" else _as_bias(seen, dtype)))
+        return blocks
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,  # (B, H, T, K)
+        key: Tensor,  # (B, G, T, K)
+        value: Tensor,  # (B, G, T, V)
+        past: AttentionStateLayer | None,
+        scaling: float,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of new tokens to what the state holds and to each other. The state reads the new tokens.
+
+        Args:
+            module: a layer with the attributes that the attention functions of transformers ask for.
+            scaling: factor on the scores.
+
+        Returns:
+            Outputs (B, T, H, V), and weights (B, H, T, S) where the implementation returns them.
+        """
+        if past is not None:
+            key, value = past.update(key, value, self.columns)
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention)
+        key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
+        for queries, keys, mask in self.blocks:
+            parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
+            outputs.append(function(module, *parts, mask, scaling=scaling, sliding_window=self.window, **kwargs))
+        if len(outputs) == 1:
+            return outputs[0]
+        return torch.cat([output for output, _ in outputs], dim=1), None
+
+
+class AttentionOfState(OnDevice):
+    """The plan of softmax attention whose state computes it, as in a serving engine that keeps keys and values itself."""
+
+    def __init__(self, rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+        self.rotate = rotate
+
+    def attend(self, module, query, key, value, past, scaling, **kwargs) -> tuple[Tensor, None]:
+        """As `AttentionPlan.attend`."""
+        return past.attend(query, key, value), None
 
 
 def _first_seen(columns: Columns, keys: Columns, query: int, window: int) -> int:
-    """The first column that a query, or one after it, may see in any row."""
+    """The first column that a query, or a later one, may see in any row."""
     within = (keys.count > columns.count[:, query, None] - window).any(dim=0)
     return int(within.to(torch.int8).argmax())
 
@@ -119,9 +316,9 @@ def eager_attention(
     value: Tensor,  # (B, G, S, V)
     attention_mask: Tensor | None,  # (B, 1, T, S), added to the scores
     scaling: float,
-    **kwargs,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention as its definition has it: outputs (B, T, H, V) and weights (B, H, T, S)."""
+    """Attention by its definition: outputs (B, T, H, V) and weights (B, H, T, S)."""
     key, value = (part.repeat_interleave(module.num_key_value_groups, dim=1) for part in (key, value))
     scores = query @ key.transpose(-1, -2) * scaling
     scores = scores if attention_mask is None else scores + attention_mask
@@ -129,35 +326,28 @@ def eager_attention(
     return (weights @ value).transpose(1, 2), weights
 
 
-def softmax_attention(
-    module: nn.Module,
-    query: Tensor,  # (B, H, T, K)
-    key: Tensor,  # (B, G, T, K)
-    value: Tensor,  # (B, G, T, V)
-    plan: AttentionPlan,
-    kind: str,
-    past: AttentionStateLayer | None,
-    use_cache: bool | None,
-    scaling: float,
-    **kwargs,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention of new tokens to what the state holds and to each other; the state takes them in if told to.
+def attention_plans(
+    config: PreTrainedConfig,
+    layout: Layout,
+    batch: int,
+    dtype: torch.dtype,
+    rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    layers: list[StateLayer] | None,
+    output_maps: bool = False,
+) -> dict[str, AttentionPlan]:
+    """A plan for each kind of softmax attention in a model, by `layer_types`; none for a model without softmax attention.
 
     Args:
-        module: a layer with the attributes that the attention functions of transformers ask for.
-        kind: of the layer, one of `layer_types`. scaling: of the scores.
-
-    Returns:
-        Outputs (B, T, H, V), and weights (B, H, T, S) where the implementation has them.
+        layers: the state of each layer; None without a state. Other arguments as in `AttentionPlan`.
     """
-    if past is not None:
-        key, value, _ = (past.update if use_cache else past.with_past)(key, value, plan.columns)
-    function = ALL_ATTENTION_FUNCTIONS.get_interface(plan.implementation, eager_attention)
-    window = module.config.attention_window(kind)
-    key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
-    for queries, keys, mask in plan.blocks[kind]:
-        parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
-        outputs.append(function(module, *parts, mask, scaling=scaling, sliding_window=window, **kwargs))
-    if len(outputs) == 1:
-        return outputs[0]
-    return torch.cat([output for output, _ in outputs], dim=1), None
+    kinds = set(config.layer_types) - ({"linear_attention"} if config.retention_window is None else set())
+    plans = {}
+    for kind in sorted(kinds):
+        past = None
+        if layers is not None:
+            past = first_in_use([layer for layer, own in zip(layers, config.layer_types) if own == kind]).columns
+        plans[kind] = AttentionPlan(config, layout, batch, dtype, rotate, kind, past, output_maps)
+    return plans
+
+
+__all__ = ["AttentionStateLayer"]

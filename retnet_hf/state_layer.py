@@ -1,9 +1,10 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What the states of all kinds of layers have in common: the position that comes next, how much was read, and rows."""
+"""What the states of all kinds of layers have in common: the next position, the number of columns read, and rows."""
 
+import copy
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,51 +16,61 @@ class StateLayer(CacheLayerMixin):
     """The state of one layer, with a row for each sequence.
 
     Attributes:
-        SAVED: names of the attributes that make up the state.
-        next_position: (B,) int64, the position of the token to come; rows differ where tokens were padding. None before the
-            first token.
-        cumulative_length: 0-dim int64, columns taken in so far, padding included, as every cache of transformers counts. A
+        SAVED: names of the attributes that make up the state. The first of them is None before the first token.
+        next_position: (B,) int64, the position of the next token; rows differ where tokens were padding.
+        cumulative_length: 0-dim int64, columns read so far, padding included, as every cache of transformers counts. A
             tensor, since a Python number would make a compiled decode step compile again for every token.
         record_past: whether tokens can be taken back.
-        goes_on_packed: whether packed documents may go on from rows of it. Where a layer that says so has softmax attention,
-            a method `attend` of its state computes it.
+        borrowed: whether another layer owns the tensors, so that nothing may be written into them.
+        supports_packed_documents: whether packed documents may continue from rows of this layer.
     """
 
     SAVED: ClassVar[tuple[str, ...]]
     is_croppable = True  # once `activate_past_recording` was called, as transformers does before it relies on it
     is_sliding = False
     supports_early_init = False
-    goes_on_packed: ClassVar[bool] = False
+    supports_packed_documents: ClassVar[bool] = False
 
     def __init__(self, **kwargs) -> None:
         super().__init__()
         self.next_position: Tensor | None = None
         self.cumulative_length = torch.zeros((), dtype=torch.int64)
         self.dtype = self.device = None
-        self.record_past = False
+        self.record_past = self.borrowed = False
 
     @abstractmethod
-    def _map(self, change) -> None:
-        """Applies `change` to every tensor that has a row per sequence, whatever is recorded included."""
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Applies `change` to every tensor that has a row for each sequence, recorded tensors included."""
 
     @abstractmethod
     def _start_record(self) -> None:
-        """From here on tokens can be taken back, if `record_past` says so."""
+        """Makes the tokens from here on removable, if `record_past` is set."""
 
     @abstractmethod
     def fill_(self, *saved: Tensor) -> None:
-        """Takes over a state that was computed elsewhere, as the attributes that `SAVED` names."""
+        """Replaces the state by one that was computed elsewhere, given as the attributes that `SAVED` names."""
 
     @abstractmethod
     def join_(self, layers: list[Any]) -> None:
-        """Becomes the rows of all `layers`, one after the other."""
+        """Replaces the rows by those of all `layers`, one layer after the other."""
 
     def saved(self) -> list[Tensor | None]:
         """The attributes that make up the state."""
         return [getattr(self, name) for name in self.SAVED]
 
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
+        """Remembers dtype and device of the state, those of `key_states`."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.cumulative_length = self.cumulative_length.to(self.device)
+        self.is_initialized = True
+
+    @property
+    def past_position(self) -> Tensor | None:
+        """(B,) the position that new tokens continue from; None before the first token."""
+        return self.next_position if self.is_initialized else None
+
     def get_seq_length(self) -> Tensor | int:
-        """Columns taken in so far, padding included; a 0-dim tensor, not touched by later calls, once there are any."""
+        """Columns read so far, padding included; a 0-dim tensor of its own, once a token was read."""
         return self.cumulative_length.clone() if self.is_initialized else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -85,7 +96,7 @@ class StateLayer(CacheLayerMixin):
             self._start_record()
 
     def checked_removal(self, tokens_to_remove: int, recorded: int) -> int:
-        """The number of tokens to take back, which `crop` was given as a number ≤ 0.
+        """The number of tokens to take back, for the number ≤ 0 that `crop` was given.
 
         Raises:
             RuntimeError: if nothing, or fewer tokens, were recorded.
@@ -135,32 +146,33 @@ class StateLayer(CacheLayerMixin):
         if self.is_initialized:
             self._map(lambda rows: rows[indices.to(rows.device)])
 
-    def __deepcopy__(self, memo: dict) -> "StateLayer":
+    def borrow(self) -> Any:
+        """A layer that continues from this state and leaves it as it is. Nothing is copied."""
+        twin = copy.copy(self)
+        twin.borrowed, twin.record_past = True, False
+        return twin
+
+    def __deepcopy__(self, memo: dict) -> Any:
         """An independent copy, detached where a gradient flows."""
-
-        def copy(value):
-            if isinstance(value, Tensor):
-                return value.detach().clone()
-            if isinstance(value, StateLayer):
-                return value.__deepcopy__(memo)
-            if isinstance(value, tuple) and hasattr(value, "_fields"):
-                return type(value)(*map(copy, value))
-            if isinstance(value, (list, tuple)):
-                return type(value)(map(copy, value))
-            return value
-
-        twin = type(self).__new__(type(self))
-        twin.__dict__.update({name: copy(value) for name, value in self.__dict__.items()})
+        twin = copy.copy(self)
         memo[id(self)] = twin
+        twin.__dict__ = {name: _detached_copy(value, memo) for name, value in vars(self).items()}
         return twin
 
 
+def _detached_copy(value: Any, memo: dict) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_detached_copy(part, memo) for part in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_detached_copy(part, memo) for part in value)
+    return copy.deepcopy(value, memo)
+
+
 def first_in_use(layers: Sequence[StateLayer]) -> StateLayer:
-    """The first layer that has read something, for what all know alike; the first where none has.
+    """The first layer that has read something, or the first layer if none has: for what all layers have in common.
 
     A stage of a pipeline uses only the layers that it holds.
     """
-    for layer in layers:
-        if layer.is_initialized:
-            return layer
-    return layers[0]
+    return next((layer for layer in layers if layer.is_initialized), layers[0])

@@ -11,19 +11,20 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from retnet_hf.retention_forms import (
-    DecayTables,
     bidirectional_retention,
+    blockwise_retention,
     chunkwise_retention,
-    chunkwise_retention_at_once,
+    decay_map,
     decay_tables,
     default_chunk_size,
-    parallel_retention,
+    map_times_values,
     recurrent_retention,
-    recurrent_step,
     recurrent_step_,
     retention,
+    retention_in_chunks,
     retention_map,
     step_decay,
+    token_order,
 )
 
 
@@ -137,8 +138,10 @@ def test_blocks_of_any_number_of_chunks_give_what_all_chunks_at_once_give(
     seed, dtype, length, chunk_size, block_size, initial, mask, reset
 ):
     case = Case(seed, dtype, length, initial, mask, reset)
-    tables = decay_tables(case.log_decay, length, chunk_size, case.mask, case.reset)
-    expected, expected_state = chunkwise_retention_at_once(case.query, case.key, case.value, tables, case.state)
+    order = token_order(case.mask, case.reset)
+    tables = decay_tables(case.log_decay, length, chunk_size, order)
+    operands = case.query, case.key, case.value, tables, order, case.state
+    expected, expected_state = blockwise_retention(*operands, with_final=True, at_once=True)
     with mock.patch.object(operator, "BLOCK_SIZE_ON_CPU", block_size):
         output, state = case.run("chunkwise", chunk_size=chunk_size)
         gradients = case.gradients(output, state)
@@ -349,39 +352,33 @@ def test_maps_of_heads_that_share_a_decay():
     case = Case(3, torch.float64, 10, initial=False, heads=4, groups=2)
     for both in (False, True):
         maps, by_head = (
-            retention_map(case.query, case.key, decay_tables(decays, 10), decay_tables(decays, 10) if both else None)
+            retention_map(case.query, case.key, decay_map(decays, 10, bidirectional=both))
             for decays in (case.log_decay, case.log_decay.repeat_interleave(2))
         )
         assert_close(maps, by_head, torch.float64, "map")
         operands = (case.query, case.key, case.value, case.log_decay)
-        output = bidirectional_retention(*operands, scores=maps) if both else retention(*operands, scores=maps)[0]
-        assert_close(output, maps @ case.value.repeat_interleave(2, dim=1), torch.float64, "output")
+        output = bidirectional_retention(*operands) if both else retention(*operands)[0]
+        assert_close(map_times_values(maps, case.value), output, torch.float64, "output")
 
 
 @pytest.mark.parametrize("groups", [None, 1], ids=["", "shared"])
 @pytest.mark.parametrize("reset", [None, torch.tensor([[True], [False]])], ids=["", "reset"])
 @pytest.mark.parametrize("mask", [None, torch.tensor([[True], [False]])], ids=["", "mask"])
-def test_one_token_in_place_and_out_of_place(mask, reset, groups):
+def test_one_token_in_place(mask, reset, groups):
     case = Case(6, torch.float64, 1, groups=groups)
     case.mask, case.reset = mask, reset
     expected, expected_state = case.run("parallel")
     decay = step_decay(case.log_decay, case.mask, case.reset)
     with torch.no_grad():
-        before = case.state.clone()
-        output, state = recurrent_step(case.query, case.key, case.value, decay, case.state)
-        assert torch.equal(case.state, before)
-        same = case.state.detach().clone()
-        output_in_place = recurrent_step_(case.query, case.key, case.value, decay, same)
-    assert torch.equal(same, state)
-    assert torch.equal(output, output_in_place)
+        state = case.state.detach().clone()
+        output = recurrent_step_(case.query, case.key, case.value, decay, state)
     assert_close(case.visible(output), case.visible(expected), torch.float64, "output")
     assert_close(state, expected_state, torch.float64, "state")
 
 
 def test_the_parallel_map_times_the_values_is_the_output():
     case = Case(7, torch.float64, 10, initial=False)
-    tables = decay_tables(case.log_decay, 10)
-    maps = retention_map(case.query, case.key, tables)
+    maps = retention_map(case.query, case.key, decay_map(case.log_decay, 10))
     gamma = case.log_decay[1].exp()
     expected = (case.query[0, 1, 6] @ case.key[0, 1, 2]) * gamma**4
     assert maps.shape == (2, 3, 10, 10)
@@ -390,12 +387,53 @@ def test_the_parallel_map_times_the_values_is_the_output():
     assert_close(maps @ case.value, case.run("recurrent")[0], torch.float64, "output")
 
 
-@pytest.mark.parametrize("form", FAST_FORMS)
-def test_precomputed_tables_change_nothing(form):
-    case = Case(8, torch.float64, 23, mask=True, reset=True)
-    tables = decay_tables(case.log_decay, 23, None if form == "parallel" else 6, case.mask, case.reset)
-    assert isinstance(tables, DecayTables)
-    assert torch.equal(case.run(form, chunk_size=6)[0], case.run(form, chunk_size=6, tables=tables)[0])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("mask", [False, True])
+def test_maps_of_masks_and_documents_times_the_values_are_the_output(mask, reset, bidirectional):
+    case = Case(8, torch.float64, 23, initial=False, mask=mask, reset=reset)
+    decay = decay_map(case.log_decay, 23, case.mask, case.reset, bidirectional)
+    output = map_times_values(retention_map(case.query, case.key, decay), case.value)
+    operands = (case.query, case.key, case.value, case.log_decay)
+    if bidirectional:
+        expected = bidirectional_retention(*operands, case.mask, case.reset, form="recurrent")
+    else:
+        expected, _ = recurrent_retention(*operands, None, case.mask, case.reset)
+    assert_close(case.visible(output), case.visible(expected), torch.float64, "output")
+
+
+def test_decay_tables_of_a_padded_batch_are_those_of_a_sequence_without_a_mask():
+    """Apart from one number for each token: no table of (C, C) depends on the batch (D7)."""
+    mask = torch.ones(8, 4096, dtype=torch.bool)
+    mask[0, :10] = False
+    log_decay = torch.full((8,), -0.01)
+    plain, padded = (decay_tables(log_decay, 4096, 256, token_order(marks)) for marks in (None, mask))
+    assert torch.equal(padded.inner, plain.inner)
+    assert padded.seen is None
+    numbers = sum(table.numel() for table in padded if isinstance(table, torch.Tensor))
+    assert numbers < plain.inner.numel() + 3 * 8 * 8 * 4096
+
+
+@pytest.mark.parametrize("chunk_size", [None, 16], ids=["parallel", "chunkwise"])
+def test_a_final_state_is_computed_only_if_it_is_wanted(chunk_size):
+    """Of one chunk it is a third of all products where K = V = C (D5)."""
+    case = Case(0, torch.float32, 32, initial=False, batch=1, key_dim=32, value_dim=32)
+    tables = decay_tables(case.log_decay, 32, chunk_size)
+
+    def products(with_final):
+        one_chunk_a_block = mock.patch.object(operator, "BLOCK_SIZE_ON_CPU", 1)
+        with one_chunk_a_block, FlopCounterMode(display=False) as counter, torch.no_grad():
+            retention_in_chunks(case.query, case.key, case.value, tables, with_final=with_final)
+        return counter.get_total_flops()
+
+    assert products(True) - products(False) == 2 * 3 * (chunk_size or 32) * 32 * 32
+
+
+def test_an_encoder_within_one_chunk_takes_one_pair_of_products():
+    case = Case(0, torch.float32, 32, initial=False, batch=1)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        bidirectional_retention(case.query, case.key, case.value, case.log_decay, form="parallel")
+    assert counter.get_total_flops() == 2 * 3 * 32 * 32 * (4 + 6)
 
 
 def test_decay_of_one_is_a_cumulative_sum():
@@ -445,8 +483,8 @@ def test_autocast_does_not_narrow_a_single_step():
     case = Case(13, torch.float32, 1)
     decay = step_decay(case.log_decay)
     with torch.no_grad():
-        expected, expected_state = recurrent_step(case.query, case.key, case.value, decay, case.state)
-        state = case.state.detach().clone()
+        expected_state, state = case.state.detach().clone(), case.state.detach().clone()
+        expected = recurrent_step_(case.query, case.key, case.value, decay, expected_state)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             output = recurrent_step_(case.query, case.key, case.value, decay, state)
     assert output.dtype == state.dtype == torch.float32
@@ -536,14 +574,6 @@ def test_default_chunk_size_keeps_states_smaller_than_keys_and_values():
         assert key_dim * value_dim <= chunk_size * (key_dim + value_dim)
 
 
-def test_parallel_and_recurrent_take_tables_or_compute_them():
-    case = Case(11, torch.float32, 6)
-    with_tables = parallel_retention(
-        case.query, case.key, case.value, case.log_decay, case.state, tables=decay_tables(case.log_decay, 6)
-    )
-    assert torch.equal(with_tables[0], case.run("parallel")[0])
-
-
 def test_bad_input_gets_a_sentence():
     case = Case(12, torch.float32, 4)
     operands = (case.query, case.key, case.value, case.log_decay)
@@ -573,4 +603,4 @@ def test_a_gradient_of_a_gradient_where_not_everything_asks_for_one(asking):
         first = torch.autograd.grad(output.square().sum() + state.square().sum(), asked, create_graph=True)
         second.append(torch.autograd.grad(sum(gradient.square().sum() for gradient in first), asked))
     for actual, expected in zip(*second):
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)

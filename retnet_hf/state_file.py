@@ -1,0 +1,131 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A state on disk: one safetensors file with the fingerprint of the configuration, a mark of the weights and a checksum."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.configuration_utils import PreTrainedConfig
+
+
+STATE_DTYPES = (torch.float32, torch.float64)
+KEY_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FORMAT = "retnet_hf.RetNetState/2"
+MARKED_VALUES = 4096  # of each weight, evenly spaced
+
+
+@torch.no_grad()
+def weights_mark(model: nn.Module) -> str | None:
+    """A hash that tells the weights of one model from those of another, as of two fine-tunes of one base.
+
+    Made of some thousand values of each weight, rounded to bfloat16, so that a model in float32 and its copy in bfloat16
+    have one mark. None where the values of a weight cannot be read: quantised, offloaded, or split over ranks.
+    """
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if type(weight) is not nn.Parameter or weight.is_meta or not weight.is_floating_point():
+            return None
+        step = max(1, weight.numel() // MARKED_VALUES)
+        values = weight.reshape(-1)[::step].to("cpu", torch.bfloat16).view(torch.int16)
+        digest.update(f"{name} {tuple(weight.shape)} ".encode())
+        digest.update(values.contiguous().numpy())
+    return digest.hexdigest()[:32]
+
+
+def write_state(path: str | os.PathLike, tensors: dict[str, Tensor], fingerprint: str, mark: str | None) -> None:
+    """Writes a state, complete or not at all.
+
+    Args:
+        tensors: by name, "layers.0.recurrent_states" for example. fingerprint: of the configuration. mark: of the weights.
+    """
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {"format": FORMAT, "fingerprint": fingerprint, "sha256": _checksum(tensors)}
+    metadata |= {} if mark is None else {"weights": mark}
+    path = Path(path)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(tensors, partial, metadata=metadata)
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_state(
+    path: str | os.PathLike, config: PreTrainedConfig, expected: set[str]
+) -> tuple[dict[str, Tensor], str | None]:
+    """The tensors that `write_state` wrote for a model of `config`, and the mark of its weights, if there is one.
+
+    Args:
+        expected: the names of the tensors.
+
+    Raises:
+        ValueError: if the file is no saved state, is damaged, or belongs to a model of another configuration.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} does not hold a saved RetNetState of the format {FORMAT}.")
+    if metadata.get("fingerprint") != config.state_fingerprint:
+        raise ValueError(f"{path} holds the state of a model of another configuration than this one.")
+    if metadata.get("sha256") != _checksum(tensors):
+        raise ValueError(f"{path} is damaged: its values are not those that were saved.")
+    _check_tensors(path, tensors, config, expected)
+    return tensors, metadata.get("weights")
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of the names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
+        bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor  # NumPy has no bfloat16
+        digest.update(bits.reshape(-1).numpy())
+    return digest.hexdigest()
+
+
+def _check_tensors(
+    path: str | os.PathLike, tensors: dict[str, Tensor], config: PreTrainedConfig, expected: set[str]
+) -> None:
+    """Raises ValueError if these are not the tensors of a state of such a model."""
+    if missing := sorted(expected - tensors.keys()):
+        raise ValueError(f"{path} lacks {missing[0]}.")
+    if foreign := sorted(tensors.keys() - expected):
+        raise ValueError(f"{path} holds {foreign[0]}, which is no part of a state.")
+    batch = tensors["layers.0.next_position"].shape[:1]
+    groups = config.num_key_value_heads
+    one_type = {name.rpartition(".")[2]: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
+
+    def dtypes(name: str, allowed: tuple[torch.dtype, ...]) -> tuple[torch.dtype, ...]:  # one for all layers
+        return (one_type[name],) if one_type.get(name) in allowed else allowed
+
+    for name, tensor in tensors.items():
+        layer, _, part = name.rpartition(".")
+        prefix = "window_" if part.startswith("window_") else ""
+        heads = config.state_heads(int(layer.removeprefix("layers.")))
+        read = tensors.get(f"{layer}.{prefix}document", tensor).shape[-1:]  # columns of softmax attention
+        shape, allowed = {
+            "recurrent_states": ((*batch, heads, config.head_dim, config.value_head_dim), dtypes(part, STATE_DTYPES)),
+            "keys": ((*batch, groups, *read, config.head_dim), dtypes(part, KEY_DTYPES)),
+            "values": ((*batch, groups, *read, config.value_head_dim), dtypes(part, KEY_DTYPES)),
+            "document": ((*batch, *read), (torch.int64,)),
+            "count": ((*batch, *read), (torch.int64,)),
+            "position": ((*batch, *read), (torch.int64,)),
+            "next_position": ((*batch,), (torch.int64,)),
+            "cumulative_length": ((), (torch.int64,)),
+        }[part.removeprefix(prefix)]
+        if tensor.shape != shape or tensor.dtype not in allowed:
+            wanted = " or ".join(map(str, allowed))
+            given = f"{tuple(tensor.shape)} {tensor.dtype}"
+            raise ValueError(f"{path} holds {name} as {given}, which should be {shape} {wanted}.")
+        if tensor.dtype == torch.int64 and (tensor < (-1 if part.endswith("document") else 0)).any():
+            raise ValueError(f"{path} holds {name} below 0.")
