@@ -7,7 +7,6 @@ Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V
 
 import math
 import os
-from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 
@@ -36,14 +35,13 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .block_functions import gated, rms_norm, rotate, rotate_step, step_rotation
-from .checkpoint_dialects import TORCHSCALE
-from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
 from .continuous_batching import register, requests_of
 from .decoding_programs import CHANGED, HeadProduct, LayerProgram, compile_layers, default_folder
 from .fused_projections import FusesProjections, is_hooked, is_plain, lay_out_where_faster
 from .kernels import load_kernels
 from .linear_cross_entropy import linear_cross_entropy
+from .loading import TORCHSCALE, load_any_dialect, tensor_parallel_share
 from .model_card import is_placeholder, model_card
 from .retention_forms import (
     FORMS,
@@ -637,28 +635,12 @@ class RetNetPreTrainedModel(PreTrainedModel):
 
     @staticmethod
     def _load_pretrained_model(model: "RetNetPreTrainedModel", state_dict, checkpoint_files, load_config, *args, **kwargs):
-        """Transformers' loading, which is told what the names in these files mean, if they are of another dialect.
-
-        It would keep that for saving, to write the weights as it found them; what saves here are our own names.
-        """
-        mesh = getattr(load_config, "device_mesh", None)
-        if mesh is not None and "tp" in (mesh.mesh_dim_names or ["tp"]):  # one without names is of one dimension
-            named = mesh["tp"] if mesh.mesh_dim_names else mesh
-            if model.config.num_key_value_heads % named.size():
-                raise ValueError(
-                    f"num_key_value_heads must be a multiple of the {named.size()} ranks of tensor parallelism, which share "
-                    f"the heads, got {model.config.num_key_value_heads}."
-                )
-            for module in model.modules():
-                if isinstance(module, RetNetRetention):
-                    module.rank = named.get_local_rank()
-        names = names_in(checkpoint_files) if state_dict is None and checkpoint_files else state_dict or ()
-        transforms = loading_transforms(names, model.config)
-        load_config = replace(load_config, weight_mapping=[*(load_config.weight_mapping or []), *transforms])
-        loaded = PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
-        kept = getattr(model, "_weight_conversions", None) or []
-        model._weight_conversions = [transform for transform in kept if transform not in transforms]
-        return loaded
+        """Transformers' loading, for weights in any dialect."""
+        share = tensor_parallel_share(load_config)
+        for module in model.modules() if share is not None else ():
+            if isinstance(module, RetNetRetention):
+                module.rank = share[0]
+        return load_any_dialect(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
     def _upload_modified_files(self, working_dir: str, repo_id: str, *args, **kwargs):
         """Pushes with a model card that says how to load the model, unless the repository has a card of its own."""
