@@ -255,3 +255,20 @@ def test_what_cannot_be_expressed_is_refused():
         RetNetConfig(**(SYNCDOTH | {"moe_freq": 2}))
     with pytest.raises(ValueError, match="preset must be one of tiny, .*, got 'huge'"):
         RetNetConfig.from_preset("huge")
+
+
+@pytest.mark.parametrize("foreign", [FLA, SYNCDOTH])
+def test_keys_of_a_foreign_config_that_nobody_knows_are_dropped_with_one_warning_that_names_them(foreign, caplog):
+    RetNetConfig(**foreign)
+    assert not caplog.records
+    known = {"quantization_config": {"quant_method": "gptq"}, "num_labels": 3, "tokenizer_class": "LlamaTokenizer"}
+    config = RetNetConfig(**foreign, **known, use_new_gate=True, note="mine", max_length=7)
+    [record] = caplog.records
+    assert "are dropped: note, use_new_gate." in record.getMessage()
+    assert not {"note", "use_new_gate"} & set(config.to_dict())
+    assert (config.num_labels, config.tokenizer_class) == (3, "LlamaTokenizer")
+    assert config.quantization_config == {"quant_method": "gptq"}
+
+
+def test_keys_of_our_own_config_that_nobody_knows_are_kept():
+    assert RetNetConfig(note="mine").note == "mine"
