@@ -2,8 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """RetNet configuration: every option of the published models, their spellings, and named sizes."""
 
-import hashlib
-import json
 import math
 from typing import Any
 
@@ -15,6 +13,7 @@ from .configuration_dialects import read_dialect
 from .decay_schedules import DECAY_SCHEDULES, scheduled_decays
 from .kernels import KERNELS
 from .retention_forms import FORMS
+from .state_fingerprint import state_fingerprint
 
 
 INITIALIZATIONS = ("xavier", "deepnet", "normal")
@@ -350,19 +349,8 @@ class RetNetConfig(PreTrainedConfig):
 
     @property
     def state_fingerprint(self) -> str:
-        """Hash of whatever decides what a state means, by which a state of another model is told."""
-        rotation = (self.rotary_endpoint, float(self.rope_parameters["rope_theta"])) if self.use_rotary else None
-        if rotation is not None and set(self.rope_parameters) - {"rope_theta", "rope_type"}:
-            rotation += (sorted(self.rope_parameters.items()),)
-        sizes = [self.num_hidden_layers, self.hidden_size, self.num_key_value_heads, self.head_dim, self.value_head_dim]
-        decays = (
-            [self.decays(layer) for layer in range(self.num_hidden_layers)] if self.has_decays_per_layer else self.decays()
-        )
-        facts = [sizes, decays, rotation, self.feature_map, self.norm_position, float(self.rms_norm_eps)]
-        later = (self.use_qk_norm, self.layer_types if self.is_hybrid else None, self.sliding_window, self.retention_window)
-        if any(later):  # options that came later, and change nothing where they are not used
-            facts.append(later)
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        """Hash of every field that changes what a state means: a state is refused by a model with another."""
+        return state_fingerprint(self)
 
     def validate_architecture(self) -> None:
         """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
