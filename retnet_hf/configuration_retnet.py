@@ -12,6 +12,7 @@ from .configuration_checks import FieldChecks
 from .configuration_dialects import read_dialect
 from .decay_schedules import DECAY_SCHEDULES, scheduled_decays
 from .kernels import KERNELS
+from .model_types import keep_model_type
 from .retention_forms import FORMS
 from .state_fingerprint import state_fingerprint
 
@@ -215,6 +216,7 @@ class RetNetConfig(PreTrainedConfig):
         return cls(**(fields | overrides))
 
     def __post_init__(self, **kwargs: Any) -> None:
+        keep_model_type(type(self))
         fields, kwargs = read_dialect(kwargs, self.attribute_map)
         fields |= {name: kwargs.pop(alias) for alias, name in self.attribute_map.items() if alias in kwargs}
         for name, value in fields.items():
