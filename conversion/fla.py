@@ -9,23 +9,23 @@ the head norm as `g_norm` or `g_norm_swish_gate`, depending on the kernel that c
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from retnet_hf.checkpoint_dialects import FLA, dialect_of, is_fused
 from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.loading import FLA, dialect_of, is_fused
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .errors import CheckpointError
 from .plan import (
-    Halves,
     Move,
     Plan,
     Shape,
     Tied,
+    dialect_moves,
+    fields_of_transformers,
     model_from,
     require_field,
-    require_plain_rotation,
+    require_plain_retnet,
     require_published_decays,
     saved_tensors,
 )
@@ -43,22 +43,20 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
     if config is None:
         raise CheckpointError("the format fla needs a config.json beside the weights: the number of heads is in no tensor")
     ours = RetNetConfig(**config)
-    fused = ours.use_gated_mlp and is_fused(shapes)
+    fused = is_fused(shapes)
     complete = any(name.startswith("model.") for name in shapes)  # else it is fla's RetNetModel by itself, without a head
     tied = complete and ours.tie_word_embeddings
-    embedding = next((name for name in shapes if FLA.canonical(name) == "model.embed_tokens.weight"), None)
+    embedding = next((name for name in shapes if FLA.ours(name) == "model.embed_tokens.weight"), None)
     moves = []
     for name in shapes:
-        target = FLA.canonical(name)
-        if fused and target.endswith("mlp.gate_proj.weight"):
-            moves.append(Move((name,), (target, target.replace("gate_proj", "up_proj")), Halves()))
-        elif tied and target == "lm_head.weight":
+        targets, change = FLA.change(FLA.ours(name), ours, fused)
+        if tied and name == "lm_head.weight":
             if embedding is None:  # some writers keep the first name of a tensor that has two
                 moves.append(Move((name,), ("model.embed_tokens.weight",)))
         elif tied and name == embedding and "lm_head.weight" in shapes:
-            moves.append(Move((name, "lm_head.weight"), (target,), Tied()))
+            moves.append(Move((name, "lm_head.weight"), targets, Tied()))
         else:
-            moves.append(Move((name,), (target,)))
+            moves.append(Move((name,), targets, change))
     return Plan(NAME, RetNetForCausalLM if complete else RetNetModel, ours, moves)
 
 
@@ -82,31 +80,20 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         ValueError: naming the field of the configuration that fla has no option for.
     """
     ours = model.config
-    swish = ("silu", "swish")
     for field, *allowed in (
-        ("use_rotary", True),
         ("rotary_endpoint", False),
-        ("use_head_norm", True),
-        ("use_gated_mlp", True),
         ("embedding_multiplier", 1),
         ("use_embedding_norm", False),
         ("norm_position", "pre"),
         ("residual_multiplier", 1),
-        ("bidirectional", False),
-        ("qkv_bias", False),
-        ("use_qk_norm", False),
-        ("layer_types", ["linear_attention"] * ours.num_hidden_layers),
-        ("retention_window", None),
-        ("output_gate_act", *swish),
-        ("hidden_act", *swish),
+        ("output_gate_act", "silu", "swish"),
+        ("hidden_act", "silu", "swish"),
     ):
         require_field(ours, NAME, field, *allowed)
     require_published_decays(ours, NAME)
-    require_plain_rotation(ours, NAME)
+    require_plain_retnet(ours, NAME)
 
     config = {
-        "architectures": ["RetNetForCausalLM"],
-        "model_type": "retnet",
         "attn_mode": "chunk",
         "hidden_size": ours.hidden_size,
         "expand_k": ours.key_expansion,
@@ -122,24 +109,14 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         "elementwise_affine": ours.head_norm_affine,
         "norm_eps": ours.rms_norm_eps,
         "max_position_embeddings": ours.max_position_embeddings or 2048,
-        "initializer_range": ours.initializer_range,
         "fuse_norm": ours.use_output_gate,
-        "tie_word_embeddings": ours.tie_word_embeddings,
-        "use_cache": True,  # Trainer leaves False behind, with which generation would read the whole text at every token
-        "vocab_size": ours.vocab_size,
-        "pad_token_id": ours.pad_token_id,
-        "bos_token_id": ours.bos_token_id,
-        "eos_token_id": ours.eos_token_id,
-        "torch_dtype": str(model.dtype).removeprefix("torch."),
     }
-    head_norm = "attn.g_norm_swish_gate." if ours.use_output_gate else "attn.g_norm."
-    moves = []
-    for name in saved_tensors(model):
-        theirs = name.replace("embed_tokens.", "embeddings.").replace("retention_norm.", "attn_norm.")
-        theirs = theirs.replace("retention.head_norm.", head_norm).replace(".retention.", ".attn.")
-        if ours.tie_word_embeddings and theirs == "model.embeddings.weight":
-            moves.append(Move((theirs, "lm_head.weight"), (name,), Tied()))
-        else:
-            moves.append(Move((theirs,), (name,)))
-    with torch.no_grad():
-        return Plan(NAME, RetNetForCausalLM, ours, moves).reverse(model), config
+
+    def theirs(name: str) -> str:
+        name = FLA.theirs(name)
+        return name if ours.use_output_gate else name.replace("g_norm_swish_gate", "g_norm")
+
+    moves = dialect_moves(
+        FLA, ours, saved_tensors(model), theirs, copy="lm_head.weight" if ours.tie_word_embeddings else None
+    )
+    return Plan(NAME, RetNetForCausalLM, ours, moves).reverse(model), config | fields_of_transformers(model)

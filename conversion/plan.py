@@ -19,36 +19,13 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
+from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.loading import Change, Dialect
+
 from .errors import CheckpointError
 
 
 Shape = tuple[int, ...]
-
-
-class Change:
-    """What happens to the values of a move. This one: nothing."""
-
-    label = "as it is"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Theirs to ours."""
-        return tensors
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Ours to theirs."""
-        return tensors
-
-
-class Halves(Change):
-    """One tensor whose first and second half of the rows are two of ours."""
-
-    label = "split in two"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return list(tensors[0].tensor_split(2))
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [torch.cat(tensors)]
 
 
 class Reshaped(Change):
@@ -138,10 +115,8 @@ class Plan:
     moves: list[Move]
 
     def empty_model(self) -> PreTrainedModel:
-        """The model with parameters that take no memory, and real buffers. No random number is drawn for it."""
-        with init_empty_weights(include_buffers=False), no_init_weights():
-            model = self.model_class(self.config)
-        return model.eval()
+        """The model with parameters that take no memory, and real buffers."""
+        return empty_model(self.model_class, self.config)
 
     def check(self, shapes: Mapping[str, Shape]) -> None:
         """Holds the moves against the foreign tensors' `shapes` and those of the model.
@@ -230,6 +205,7 @@ class Plan:
         model.config.dtype = Counter(t.dtype for t in values.values() if t.is_floating_point()).most_common(1)[0][0]
         return model
 
+    @torch.no_grad()
     def reverse(self, model: PreTrainedModel) -> dict[str, Tensor]:
         """The foreign state dict that the plan would make `model` of."""
         ours = saved_tensors(model)
@@ -249,6 +225,13 @@ def _require_numbers(name: str, tensor: Tensor) -> None:
         raise CheckpointError(f"tensor {name} holds values that are not finite")
 
 
+def empty_model(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+    """A model with parameters that take no memory, and real buffers. No random number is drawn for it."""
+    with init_empty_weights(include_buffers=False), no_init_weights():
+        model = model_class(config)
+    return model.eval()
+
+
 def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """The model's state dict, tied tensors once: what `save_pretrained` writes."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
@@ -258,6 +241,32 @@ def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 def shapes_of(state_dict: Mapping[str, Tensor]) -> dict[str, Shape]:
     """Names and shapes, which a plan is made from."""
     return {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
+
+
+def renamed(name: str, rules: Iterable[tuple[str, str]]) -> str:
+    """The name after all rules (pattern, replacement), in their order."""
+    for pattern, replacement in rules:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def dialect_moves(
+    dialect: Dialect, config: RetNetConfig, names: Iterable[str], theirs: Callable[[str], str], copy: str | None
+) -> list[Move]:
+    """The moves that fill a RetNet's tensors of these names from a checkpoint in a dialect.
+
+    Args:
+        theirs: the foreign name for one of ours.
+        copy: the foreign name of a head that is a copy of the embedding, or None if there is none.
+    """
+    moves = []
+    for name in names:
+        targets, change = dialect.change(name, config)
+        if copy is not None and name.endswith("embed_tokens.weight"):
+            moves.append(Move((theirs(name), copy), targets, Tied()))
+        else:
+            moves.append(Move((theirs(name),), targets, change))
+    return moves
 
 
 def model_from(plan: Callable[[dict[str, Shape], dict | None], Plan], state_dict: Mapping[str, Tensor], config: Any):
@@ -284,12 +293,23 @@ def require_field(config: PreTrainedConfig, target_format: str, name: str, *allo
         raise ValueError(f"{name} must be {choices} for the format {target_format}, which cannot express {value!r}.")
 
 
-def require_plain_rotation(config: PreTrainedConfig, target_format: str) -> None:
-    """Rotation as the paper has it, which is all that the formats of RetNets can express.
+def require_plain_retnet(config: RetNetConfig, target_format: str) -> None:
+    """No option of RetNetConfig that the format of no other RetNet has.
 
     Raises:
-        ValueError: where the configuration has another.
+        ValueError: where the configuration has one.
     """
+    for name, allowed in (
+        ("use_rotary", True),
+        ("use_head_norm", True),
+        ("use_gated_mlp", True),
+        ("bidirectional", False),
+        ("qkv_bias", False),
+        ("use_qk_norm", False),
+        ("layer_types", ["linear_attention"] * config.num_hidden_layers),
+        ("retention_window", None),
+    ):
+        require_field(config, target_format, name, allowed)
     given = config.rope_parameters
     plain = {"rope_theta": 10000, "rope_type": "default", "partial_rotary_factor": 1}
     if plain | given != plain:
@@ -299,7 +319,7 @@ def require_plain_rotation(config: PreTrainedConfig, target_format: str) -> None
         )
 
 
-def require_published_decays(config: PreTrainedConfig, target_format: str) -> None:
+def require_published_decays(config: RetNetConfig, target_format: str) -> None:
     """The decays of the paper's equation 8, 1 - 2^(-5-i), in every layer.
 
     Raises:
@@ -310,3 +330,20 @@ def require_published_decays(config: PreTrainedConfig, target_format: str) -> No
         raise ValueError(
             f"decay_schedule must be 'power_of_two' for the format {target_format}, got {config.decay_schedule!r}."
         )
+
+
+def fields_of_transformers(model: PreTrainedModel) -> dict[str, Any]:
+    """The keys that every RetNet's config.json for transformers has, by one name."""
+    ours = model.config
+    return {
+        "architectures": ["RetNetForCausalLM"],
+        "model_type": "retnet",
+        "initializer_range": ours.initializer_range,
+        "tie_word_embeddings": ours.tie_word_embeddings,
+        "use_cache": True,  # Trainer leaves False behind, with which generation would read the whole text at every token
+        "vocab_size": ours.vocab_size,
+        "pad_token_id": ours.pad_token_id,
+        "bos_token_id": ours.bos_token_id,
+        "eos_token_id": ours.eos_token_id,
+        "torch_dtype": str(model.dtype).removeprefix("torch."),
+    }

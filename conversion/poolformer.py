@@ -10,7 +10,6 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from retnet_hf.configuration_metaformer import MetaFormerConfig
@@ -22,7 +21,7 @@ from retnet_hf.modeling_metaformer import (
 )
 
 from .errors import CheckpointError
-from .plan import Change, Dropped, Move, Plan, Reshaped, Shape, model_from, require_field, saved_tensors
+from .plan import Change, Dropped, Move, Plan, Reshaped, Shape, empty_model, model_from, require_field, saved_tensors
 
 
 NAME = "poolformer"
@@ -145,7 +144,7 @@ def planned_moves(ours: MetaFormerConfig, model_class: type[MetaFormerPreTrained
     """Every move of the layout, by the configuration alone."""
     their_name = _transformers_name if of_transformers else _authors_name
     moves = []
-    for name, tensor in saved_tensors(Plan(NAME, model_class, ours, []).empty_model()).items():
+    for name, tensor in saved_tensors(empty_model(model_class, ours)).items():
         change = Change()
         if re.search(r"\.mlp\.fc\d\.weight$", name):  # which they have as convolutions of one pixel
             change = Reshaped((*tensor.shape, 1, 1), tensor.shape)
@@ -214,6 +213,5 @@ def to_poolformer(
     fields = {field: config[field] for field in _SAME_FIELDS if field in config}
     name = "PoolFormerModel" if isinstance(model, MetaFormerModel) else "PoolFormerForImageClassification"
     theirs = {"architectures": [name], "model_type": "poolformer", "num_encoder_blocks": len(ours.depths)}
-    with torch.no_grad():
-        moves = planned_moves(ours, type(model), of_transformers=True)
-        return Plan(NAME, type(model), ours, moves).reverse(model), theirs | fields
+    moves = planned_moves(ours, type(model), of_transformers=True)
+    return Plan(NAME, type(model), ours, moves).reverse(model), theirs | fields

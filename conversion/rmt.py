@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from retnet_hf.configuration_rmt import RMTConfig
+from retnet_hf.loading import PairsApart
 from retnet_hf.modeling_rmt import RMTBackbone, RMTForImageClassification
 
 from .errors import CheckpointError
@@ -25,11 +26,12 @@ from .plan import (
     Plan,
     Reshaped,
     Shape,
+    empty_model,
     model_from,
+    renamed,
     require_field,
     saved_tensors,
 )
-from .torchscale import PairsApart
 
 
 NAME = "rmt"
@@ -139,7 +141,7 @@ def planned_moves(ours: RMTConfig, dense: bool) -> list[Move]:
     """Every move of the layout, by the configuration alone."""
     model_class = RMTBackbone if dense else RMTForImageClassification
     moves = []
-    for name, tensor in saved_tensors(Plan(NAME, model_class, ours, []).empty_model()).items():
+    for name, tensor in saved_tensors(empty_model(model_class, ours)).items():
         change = Change()
         if name.endswith(".scale"):
             change = Reshaped((1, 1, 1, tensor.shape[0]), tensor.shape)
@@ -164,9 +166,7 @@ def _their_name(name: str) -> str:
         return f"layers.{int(stage) - 1}.downsample.{'reduction' if part == 'convolution' else 'norm'}.{rest}"
     if norm := re.match(r"norms\.stage(\d+)\.(.*)", name):
         return f"extra_norms.{int(norm[1]) - 1}.{norm[2]}"
-    for pattern, replacement in _RENAMINGS:
-        name = re.sub(pattern, replacement, name)
-    return name
+    return renamed(name, _RENAMINGS)
 
 
 def from_rmt(
@@ -224,5 +224,4 @@ def to_rmt(model: RMTForImageClassification | RMTBackbone) -> tuple[dict[str, Te
     else:
         token_label = ours.token_classifier_input is not None
         arguments |= {"num_classes": ours.num_labels, "projection": ours.projection_size, "token_label": token_label}
-    with torch.no_grad():
-        return Plan(NAME, type(model), ours, planned_moves(ours, dense)).reverse(model), arguments
+    return Plan(NAME, type(model), ours, planned_moves(ours, dense)).reverse(model), arguments

@@ -9,13 +9,12 @@ LayerNorm, for which RetNetConfig has no place.
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from retnet_hf.checkpoint_dialects import TORCHSCALE, dialect_of
+from retnet_hf.loading import TORCHSCALE, dialect_of
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
-from .plan import Plan, Shape, model_from
+from .plan import Plan, Shape, fields_of_transformers, model_from
 from .torchscale import of_syncdoth, plan_with_prefixes, planned_moves, torchscale_arguments
 
 
@@ -56,27 +55,16 @@ def to_syncdoth(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, 
     """
     ours = model.config
     config = torchscale_arguments(ours, NAME)
-    for old in ("share_decoder_input_output_embed",):
-        config.pop(old)
+    del config["share_decoder_input_output_embed"]
     if ours.decay_schedule not in ("power_of_two", "log_linear"):
         raise ValueError(
             f"decay_schedule must be 'power_of_two' or 'log_linear' for the format syncdoth, got {ours.decay_schedule!r}."
         )
     config |= {
-        "architectures": ["RetNetForCausalLM"],
-        "model_type": "retnet",
         "use_lm_decay": ours.decay_schedule == "log_linear",
         "use_glu": True,
         "z_loss_coeff": 0.0,
         "forward_impl": "parallel",
-        "tie_word_embeddings": ours.tie_word_embeddings,
-        "initializer_range": ours.initializer_range,
-        "use_cache": True,  # Trainer leaves False behind, with which generation would read the whole text at every token
-        "pad_token_id": ours.pad_token_id,
-        "bos_token_id": ours.bos_token_id,
-        "eos_token_id": ours.eos_token_id,
-        "torch_dtype": str(model.dtype).removeprefix("torch."),
     }
     moves = planned_moves(ours, body="model.", head="lm_head.weight", tied_twice=True)
-    with torch.no_grad():
-        return Plan(NAME, RetNetForCausalLM, ours, moves).reverse(model), config
+    return Plan(NAME, RetNetForCausalLM, ours, moves).reverse(model), config | fields_of_transformers(model)

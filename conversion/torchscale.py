@@ -7,28 +7,28 @@ The layout of 2023-07, with biases and LayerNorms, is recognised and refused: Re
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from retnet_hf.checkpoint_dialects import TORCHSCALE, dialect_of, pairs_apart, pairs_together
 from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.loading import TORCHSCALE, dialect_of
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .errors import CheckpointError
 from .plan import (
-    Change,
     Known,
     Move,
     Plan,
     Shape,
-    Tied,
+    dialect_moves,
+    empty_model,
     model_from,
     require_field,
-    require_plain_rotation,
+    require_plain_retnet,
     require_published_decays,
+    saved_tensors,
 )
 
 
@@ -42,35 +42,6 @@ _ARGUMENTS = frozenset(
     + ("layernorm_embedding", "share_decoder_input_output_embed", "layernorm_eps", "recurrent_chunk_size", "vocab_size")
     + ("moe_freq", "multiway", "xpos_rel_pos", "use_glu")
 )
-
-# their names within a layer, and ours; beside the layers; both without prefixes
-_IN_LAYER = {
-    "retention.q_proj": "retention.q_proj",
-    "retention.k_proj": "retention.k_proj",
-    "retention.v_proj": "retention.v_proj",
-    "retention.g_proj": "retention.g_proj",
-    "retention.out_proj": "retention.o_proj",
-    "retention_layer_norm": "retention_norm",
-    "ffn.fc1": "mlp.gate_proj",
-    "ffn.gate": "mlp.up_proj",
-    "ffn.fc2": "mlp.down_proj",
-    "final_layer_norm": "mlp_norm",
-}
-
-
-class PairsApart(Change):
-    """From rotation in interleaved pairs to half-split pairs, by the order of the rows."""
-
-    label = "rotated pairs set apart"
-
-    def __init__(self, head_dim: int) -> None:
-        self.head_dim = head_dim
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [pairs_apart(tensors[0], self.head_dim)]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [pairs_together(tensors[0], self.head_dim)]
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
@@ -109,17 +80,11 @@ def plan_with_prefixes(
     if config.get("vocab_size", -1) <= 0 and f"{body}embed_tokens.weight" in shapes:  # fairseq has it in its dictionary
         config = {**config, "vocab_size": shapes[f"{body}embed_tokens.weight"][0]}
     ours = RetNetConfig(**config)
-    moves = planned_moves(ours, body, head, tied_twice=head in shapes)
-    if model_class is RetNetModel:
-        moves = [
-            replace(move, targets=tuple(name.removeprefix("model.") for name in move.targets))
-            for move in moves
-            if move.sources != (head,)
-        ]
+    moves = planned_moves(ours, body, head, tied_twice=head in shapes, model_class=model_class)
     used = {source for move in moves for source in move.sources}
     # what is left over is told by Plan.check; a checkpoint without the buffers loses nothing
     moves = [move for move in moves if move.targets or move.sources[0] in shapes]
-    moves += [Move((name,), (TORCHSCALE.canonical(name),)) for name in shapes if name not in used]
+    moves += [Move((name,), (TORCHSCALE.ours(name),)) for name in shapes if name not in used]
     return Plan(target_format, model_class, ours, moves)
 
 
@@ -135,26 +100,25 @@ def refuse_biases(target_format: str, shapes: Collection[str]) -> None:
         )
 
 
-def planned_moves(ours: RetNetConfig, body: str, head: str, tied_twice: bool) -> list[Move]:
-    """Every move of the layout, by the configuration alone."""
-    moves = []
-    embedding = (f"{body}embed_tokens.weight", "model.embed_tokens.weight")
-    if ours.tie_word_embeddings and tied_twice:
-        moves.append(Move((embedding[0], head), (embedding[1],), Tied()))
-    else:
-        moves.append(Move((embedding[0],), (embedding[1],)))
-        if not ours.tie_word_embeddings:
-            moves.append(Move((head,), ("lm_head.weight",)))
-    if ours.use_embedding_norm:
-        moves.append(Move((f"{body}layernorm_embedding.weight",), ("model.embed_norm.weight",)))
-    for layer in range(ours.num_hidden_layers):
-        for theirs, name in _IN_LAYER.items():
-            rotated = theirs in ("retention.q_proj", "retention.k_proj")
-            change = PairsApart(ours.head_dim) if rotated else Change()
-            source, target = f"{body}layers.{layer}.{theirs}.weight", f"model.layers.{layer}.{name}.weight"
-            moves.append(Move((source,), (target,), change))
-    if ours.norm_position == "pre":
-        moves.append(Move((f"{body}layer_norm.weight",), ("model.norm.weight",)))
+def planned_moves(
+    ours: RetNetConfig,
+    body: str,
+    head: str,
+    tied_twice: bool,
+    model_class: type[RetNetForCausalLM | RetNetModel] = RetNetForCausalLM,
+) -> list[Move]:
+    """Every move of the layout, by the configuration alone.
+
+    Args:
+        body: the prefix of all names but the head's. head: the name of the head.
+        tied_twice: whether a head that is tied to the embedding is written all the same.
+    """
+
+    def theirs(name: str) -> str:
+        return head if name == "lm_head.weight" else body + TORCHSCALE.theirs(name.removeprefix("model."))
+
+    copy = head if ours.tie_word_embeddings and tied_twice else None
+    moves = dialect_moves(TORCHSCALE, ours, saved_tensors(empty_model(model_class, ours)), theirs, copy)
     angle = 10000 ** -torch.linspace(0, 1, ours.head_dim // 2)
     moves.append(Move((f"{body}retnet_rel_pos.angle",), (), Known(angle.repeat_interleave(2))))
     moves.append(Move((f"{body}retnet_rel_pos.decay",), (), Known(torch.tensor(ours.decays()).log())))
@@ -184,31 +148,22 @@ def to_torchscale(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str
     config = torchscale_arguments(model.config, NAME)
     require_published_decays(model.config, NAME)
     moves = planned_moves(model.config, body="", head="output_projection.weight", tied_twice=True)
-    with torch.no_grad():
-        return Plan(NAME, RetNetForCausalLM, model.config, moves).reverse(model), config
+    return Plan(NAME, RetNetForCausalLM, model.config, moves).reverse(model), config
 
 
 def torchscale_arguments(ours: RetNetConfig, target_format: str) -> dict[str, Any]:
     """Arguments of torchscale's RetNetConfig, most of which syncdoth's config.json shares, for this configuration."""
     for field, *allowed in (
         ("key_expansion", 1),
-        ("use_rotary", True),
         ("rotary_endpoint", True),
         ("use_output_gate", True),
         ("output_gate_act", "silu", "swish"),
-        ("use_head_norm", True),
         ("head_norm_affine", False),
         ("feature_map", None),
-        ("use_gated_mlp", True),
-        ("bidirectional", False),
-        ("qkv_bias", False),
-        ("use_qk_norm", False),
-        ("layer_types", ["linear_attention"] * ours.num_hidden_layers),
-        ("retention_window", None),
         ("num_key_value_heads", ours.num_attention_heads),
     ):
         require_field(ours, target_format, field, *allowed)
-    require_plain_rotation(ours, target_format)
+    require_plain_retnet(ours, target_format)
     scaled, deep = ours.hidden_size**0.5, (2 * ours.num_hidden_layers) ** 0.25
     for field, value in (("embedding_multiplier", scaled), ("residual_multiplier", deep)):
         if min(abs(getattr(ours, field) - allowed) for allowed in (1.0, value)) > 1e-6 * value:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from retnet_hf.configuration_vir import ViRConfig
+from retnet_hf.loading import Split
 from retnet_hf.modeling_vir import ViRForImageClassification
 
 from .errors import CheckpointError
-from .plan import Change, Dropped, Move, Plan, Shape, model_from, require_field, saved_tensors
+from .plan import Change, Dropped, Move, Plan, Shape, empty_model, model_from, renamed, require_field, saved_tensors
 
 
 NAME = "vir_official"
@@ -50,18 +51,6 @@ _RENAMINGS = (
     (r"^vir\.norm\.", "norm."),
     (r"^classifier\.", "head."),
 )
-
-
-class Thirds(Change):
-    """One tensor whose rows are those of queries, keys and values, one after the other."""
-
-    label = "split in three"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return list(tensors[0].tensor_split(3))
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [torch.cat(tensors)]
 
 
 class ClassTokenPosition(Change):
@@ -155,13 +144,11 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
 def planned_moves(ours: ViRConfig, norm: str = "norm") -> list[Move]:
     """Every move of the layout, by the configuration alone. `norm` is the name of the last norm."""
     moves = []
-    for name in saved_tensors(Plan(NAME, ViRForImageClassification, ours, []).empty_model()):
-        theirs = name
-        for pattern, replacement in _RENAMINGS:
-            theirs = re.sub(pattern, replacement, theirs)
+    for name in saved_tensors(empty_model(ViRForImageClassification, ours)):
+        theirs = renamed(name, _RENAMINGS)
         if ".q_proj." in name:
             targets = tuple(name.replace("q_proj", projection) for projection in ("q_proj", "k_proj", "v_proj"))
-            moves.append(Move((theirs,), targets, Thirds()))
+            moves.append(Move((theirs,), targets, Split(3)))
         elif ".k_proj." not in name and ".v_proj." not in name:
             moves.append(Move((re.sub(r"^norm\.", f"{norm}.", theirs),), (name,)))
     return moves
@@ -219,8 +206,7 @@ def to_vir_official(model: ViRForImageClassification) -> tuple[dict[str, Tensor]
         "pos_drop_rate": ours.embedding_dropout,
         "drop_path_rate": ours.drop_path_rate,
     }
-    with torch.no_grad():
-        theirs = Plan(NAME, type(model), ours, planned_moves(ours, "fc_norm" if mean else "norm")).reverse(model)
+    theirs = Plan(NAME, type(model), ours, planned_moves(ours, "fc_norm" if mean else "norm")).reverse(model)
     if class_token and "cls_token" not in theirs:
         theirs["cls_token"] = torch.zeros(1, 1, ours.hidden_size, dtype=model.dtype)  # a parameter it has, and does not use
     return theirs, arguments

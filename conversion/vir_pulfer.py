@@ -18,7 +18,7 @@ from retnet_hf.configuration_vir import ViRConfig
 from retnet_hf.modeling_vir import ViRForImageClassification
 
 from .errors import CheckpointError
-from .plan import Change, Known, Move, Plan, Shape, model_from, require_field, saved_tensors
+from .plan import Change, Known, Move, Plan, Shape, empty_model, model_from, renamed, require_field, saved_tensors
 
 
 NAME = "vir_pulfer"
@@ -122,10 +122,8 @@ def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
     """
     moves = []
     heads = range(ours.num_attention_heads)
-    for name in saved_tensors(Plan(NAME, ViRForImageClassification, ours, []).empty_model()):
-        theirs = name
-        for pattern, replacement in _RENAMINGS:
-            theirs = re.sub(pattern, replacement, theirs)
+    for name in saved_tensors(empty_model(ViRForImageClassification, ours)):
+        theirs = renamed(name, _RENAMINGS)
         if name.startswith(_CLASSIFIER):
             moves.append(Move((name.replace(_CLASSIFIER, "head."),), (name,)))
         elif theirs == "pos_embed":
@@ -199,7 +197,5 @@ def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], 
         "alphas": ours.decays(),
         "dropout": ours.hidden_dropout,
     }
-    with torch.no_grad():
-        moves = planned_moves(ours, body="model.", positions=positions)
-        theirs = Plan(NAME, type(model), ours, moves).reverse(model)
+    theirs = Plan(NAME, type(model), ours, planned_moves(ours, "model.", positions)).reverse(model)
     return {name: tensor.clone() for name, tensor in theirs.items()}, arguments  # masks of different layers are one tensor

@@ -2,18 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Retentive networks as ordinary Hugging Face models. Importing the package registers them with the Auto classes."""
 
-from transformers import (
-    AutoBackbone,
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForMaskedImageModeling,
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-)
+from transformers.models import auto
 from transformers.models.auto.image_processing_auto import AutoImageProcessor  # which 5.17 exports with torchvision only
 from transformers.utils import is_peft_available
 
@@ -26,6 +15,7 @@ from .image_processing_metaformer import MetaFormerImageProcessor, MetaFormerIma
 from .image_processing_retention import by_backend
 from .image_processing_rmt import RMTImageProcessor, RMTImageProcessorPil
 from .image_processing_vir import ViRImageProcessor, ViRImageProcessorPil
+from .model_types import register
 from .modeling_metaformer import (
     MetaFormerBackbone,
     MetaFormerForImageClassification,
@@ -63,32 +53,36 @@ from .streaming import CarryState, StreamScore, TokenStreams, score_stream
 from .version import __version__
 
 
-AutoConfig.register("retnet", RetNetConfig)
-AutoModel.register(RetNetConfig, RetNetModel)
-AutoModelForCausalLM.register(RetNetConfig, RetNetForCausalLM)
-AutoModelForMaskedLM.register(RetNetConfig, RetNetForMaskedLM)
-AutoModelForQuestionAnswering.register(RetNetConfig, RetNetForQuestionAnswering)
-AutoModelForSequenceClassification.register(RetNetConfig, RetNetForSequenceClassification)
-AutoModelForTokenClassification.register(RetNetConfig, RetNetForTokenClassification)
-
-AutoConfig.register("metaformer", MetaFormerConfig)
-AutoModel.register(MetaFormerConfig, MetaFormerModel)
-AutoModelForImageClassification.register(MetaFormerConfig, MetaFormerForImageClassification)
-AutoBackbone.register(MetaFormerConfig, MetaFormerBackbone)
-AutoImageProcessor.register(
-    MetaFormerConfig, image_processor_classes=by_backend(MetaFormerImageProcessor, MetaFormerImageProcessorPil)
-)
-AutoConfig.register("rmt", RMTConfig)
-AutoModel.register(RMTConfig, RMTModel)
-AutoModelForImageClassification.register(RMTConfig, RMTForImageClassification)
-AutoBackbone.register(RMTConfig, RMTBackbone)
-AutoImageProcessor.register(RMTConfig, image_processor_classes=by_backend(RMTImageProcessor, RMTImageProcessorPil))
-AutoConfig.register("vir", ViRConfig)
-AutoModel.register(ViRConfig, ViRModel)
-AutoModelForImageClassification.register(ViRConfig, ViRForImageClassification)
-AutoModelForMaskedImageModeling.register(ViRConfig, ViRForMaskedImageModeling)
-AutoBackbone.register(ViRConfig, ViRBackbone)
-AutoImageProcessor.register(ViRConfig, image_processor_classes=by_backend(ViRImageProcessor, ViRImageProcessorPil))
+_CLASSES = {
+    RetNetConfig: {
+        auto.AutoModel: RetNetModel,
+        auto.AutoModelForCausalLM: RetNetForCausalLM,
+        auto.AutoModelForMaskedLM: RetNetForMaskedLM,
+        auto.AutoModelForQuestionAnswering: RetNetForQuestionAnswering,
+        auto.AutoModelForSequenceClassification: RetNetForSequenceClassification,
+        auto.AutoModelForTokenClassification: RetNetForTokenClassification,
+    },
+    MetaFormerConfig: {
+        auto.AutoModel: MetaFormerModel,
+        auto.AutoModelForImageClassification: MetaFormerForImageClassification,
+        auto.AutoBackbone: MetaFormerBackbone,
+        AutoImageProcessor: by_backend(MetaFormerImageProcessor, MetaFormerImageProcessorPil),
+    },
+    RMTConfig: {
+        auto.AutoModel: RMTModel,
+        auto.AutoModelForImageClassification: RMTForImageClassification,
+        auto.AutoBackbone: RMTBackbone,
+        AutoImageProcessor: by_backend(RMTImageProcessor, RMTImageProcessorPil),
+    },
+    ViRConfig: {
+        auto.AutoModel: ViRModel,
+        auto.AutoModelForImageClassification: ViRForImageClassification,
+        auto.AutoModelForMaskedImageModeling: ViRForMaskedImageModeling,
+        auto.AutoBackbone: ViRBackbone,
+        AutoImageProcessor: by_backend(ViRImageProcessor, ViRImageProcessorPil),
+    },
+}
+register(_CLASSES)
 
 if is_peft_available():  # transformers has imported it by now, with the callbacks of its Trainer
     from .peft_targets import register_target_modules

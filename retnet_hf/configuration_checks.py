@@ -6,9 +6,6 @@ from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 
 
-RETENTION_FORMS = ("auto", "parallel", "recurrent", "chunkwise")
-
-
 class FieldChecks:
     """Checks of a configuration's fields, by name. Each raises ValueError with the field, what is allowed, and the value."""
 

@@ -7,15 +7,15 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from .configuration_checks import RETENTION_FORMS, FieldChecks
+from .configuration_checks import FieldChecks
 from .configuration_stages import StagedConfigMixin
-from .decay_schedules import scheduled_decays
+from .decay_schedules import DECAY_SCHEDULES, scheduled_decays
+from .retention_forms import FORMS
 
 
 TOKEN_MIXERS = ("pooling", "retention", "manhattan", "attention", "identity")
 MIXERS_WITH_HEADS = ("retention", "manhattan", "attention")
 MIXERS_WITH_DECAY = ("retention", "manhattan")
-DECAY_SCHEDULES = ("rmt", "power_of_two", "log_linear", "geometric", "none")
 
 # name: (hidden_sizes, depths, layer_scale_init_value, drop_path_rate)
 _SHAPES = {
@@ -59,7 +59,8 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         decay_schedule (`str` or `list[list[float]]`): γ of head i of H of "retention" and "manhattan":
             "rmt", 1 - 2^(-2 - 4 i / H), as RMT has it in its first stages; "power_of_two", 1 - 2^(-5 - i), and "log_linear",
             1 - exp(linspace(ln 1/32, ln 1/512)), as RetNet has it; "geometric", exp(-1/τ), whose time constants τ grow by
-            one factor from head to head; "none", 1; or for each stage one number in (0, 1] per head.
+            one factor from head to head; "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1; or for each stage one
+            number in (0, 1] per head.
         decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens, or steps of the grid.
         use_output_gate (`bool`), output_gate_act (`str`): the gate on the output of "retention" and "manhattan", and its
             activation.
@@ -193,14 +194,14 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
                     f"{field} ({getattr(self, field)}) into {what} of whole size",
                 )
         check.activation("hidden_act", "output_gate_act")
-        check.one_of("retention_form", RETENTION_FORMS)
+        check.one_of("retention_form", FORMS)
         check.positive("num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
         check.rate("drop_path_rate")
 
         check.decay_range()
         schedule = self.decay_schedule
         if isinstance(schedule, str):
-            check.one_of("decay_schedule", DECAY_SCHEDULES)
+            check.one_of("decay_schedule", ("rmt", *DECAY_SCHEDULES))
         else:
             stages = len(self.depths)
             check.require(len(schedule) == stages, "decay_schedule", f"a list of one list per stage (depths has {stages})")

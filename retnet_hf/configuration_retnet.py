@@ -2,20 +2,21 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """RetNet configuration: every option of the published models, their spellings, and named sizes."""
 
-import hashlib
-import json
 import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from .configuration_checks import RETENTION_FORMS, FieldChecks
-from .decay_schedules import scheduled_decays
+from .configuration_checks import FieldChecks
+from .configuration_dialects import read_dialect
+from .decay_schedules import DECAY_SCHEDULES, scheduled_decays
 from .kernels import KERNELS
+from .model_types import keep_model_type
+from .retention_forms import FORMS
+from .state_fingerprint import state_fingerprint
 
 
-DECAY_SCHEDULES = ("power_of_two", "log_linear", "geometric", "alibi", "none")
 INITIALIZATIONS = ("xavier", "deepnet", "normal")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -40,66 +41,6 @@ _SHAPES = {
     "torchscale-65b": (8192, 64, 32, 13824, 13824 / 8192),
 }
 _FROM_SCRATCH = ("tiny", "mini", "small", "base")
-
-# Keys of fla's config.json that choose its kernels, or that its layers never read.
-_FLA_IGNORED = (
-    "attn_mode",
-    "use_short_conv",
-    "conv_size",
-    "share_conv_kernel",
-    "fuse_norm",
-    "fuse_swiglu",
-    "fuse_cross_entropy",
-    "fuse_linear_cross_entropy",
-    "use_l2warp",
-    "attnres_block_size",
-)
-# Keys of torchscale's arguments and of syncdoth's config.json that have no bearing on a trained RetNet's function.
-_TORCHSCALE_IGNORED = (
-    "checkpoint_activations",
-    "chunkwise_recurrent",
-    "ddp_rank",
-    "drop_path_rate",
-    "encoder_normalize_before",
-    "forward_impl",
-    "fsdp",
-    "max_target_positions",
-    "max_rel_pos",
-    "moe_eval_capacity_token_fraction",
-    "moe_expert_count",
-    "moe_gating_use_fp32",
-    "moe_normalize_gate_prob_before_dropping",
-    "moe_second_expert_policy",
-    "moe_top1_expert",
-    "no_output_layer",
-    "output_retentions",
-    "rel_pos_buckets",
-    "subln",
-    "use_ffn_rms_norm",
-    "use_xmoe",
-    "xpos_scale_base",
-    "z_loss_coeff",
-)
-# What transformers 4 wrote into every config.json that was saved in full: its defaults, which say nothing about a model.
-_TRANSFORMERS_4_DEFAULTS = {
-    **dict.fromkeys(
-        ("add_cross_attention", "do_sample", "early_stopping", "output_scores", "return_dict_in_generate"), False
-    ),
-    **dict.fromkeys(
-        ("remove_invalid_values", "tf_legacy_loss", "tie_encoder_decoder", "torchscript", "use_bfloat16"), False
-    ),
-    **dict.fromkeys(("bad_words_ids", "begin_suppress_tokens", "exponential_decay_length_penalty", "finetuning_task"), None),
-    **dict.fromkeys(("cross_attention_hidden_size", "decoder_start_token_id", "forced_bos_token_id", "prefix"), None),
-    **dict.fromkeys(("forced_eos_token_id", "sep_token_id", "suppress_tokens", "task_specific_params"), None),
-    **dict.fromkeys(("tokenizer_class",), None),
-    **dict.fromkeys(("diversity_penalty", "encoder_no_repeat_ngram_size", "min_length", "no_repeat_ngram_size"), 0),
-    **dict.fromkeys(("length_penalty", "num_beam_groups", "num_beams", "num_return_sequences", "repetition_penalty"), 1),
-    **dict.fromkeys(("temperature", "top_p", "typical_p"), 1),
-    "is_decoder": True,
-    "max_length": 20,
-    "pruned_heads": {},
-    "top_k": 50,
-}
 
 
 @strict
@@ -164,8 +105,8 @@ class RetNetConfig(PreTrainedConfig):
         initializer_range (`float`): standard deviation of embeddings and head, and of "normal".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head sizes if absent.
-        kernels (`str`): what computes retention on a GPU: "torch", operations of PyTorch; "triton", kernels of ours whose
-            speed has not been measured yet; or "fla", those of flash-linear-attention. What they do not cover, and where
+        kernels (`str`): what computes retention on a GPU: "torch", operations of PyTorch; "triton", experimental kernels of
+            this package; or "fla", those of flash-linear-attention. What they do not cover, and where
             they do not run, PyTorch computes.
             Read when a model is made; the environment variable RETNET_HF_KERNELS overrides it.
         max_position_embeddings (`int`, *optional*): the length trained on, for tools that ask. Nothing is limited by it.
@@ -260,14 +201,8 @@ class RetNetConfig(PreTrainedConfig):
         """
         if name not in _SHAPES:
             raise ValueError(f"preset must be one of {', '.join(_SHAPES)}, got {name!r}.")
-        hidden_size, layers, heads, intermediate_size, value_expansion = _SHAPES[name]
-        fields = {
-            "hidden_size": hidden_size,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "intermediate_size": intermediate_size,
-            "value_expansion": value_expansion,
-        }
+        sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "value_expansion")
+        fields = dict(zip(sizes, _SHAPES[name], strict=True))
         if name in _FROM_SCRATCH:
             fields["decay_schedule"] = "geometric"
         elif name in ("1.3B", "2.7B", "6.7B"):
@@ -276,24 +211,16 @@ class RetNetConfig(PreTrainedConfig):
             fields |= {
                 "rotary_endpoint": True,
                 "head_norm_affine": False,
-                "embedding_multiplier": math.sqrt(overrides.get("hidden_size", hidden_size)),
+                "embedding_multiplier": math.sqrt(overrides.get("hidden_size", fields["hidden_size"])),
             }
         return cls(**(fields | overrides))
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if "decoder_embed_dim" in kwargs or "expand_k" in kwargs:
-            kwargs.pop("auto_map", None)  # it names code of theirs, which would not be beside what saves from here
-        if "decoder_embed_dim" in kwargs:
-            kwargs = self._read_torchscale(kwargs)
-        for alias, name in self.attribute_map.items():
-            if alias in kwargs:
-                setattr(self, name, kwargs.pop(alias))
-        hybrid = kwargs.pop("attn", None)
-        if hybrid is not None:
-            raise ValueError(f"attn must be absent or None: RetNetConfig has no softmax attention layers, got {hybrid!r}.")
-        for key in _FLA_IGNORED:
-            kwargs.pop(key, None)
-
+        keep_model_type(type(self))
+        fields, kwargs = read_dialect(kwargs, self.attribute_map)
+        fields |= {name: kwargs.pop(alias) for alias, name in self.attribute_map.items() if alias in kwargs}
+        for name, value in fields.items():
+            setattr(self, name, value)
         if self.layer_types is None:
             self.layer_types = ["linear_attention"] * self.num_hidden_layers
         if self.num_key_value_heads is None:
@@ -347,40 +274,6 @@ class RetNetConfig(PreTrainedConfig):
             f"the number of tokens trained on, since rope_parameters are of rope_type {rope_type}",
         )
         super().validate_rope()
-
-    def _read_torchscale(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Sets the fields from torchscale's names, which syncdoth's config.json shares, and returns what is left over."""
-        for field, allowed in (("moe_freq", 0), ("multiway", False), ("xpos_rel_pos", False)):
-            if kwargs.pop(field, allowed) not in (allowed, None):
-                raise ValueError(f"{field} must be {allowed}: RetNetConfig has nothing to express it with.")
-        if kwargs.get("use_glu", True) is False:
-            raise ValueError(
-                "use_glu must be True: the feed-forward without it has biases and an inner LayerNorm "
-                "(fc1.bias, fc2.bias, ffn_layernorm), which have no place in RetNetConfig."
-            )
-        kwargs.pop("use_glu", None)
-
-        self.hidden_size = kwargs.pop("decoder_embed_dim")
-        self.num_hidden_layers = kwargs.pop("decoder_layers")
-        self.num_attention_heads = kwargs.pop("decoder_retention_heads")
-        self.intermediate_size = kwargs.pop("decoder_ffn_embed_dim")
-        self.value_expansion = kwargs.pop("decoder_value_embed_dim") / self.hidden_size
-        self.hidden_act = kwargs.pop("activation_fn", "gelu")
-        self.rms_norm_eps = kwargs.pop("layernorm_eps", 1e-6)
-        self.decay_schedule = "log_linear" if kwargs.pop("use_lm_decay", False) else "power_of_two"
-        self.rotary_endpoint = True
-        self.head_norm_affine = False
-        self.embedding_multiplier = 1.0 if kwargs.pop("no_scale_embedding", True) else math.sqrt(self.hidden_size)
-        self.use_embedding_norm = kwargs.pop("layernorm_embedding", False)
-        self.norm_position = "pre" if kwargs.pop("decoder_normalize_before", True) else "post"
-        self.residual_multiplier = (2 * self.num_hidden_layers) ** 0.25 if kwargs.pop("deepnorm", False) else 1.0
-        self.tie_word_embeddings = kwargs.pop("share_decoder_input_output_embed", self.tie_word_embeddings)
-        self.hidden_dropout = kwargs.pop("dropout", 0.0)
-        self.chunk_size = kwargs.pop("recurrent_chunk_size", None)
-        for key in _TORCHSCALE_IGNORED:
-            kwargs.pop(key, None)
-        nothing = object()
-        return {key: value for key, value in kwargs.items() if _TRANSFORMERS_4_DEFAULTS.get(key, nothing) != value}
 
     @property
     def is_hybrid(self) -> bool:
@@ -458,19 +351,8 @@ class RetNetConfig(PreTrainedConfig):
 
     @property
     def state_fingerprint(self) -> str:
-        """Hash of whatever decides what a state means, by which a state of another model is told."""
-        rotation = (self.rotary_endpoint, float(self.rope_parameters["rope_theta"])) if self.use_rotary else None
-        if rotation is not None and set(self.rope_parameters) - {"rope_theta", "rope_type"}:
-            rotation += (sorted(self.rope_parameters.items()),)
-        sizes = [self.num_hidden_layers, self.hidden_size, self.num_key_value_heads, self.head_dim, self.value_head_dim]
-        decays = (
-            [self.decays(layer) for layer in range(self.num_hidden_layers)] if self.has_decays_per_layer else self.decays()
-        )
-        facts = [sizes, decays, rotation, self.feature_map, self.norm_position, float(self.rms_norm_eps)]
-        later = (self.use_qk_norm, self.layer_types if self.is_hybrid else None, self.sliding_window, self.retention_window)
-        if any(later):  # options that came later, and change nothing where they are not used
-            facts.append(later)
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        """Hash of every field that changes what a state means: a state is refused by a model with another."""
+        return state_fingerprint(self)
 
     def validate_architecture(self) -> None:
         """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
@@ -496,7 +378,7 @@ class RetNetConfig(PreTrainedConfig):
             "key_expansion",
             f"such that the size of a query head ({self.head_dim}) is even, since use_rotary is True",
         )
-        check.one_of("retention_form", RETENTION_FORMS)
+        check.one_of("retention_form", FORMS)
         check.one_of("kernels", KERNELS)
         check.one_of("norm_position", ("pre", "post"))
         check.one_of("initialization", INITIALIZATIONS)

@@ -9,11 +9,11 @@ from transformers.activations import ACT2FN
 from transformers.backbone_utils import BackboneConfigMixin
 from transformers.configuration_utils import PreTrainedConfig
 
-from .configuration_checks import RETENTION_FORMS, FieldChecks
-from .decay_schedules import scheduled_decays
+from .configuration_checks import FieldChecks
+from .decay_schedules import DECAY_SCHEDULES, scheduled_decays
+from .retention_forms import FORMS
 
 
-DECAY_SCHEDULES = ("log_linear", "power_of_two", "geometric", "none")
 POOLINGS = ("class_token", "last_patch", "mean", "mean_but_first")
 
 # name: (hidden_size, num_hidden_layers, num_attention_heads, patch_size)
@@ -65,7 +65,8 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
             "mean_but_first", the same without the first patch, as the authors' code averages.
         decay_schedule (`str` or `list[float]`): γ of each head: "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (the
             authors' code); "power_of_two", 1 - 2^(-5-i) (RetNet's, equation 8); "geometric", exp(-1/τ), whose time constants
-            τ grow by one factor from head to head; "none", 1; or one number in (0, 1] per head.
+            τ grow by one factor from head to head; "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1; or one number in
+            (0, 1] per head.
         decay_range (pair of `float`): τ of the first and of the last head of "geometric", in patches.
         bidirectional (`bool`): every token sees those after it too, with decay γ^|n-m|.
         mirror_sequence (`bool`): every token and then every token again, in reverse: the authors' bidirectional mode. The
@@ -231,7 +232,7 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
             f"a divisor of hidden_size ({self.hidden_size})",
         )
         check.one_of("pooling", POOLINGS)
-        check.one_of("retention_form", RETENTION_FORMS)
+        check.one_of("retention_form", FORMS)
         check.activation("hidden_act")
         check.require(
             self.retention_act is None or self.retention_act in ACT2FN,

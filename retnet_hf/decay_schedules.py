@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 
 
+DECAY_SCHEDULES = ("power_of_two", "log_linear", "alibi", "geometric", "none")
+
+
 def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: Sequence[float] = (2, 512)) -> list[float]:
     """γ of each head, in double precision.
 

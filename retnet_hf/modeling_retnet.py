@@ -41,6 +41,7 @@ from .gradients import gated, is_plain_linear, linear_cross_entropy, rms_norm
 from .head_decay import HeadDecay
 from .kernels import load_kernels
 from .layout import Layout
+from .loading import TORCHSCALE, load_any_dialect, tensor_parallel_share
 from .plan import Call, Plan, layout_of_call, pieces_of, plans_of
 from .retention_split import Context
 from .retention_state import RetNetState, RetNetStateLayer, borrowed, install_retention_layers
@@ -355,6 +356,7 @@ class RetNetPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True  # in the layers of a hybrid that are not retention
     _supports_flash_attn = True
     _supports_attention_backend = True
+    _keys_to_ignore_on_load_unexpected = [TORCHSCALE.unused]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -370,6 +372,15 @@ class RetNetPreTrainedModel(PreTrainedModel):
             depth = (8 * self.config.num_hidden_layers) ** 0.25
             shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0
             init.xavier_uniform_(module.weight, gain=module.xavier_gain / shrink)
+
+    @staticmethod
+    def _load_pretrained_model(model: "RetNetPreTrainedModel", state_dict, checkpoint_files, load_config, *args, **kwargs):
+        """Transformers' loading, for weights in any dialect."""
+        share = tensor_parallel_share(load_config)
+        for module in model.modules() if share is not None else ():
+            if isinstance(module, (RetNetDecay, RetNetHeadScale)):
+                module.share = share
+        return load_any_dialect(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
 
 def use_cache_if_state_given(forward: Callable) -> Callable:

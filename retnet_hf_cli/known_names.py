@@ -23,4 +23,4 @@ IMAGE_PRESETS = {
     "vit": ("micro", "mini"),
 }  # fmt: skip
 FORMATS = ("vir_official", "vir_pulfer", "rmt", "poolformer", "fla", "torchscale", "syncdoth", "yet_another_retnet")
-DECAY_SCHEDULES = ("power_of_two", "log_linear", "geometric", "alibi", "none")
+DECAY_SCHEDULES = ("power_of_two", "log_linear", "alibi", "geometric", "none")

@@ -1,20 +1,25 @@
 """from_pretrained reads folders of fla and syncdoth as they are, and saves them under our own names."""
 
+import dataclasses
+import inspect
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from golden import golden, needs_golden
 from safetensors.torch import load_file, save_file
 from small_models import small_model
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
+from transformers.modeling_utils import LoadStateDictConfig
 
 from conversion.fla import to_fla
 from conversion.syncdoth import to_syncdoth
-from retnet_hf import RetNetConfig, RetNetForCausalLM
-from retnet_hf.checkpoint_dialects import dialect_of
+from retnet_hf import RetNetConfig, RetNetForCausalLM, loading
+from retnet_hf.loading import dialect_of, tensor_parallel_share
+from retnet_hf_vllm.weights import canonical_weights
 
 
 CASES = [
@@ -167,6 +172,22 @@ def test_trainer_resumes_a_fine_tuned_published_model_to_the_same_weights(dialec
         assert torch.equal(resumed[name], value), name
 
 
+@pytest.mark.parametrize("layout", ["ours", *FOREIGN])
+@pytest.mark.parametrize("headless", [False, True])
+def test_the_plugin_for_vllm_reads_the_same_names_and_values(layout, headless):
+    model, state_dict, config = foreign("fla" if layout == "ours" else layout)
+    expected = model.state_dict()
+    if layout == "ours":
+        state_dict = expected
+    if headless:
+        state_dict = {name.removeprefix("model."): value for name, value in state_dict.items() if "lm_head" not in name}
+        expected = {name: value for name, value in expected.items() if name != "lm_head.weight"}
+    found = list(canonical_weights(state_dict.items(), RetNetConfig(**config)))
+    assert len(found) == len(expected) == len(dict(found))
+    for name, value in found:
+        assert torch.equal(value, expected[name]), name
+
+
 def test_dialects_are_told_by_names_alone():
     model = small_model()
     assert dialect_of(model.state_dict()) is None
@@ -195,3 +216,68 @@ def test_defaults_of_an_old_transformers_are_not_saved_again(tmp_path):
     model.save_pretrained(tmp_path / "saved")
     saved = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert not {"max_length", "torchscript", "pruned_heads", "is_decoder", "tokenizer_class"} & set(saved)
+
+
+def test_a_folder_of_ours_loads_without_what_only_dialects_need_of_transformers(tmp_path, monkeypatch):
+    model = small_model()
+    model.save_pretrained(tmp_path)
+    for name in ("with_transforms", "forget_transforms", "RowConversion"):
+        monkeypatch.delattr(loading, name)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+
+
+def test_transformers_still_loads_by_the_function_that_we_extend():
+    parameters = list(inspect.signature(PreTrainedModel._load_pretrained_model).parameters)
+    assert parameters[:4] == ["model", "state_dict", "checkpoint_files", "load_config"], (
+        "PreTrainedModel._load_pretrained_model takes other arguments: load_any_dialect and the model's method pass them on."
+    )
+    assert isinstance(inspect.getattr_static(PreTrainedModel, "_load_pretrained_model"), staticmethod), (
+        "PreTrainedModel._load_pretrained_model is no static method any more: nor may the model's be."
+    )
+
+
+def test_transformers_still_has_the_settings_of_a_loading_that_we_read():
+    fields = {field.name for field in dataclasses.fields(LoadStateDictConfig)}
+    for field, function in (("weight_mapping", "with_transforms"), ("device_mesh", "tensor_parallel_share")):
+        assert field in fields, f"LoadStateDictConfig.{field} has another name: loading.{function} must use that."
+
+
+def test_transformers_still_keeps_the_transforms_of_a_loading_where_we_remove_them(tmp_path, monkeypatch):
+    _, state_dict, config = foreign("fla of 2024")
+    kept = []
+    monkeypatch.setattr(loading, "forget_transforms", lambda model, transforms: kept.extend(model._weight_conversions))
+    AutoModelForCausalLM.from_pretrained(write_folder(tmp_path, state_dict, config))
+    assert kept, "transformers keeps its transforms elsewhere: unless forget_transforms removes them, saving reverses them."
+
+
+def test_transformers_still_reads_names_alone_where_we_ask_for_them(tmp_path):
+    _, state_dict, config = foreign("fla")
+    for layout in ("safetensors", "sharded", "bin"):
+        folder = write_folder(tmp_path / layout, state_dict, config, layout)
+        files = [str(file) for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
+        assert loading.names_in(files) == set(state_dict), "load_state_dict takes or gives something else: see names_in."
+
+
+class Mesh(SimpleNamespace):
+    """What of a device mesh is read."""
+
+    def __getitem__(self, name):
+        return self.inner[name]
+
+    def get_local_rank(self):
+        return self.rank
+
+    def size(self):
+        return self.ranks
+
+
+def test_the_share_of_tensor_parallelism_is_this_rank_and_their_number():
+    alone = Mesh(mesh_dim_names=None, rank=1, ranks=4)
+    tp = Mesh(mesh_dim_names=("tp",), rank=2, ranks=3)
+    both = Mesh(mesh_dim_names=("fsdp", "tp"), inner={"tp": tp}, rank=0, ranks=6)
+    other = Mesh(mesh_dim_names=("fsdp",), rank=0, ranks=6)
+    found = [tensor_parallel_share(SimpleNamespace(device_mesh=mesh)) for mesh in (None, alone, both, other)]
+    assert found == [None, (1, 4), (2, 3), None]
+    assert tensor_parallel_share(SimpleNamespace()) is None

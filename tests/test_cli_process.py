@@ -16,6 +16,7 @@ import retnet_hf
 import retnet_hf_cli
 from conversion.formats import FORMATS
 from retnet_hf import RetNetConfig
+from retnet_hf.decay_schedules import DECAY_SCHEDULES
 from retnet_hf_cli import known_names
 from retnet_hf_cli.images.models import FAMILIES
 from retnet_hf_cli.interrupts import leaving_order
@@ -85,6 +86,7 @@ def test_names_known_without_the_libraries_are_those_of_the_libraries():
     assert RetNetConfig.presets() == known_names.PRESETS
     assert {name: family.presets for name, family in FAMILIES.items()} == known_names.IMAGE_PRESETS
     assert tuple(FORMATS) == known_names.FORMATS
+    assert DECAY_SCHEDULES == known_names.DECAY_SCHEDULES
 
 
 def test_the_version_is_that_of_the_library():

@@ -1,5 +1,6 @@
 """RetNetConfig: presets, aliases and foreign spellings, and errors that are sentences."""
 
+import inspect
 import json
 import math
 
@@ -9,6 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
+from retnet_hf.state_fingerprint import WITHOUT_EFFECT
 
 
 # flash-linear-attention's config.json of its hub checkpoints, keys and values
@@ -255,3 +257,147 @@ def test_what_cannot_be_expressed_is_refused():
         RetNetConfig(**(SYNCDOTH | {"moe_freq": 2}))
     with pytest.raises(ValueError, match="preset must be one of tiny, .*, got 'huge'"):
         RetNetConfig.from_preset("huge")
+
+
+@pytest.mark.parametrize("foreign", [FLA, SYNCDOTH])
+def test_keys_of_a_foreign_config_that_nobody_knows_are_dropped_with_one_warning_that_names_them(foreign, caplog):
+    RetNetConfig(**foreign)
+    assert not caplog.records
+    known = {"quantization_config": {"quant_method": "gptq"}, "num_labels": 3, "tokenizer_class": "LlamaTokenizer"}
+    config = RetNetConfig(**foreign, **known, use_new_gate=True, note="mine", max_length=7)
+    [record] = caplog.records
+    assert "are dropped: note, use_new_gate." in record.getMessage()
+    assert not {"note", "use_new_gate"} & set(config.to_dict())
+    assert (config.num_labels, config.tokenizer_class) == (3, "LlamaTokenizer")
+    assert config.quantization_config == {"quant_method": "gptq"}
+
+
+def test_keys_of_our_own_config_that_nobody_knows_are_kept():
+    assert RetNetConfig(note="mine").note == "mine"
+
+
+SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+HYBRID = {"layer_types": ["linear_attention", "sliding_attention"], "sliding_window": 4}
+# another value of each field with an effect, and, where that depends on other fields, those
+CHANGES = {
+    "vocab_size": 60,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "hidden_act": "gelu",
+    "key_expansion": 0.5,
+    "value_expansion": 1.0,
+    "decay_schedule": "log_linear",
+    "decay_range": ((3, 512), {"decay_schedule": "geometric"}),
+    "layer_types": (["linear_attention", "full_attention"], {}),
+    "sliding_window": (5, HYBRID),
+    "retention_window": 3,
+    "use_rotary": False,
+    "rotary_endpoint": True,
+    "rope_parameters": ({"rope_type": "default", "rope_theta": 500.0}, {}),
+    "qkv_bias": True,
+    "use_qk_norm": True,
+    "use_output_gate": False,
+    "output_gate_act": "gelu",
+    "use_head_norm": False,
+    "head_norm_affine": False,
+    "use_gated_mlp": False,
+    "feature_map": "relu",
+    "embedding_multiplier": 5.0,
+    "use_embedding_norm": True,
+    "norm_position": "post",
+    "residual_multiplier": 2.0,
+    "bidirectional": True,
+    "rms_norm_eps": 1e-5,
+}
+SAME = {
+    "hidden_dropout": 0.1,
+    "activation_dropout": 0.1,
+    "initialization": "normal",
+    "initializer_range": 0.1,
+    "retention_form": "recurrent",
+    "chunk_size": 8,
+    "kernels": "triton",
+    "max_position_embeddings": 512,
+    "use_cache": False,
+    "tie_word_embeddings": True,
+    "pad_token_id": 3,
+    "bos_token_id": 4,
+    "eos_token_id": [5, 6],
+}
+
+
+def fingerprint(**fields):
+    return RetNetConfig(**(SMALL | fields)).state_fingerprint
+
+
+def test_every_field_is_in_the_fingerprint_of_a_state_or_named_as_without_effect():
+    fields = set(inspect.get_annotations(RetNetConfig))
+    assert set(CHANGES) | set(SAME) == fields, "a new field needs a line in CHANGES, or in SAME and WITHOUT_EFFECT"
+    assert set(SAME) == set(WITHOUT_EFFECT)
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_field_with_an_effect_changes_the_fingerprint_of_a_state(field):
+    value, others = change if isinstance(change := CHANGES[field], tuple) else (change, {})
+    assert fingerprint(**others) != fingerprint(**(others | {field: value}))
+
+
+@pytest.mark.parametrize("field", SAME)
+def test_a_field_without_effect_leaves_the_fingerprint_of_a_state(field):
+    assert fingerprint() == fingerprint(**{field: SAME[field]})
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"layer_types": ["linear_attention"] * 2}),
+        ({}, {"num_key_value_heads": 4, "key_expansion": 1, "embedding_multiplier": 1, "hidden_act": "swish"}),
+        ({}, {"decay_schedule": [1 - 2.0 ** (-5 - head) for head in range(4)], "decay_range": [3, 9], "sliding_window": 7}),
+        ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 1.0}}),
+        ({"num_heads": 2, "expand_k": 1.0, "norm_eps": 1e-5}, {"num_attention_heads": 2, "rms_norm_eps": 1e-5}),
+        ({"decay_schedule": [1.0, 1, 1, 1]}, {"decay_schedule": "none"}),
+        (
+            {"decay_schedule": [[1, 1, 1, 1]] * 2, "feature_map": ["relu"] * 2},
+            {"decay_schedule": "none", "feature_map": "relu"},
+        ),
+        ({"use_output_gate": False}, {"use_output_gate": False, "output_gate_act": "gelu"}),
+        ({"use_head_norm": False}, {"use_head_norm": False, "head_norm_affine": False}),
+        ({"use_rotary": False}, {"use_rotary": False, "rotary_endpoint": True, "rope_parameters": {"rope_theta": 5.0}}),
+    ],
+)
+def test_one_model_in_two_spellings_has_one_fingerprint(one, other):
+    assert fingerprint(**one) == fingerprint(**other)
+
+
+def test_the_length_trained_on_is_in_the_fingerprint_where_the_rotation_depends_on_it():
+    yarn = {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}
+    assert fingerprint(**yarn, max_position_embeddings=64) != fingerprint(**yarn, max_position_embeddings=128)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        SMALL,
+        SMALL | HYBRID,
+        SMALL | {"decay_schedule": "geometric", "decay_range": (2, 64), "feature_map": [None, "relu"]},
+        SMALL | {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}, "max_position_embeddings": 64},
+        FLA,
+        SYNCDOTH,
+    ],
+)
+def test_a_configuration_has_the_same_fingerprint_after_it_was_saved(fields, tmp_path):
+    config = RetNetConfig(**fields)
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).state_fingerprint == config.state_fingerprint
+    RetNetConfig.from_dict(json.loads(config.to_json_string(use_diff=False))).save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).state_fingerprint == config.state_fingerprint
+
+
+def test_the_fingerprint_follows_the_number_of_layers_and_does_not_change_from_process_to_process():
+    config = RetNetConfig(**SMALL)
+    assert config.state_fingerprint == "bb1384459cea40ce"
+    config.num_hidden_layers = 3
+    assert config.state_fingerprint == fingerprint(num_hidden_layers=3)

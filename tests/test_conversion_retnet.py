@@ -14,7 +14,7 @@ from conversion.syncdoth import from_syncdoth, to_syncdoth
 from conversion.torchscale import from_torchscale, to_torchscale
 from conversion.yet_another_retnet import from_yet_another_retnet
 from retnet_hf import RetNetConfig, RetNetForCausalLM
-from retnet_hf.checkpoint_dialects import FLA, TORCHSCALE, pairs_apart, pairs_together
+from retnet_hf.loading import FLA, TORCHSCALE, PairsApart
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")
@@ -146,10 +146,10 @@ def test_loss_and_gradients_are_the_peers(case, form):
     assert data.gradients()
     for name, theirs in data.gradients().items():
         theirs = theirs.clone()
-        ours = dialect.canonical(name if name.startswith(("model.", "lm_head", "output_projection")) else f"model.{name}")
+        ours = dialect.ours(name if name.startswith(("model.", "lm_head", "output_projection")) else f"model.{name}")
         gradient = parameters[ours].grad
         if ours.endswith(("q_proj.weight", "k_proj.weight")) and dialect.interleaved:
-            gradient = pairs_together(gradient, model.config.head_dim)
+            [gradient] = PairsApart(model.config.head_dim).backward([gradient])
         if theirs.shape[0] == 2 * gradient.shape[0]:
             gradient = torch.cat([gradient, parameters[ours.replace("gate_proj", "up_proj")].grad])
         if "embed_tokens" in name and (pad := data.config.get("pad_token_id")) is not None:
@@ -257,9 +257,9 @@ def test_what_a_format_cannot_express_is_refused_by_the_field(writer, fields, na
 
 def test_setting_pairs_apart_and_together_are_inverse_and_move_whole_rows():
     weight = torch.arange(12)[:, None].repeat(1, 3)  # two heads of six
-    apart = pairs_apart(weight, 6)
+    [apart] = PairsApart(6).forward([weight])
     assert apart[:, 0].tolist() == [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]
-    assert torch.equal(pairs_together(apart, 6), weight)
+    assert torch.equal(PairsApart(6).backward([apart])[0], weight)
 
 
 def test_every_tensor_is_used_once_or_named():
@@ -338,3 +338,15 @@ def test_a_model_that_trainer_has_left_without_cache_is_written_with_it(peer):
 def test_a_torchscale_preset_of_another_width_is_still_expressible():
     config = RetNetConfig.from_preset("torchscale-base", hidden_size=96, intermediate_size=64, vocab_size=31)
     assert to_torchscale(RetNetForCausalLM(config))[1]["no_scale_embedding"] is False
+
+
+@pytest.mark.parametrize("dialect", [FLA, TORCHSCALE])
+def test_each_name_of_a_dialect_becomes_ours_and_theirs_again(dialect):
+    model = small_model("torchscale" if dialect is TORCHSCALE else "fla", use_embedding_norm=dialect is TORCHSCALE)
+    names = list(model.state_dict())
+    theirs = [dialect.theirs(name) for name in names]
+    assert len(set(theirs)) == len(names)
+    assert [dialect.ours(name) for name in theirs] == names
+    assert [dialect.theirs(dialect.ours(name)) for name in theirs] == theirs
+    without_prefix = [name.removeprefix("model.") for name in theirs]
+    assert [dialect.ours(name) for name in without_prefix] == [name.removeprefix("model.") for name in names]

@@ -574,7 +574,7 @@ def test_configuration_survives_saving(tmp_path):
         ({"pooling": "max"}, "pooling must be one of class_token, last_patch, mean, mean_but_first, got 'max'"),
         (
             {"decay_schedule": "linear"},
-            "decay_schedule must be one of log_linear, .*, geometric, none, got 'linear'",
+            "decay_schedule must be one of power_of_two, log_linear, .*, geometric, none, got 'linear'",
         ),
         ({"decay_schedule": [0.5]}, r"a list of num_attention_heads \(2\) numbers in \(0, 1\], got \[0.5\]"),
         ({"decay_schedule": [0.5, 1.5]}, r"numbers in \(0, 1\], got \[0.5, 1.5\]"),

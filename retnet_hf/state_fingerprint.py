@@ -1,0 +1,65 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A hash of what decides the meaning of a RetNet's state, which refuses a state in a model of another configuration."""
+
+import hashlib
+import json
+from dataclasses import fields
+from typing import Any
+
+from transformers.configuration_utils import PreTrainedConfig
+
+
+# Fields with which a state means the same, whatever their values. Every other field is in the fingerprint.
+WITHOUT_EFFECT = (
+    *("hidden_dropout", "activation_dropout", "initialization", "initializer_range"),  # of training
+    *("retention_form", "chunk_size", "kernels"),  # one function, computed in another order
+    *("use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
+    "max_position_embeddings",  # unless the rotation depends on it: see `_rotation`
+)
+_OF_TRANSFORMERS = frozenset(field.name for field in fields(PreTrainedConfig))
+_SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_pytorch_tanh"}
+
+
+def state_fingerprint(config: PreTrainedConfig) -> str:
+    """16 hexadecimal digits. RetNetConfigs with the same digits make models whose states mean the same."""
+    names = (field.name for field in fields(config) if field.name not in _OF_TRANSFORMERS)
+    facts = {name: getattr(config, name) for name in names if name not in WITHOUT_EFFECT}
+    retains = [kind == "linear_attention" for kind in config.layer_types]
+    maps = [_activation(config.feature_map_of(layer)) if kept else None for layer, kept in enumerate(retains)]
+    facts |= {  # fields that can say one thing in several ways, or that do nothing beside others
+        "key_expansion": config.head_dim,
+        "value_expansion": config.value_head_dim,
+        "decay_schedule": [config.decays(layer) if kept else None for layer, kept in enumerate(retains)],
+        "decay_range": None,  # it is in the decays
+        "feature_map": maps,
+        "rope_parameters": _rotation(config) if config.use_rotary else None,
+        "rotary_endpoint": config.rotary_endpoint and config.use_rotary,
+        "hidden_act": _activation(config.hidden_act),
+        "output_gate_act": _activation(config.output_gate_act) if config.use_output_gate else None,
+        "head_norm_affine": config.head_norm_affine and config.use_head_norm,
+        "sliding_window": config.sliding_window if "sliding_attention" in config.layer_types else None,
+    }
+    return hashlib.sha256(json.dumps(_plain(facts), sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _rotation(config: PreTrainedConfig) -> dict[str, Any]:
+    """The parameters of the rotation that are not the default, and the length trained on where they scale with it."""
+    defaults = {"partial_rotary_factor": 1}
+    stated = {name: value for name, value in config.rope_parameters.items() if value not in (None, defaults.get(name))}
+    scales = stated.get("rope_type") in ("llama3", "yarn")
+    return stated | {"max_position_embeddings": config.max_position_embeddings if scales else None}
+
+
+def _activation(name: str | None) -> str | None:
+    """One name for each activation that has several."""
+    return _SAME_ACTIVATION.get(name, name)
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it, and numbers in one spelling: 1 and 1.0 are equal fields."""
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
