@@ -12,7 +12,6 @@ from functools import wraps
 from pathlib import Path
 
 import torch
-from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
@@ -36,6 +35,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .block_functions import gated, rms_norm, rotate, rotate_step, step_rotation
+from .cards import ModelCardMixin
 from .checkpoint_dialects import TORCHSCALE
 from .checkpoint_loading import loading_transforms, names_in
 from .configuration_retnet import RetNetConfig
@@ -44,7 +44,6 @@ from .decoding_programs import CHANGED, HeadProduct, LayerProgram, compile_layer
 from .fused_projections import FusesProjections, is_hooked, is_plain, lay_out_where_faster
 from .kernels import load_kernels
 from .linear_cross_entropy import linear_cross_entropy
-from .model_card import is_placeholder, model_card
 from .retention_forms import (
     FORMS,
     bidirectional_retention,
@@ -528,7 +527,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         return stream if self.pre_norm else norm(stream)
 
 
-class RetNetPreTrainedModel(PreTrainedModel):
+class RetNetPreTrainedModel(ModelCardMixin, PreTrainedModel):
     config: RetNetConfig
     config_class = RetNetConfig
     base_model_prefix = "model"
@@ -659,15 +658,6 @@ class RetNetPreTrainedModel(PreTrainedModel):
         kept = getattr(model, "_weight_conversions", None) or []
         model._weight_conversions = [transform for transform in kept if transform not in transforms]
         return loaded
-
-    def _upload_modified_files(self, working_dir: str, repo_id: str, *args, **kwargs):
-        """Pushes with a model card that says how to load the model, unless the repository has a card of its own."""
-        path = Path(working_dir) / "README.md"
-        if path.is_file() and is_placeholder(placeholder := ModelCard.load(path)):
-            card = model_card(self, repo_id)
-            card.data.tags = sorted({*card.data.tags, *(placeholder.data.tags or [])})
-            card.save(path)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)
 
 
 def updates_the_state_given(forward):

@@ -17,7 +17,7 @@ from transformers.backbone_utils import BackboneMixin
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.modeling_utils import PreTrainedModel
 
-from .image_model_card import ImageModelCardMixin
+from .cards import ModelCardMixin
 
 
 class HeadDecay(nn.Module):
@@ -108,7 +108,7 @@ def eager_attention_forward(
     return (attention @ value).transpose(1, 2), attention
 
 
-class VisionPreTrainedModel(ImageModelCardMixin, PreTrainedModel):
+class VisionPreTrainedModel(ModelCardMixin, PreTrainedModel):
     """What transformers is told of every family, and how their common blocks are initialised."""
 
     main_input_name = "pixel_values"
