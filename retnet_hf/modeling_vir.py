@@ -488,14 +488,18 @@ class ViRModel(ViRPreTrainedModel):
         if len(outputs) == 1:
             return outputs[0]
 
-        def joined(parts: Iterable[Tensor | None]) -> Tensor | None:  # None: a hidden state that the call does not select
-            parts = list(parts)
-            return None if parts[0] is None else torch.cat(parts, dim=1)
-
-        recorded = None
-        if outputs[0].hidden_states is not None:
-            recorded = tuple(map(joined, zip(*(output.hidden_states for output in outputs))))
-        return BaseModelOutput(joined(output.last_hidden_state for output in outputs), recorded)
+        last = torch.cat([output.last_hidden_state for output in outputs], dim=1)
+        if outputs[0].hidden_states is None:
+            return BaseModelOutput(last)
+        recorded = list(zip(*(output.hidden_states for output in outputs)))
+        del outputs  # so that the pieces of a hidden state are freed when it is joined
+        for number, parts in enumerate(recorded):
+            if parts[0] is None:  # a hidden state that the call does not select
+                recorded[number] = None
+            else:
+                whole = {0: hidden_states, len(recorded) - 1: last}.get(number)
+                recorded[number] = torch.cat(parts, dim=1) if whole is None else whole
+        return BaseModelOutput(last, tuple(recorded))
 
     @capture_outputs(tie_last_hidden_states=False)
     def _transform(self, hidden_states: Tensor, plan: ViRPlan, **kwargs: Unpack[TransformersKwargs]) -> BaseModelOutput:
