@@ -9,9 +9,7 @@ import yaml
 from huggingface_hub import ModelCard
 from transformers.modeling_utils import PreTrainedModel
 
-from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.image_model_card import image_model_card
-from retnet_hf.model_card import model_card
+from retnet_hf.cards import model_card
 from retnet_hf.version import __version__
 
 
@@ -32,10 +30,7 @@ def converted_card(
         licence: of the weights, as the metadata of the source's card states it: `license`, for one without an identifier
             also `license_name` and `license_link`.
     """
-    if isinstance(model.config, RetNetConfig):
-        card = model_card(model, name)
-    else:
-        card = image_model_card(model, name)
+    card = model_card(model, name)
     licence = licence or {}
     for field, value in licence.items():
         card.data[field] = value

@@ -203,7 +203,11 @@ class ViRConfig(BackboneConfigMixin, PreTrainedConfig):
     @property
     def grid_shape(self) -> tuple[int, int]:
         """Rows and columns of patches in an image."""
-        return self.image_shape[0] // self.patch_shape[0], self.image_shape[1] // self.patch_shape[1]
+        return self.grid_of(self.image_shape)
+
+    def grid_of(self, image_shape: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of patches in an image of that height and width."""
+        return image_shape[0] // self.patch_shape[0], image_shape[1] // self.patch_shape[1]
 
     def decays(self) -> list[float]:
         """γ of each head, in double precision."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""ln γ of every head, as a buffer that no cast of a model rounds."""
+"""The decays of a model as a module: ln γ of each head, exact in a model of any type."""
 
 import math
 
@@ -9,10 +9,14 @@ from torch import Tensor, nn
 
 
 class HeadDecay(nn.Module):
-    """ln γ of every head, kept as integers: a decay near 1 that was rounded to bfloat16 would forget at another rate.
+    """ln γ of each head, kept as integers, because a cast of the model to another type leaves integers as they are.
 
     Args:
-        decays: γ in (0, 1] of each head, or a list of such lists, one for each layer.
+        decays: γ of each head, in (0, 1]; or one such list per layer, of equal lengths.
+
+    Attributes:
+        log_decay: (H,) or (layers, H) int64, ln γ in units of 2^-56. Values below -100, where nothing is left of a token,
+            become -100, so that all of them fit into 64 bits.
     """
 
     def __init__(self, decays: list[float] | list[list[float]]) -> None:
@@ -21,15 +25,15 @@ class HeadDecay(nn.Module):
         self.log_decay = nn.Buffer(self.compute_log_decay(), persistent=False)
 
     def compute_log_decay(self, device: torch.device | None = None) -> Tensor:
-        """(H,) or (layers, H) int64: ln γ in units of 2^-56, but not below -100, where nothing is left of a token."""
+        """The values of `log_decay`, which is in no checkpoint: `_init_weights` asks for them after a load."""
 
         def units(decays: float | list) -> int | list:
             if isinstance(decays, list):
-                return [units(part) for part in decays]
+                return [units(decay) for decay in decays]
             return round(max(math.log(decays), -100.0) * 2**56)
 
         return torch.tensor(units(self.decays), dtype=torch.int64, device=device)
 
     def forward(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """(H,) or (layers, H) ln γ, float32 or wider."""
+        """ln γ, (H,) or (layers, H), in `dtype` but not narrower than float32."""
         return self.log_decay.to(device).to(torch.promote_types(dtype, torch.float32)) * 2**-56

@@ -8,35 +8,32 @@ Shapes in comments: B images, R rows and L columns of tokens, T = R · L tokens 
 V value size, C channels of a stage.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
+from transformers.utils import TransformersKwargs
 
 from .configuration_metaformer import MetaFormerConfig
+from .eager_attention import eager_attention_forward
+from .head_decay import HeadDecay
 from .retention_2d import downward_manhattan_retention, manhattan_map, manhattan_retention
 from .retention_forms import bidirectional_retention, decay_tables, retention, retention_map
 from .vision_blocks import (
     FeedForward,
-    HeadDecay,
+    ImageClassifierMixin,
     ResidualBranch,
+    StagedBackboneMixin,
+    StagedModelMixin,
     VisionPreTrainedModel,
-    check_pixel_values,
+    asks_for_maps,
+    classifier,
     drop_path_rates,
-    eager_attention_forward,
-    feature_pyramid,
-    image_classifier_output,
 )
 
 
@@ -79,10 +76,6 @@ class MetaFormerHeads(nn.Module):
         self.v_proj = nn.Linear(size, value_size, bias=config.qkv_bias)
         self.o_proj = nn.Linear(value_size, size)
 
-    def gives_maps(self, output_attentions: bool | None) -> bool:
-        """Whether maps are asked for, by argument or by configuration."""
-        return bool(self.config.output_attentions if output_attentions is None else output_attentions)
-
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, R, L, C) -> query, key (B, H, R, L, K) and value (B, H, R, L, V)."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
@@ -107,8 +100,8 @@ class MetaFormerRetention(MetaFormerHeads):
         """(B, R, L, C) -> the mixed tokens (B, R, L, C) and, if asked for, the retention map (B, H, T, T)."""
         query, key, value = self.project(hidden_states)
         log_decay = self.decay(query.dtype, query.device)
-        maps_too = self.gives_maps(output_attentions)
-        output, maps = self.retain(query * self.scaling, key, value, log_decay, maps_too)  # (B, H, R, L, V)
+        output_maps = asks_for_maps(self.config, output_attentions)
+        output, maps = self.retain(query * self.scaling, key, value, log_decay, output_maps)  # (B, H, R, L, V)
         if self.config.use_head_norm:
             output = F.rms_norm(output, output.shape[-1:], eps=self.config.layer_norm_eps)
         output = output.permute(0, 2, 3, 1, 4).flatten(3).to(hidden_states.dtype)
@@ -162,10 +155,9 @@ class MetaFormerAttention(MetaFormerHeads):
     ) -> tuple[Tensor, Tensor | None]:
         """(B, R, L, C) -> the mixed tokens (B, R, L, C) and, if asked for, the attention (B, H, T, T)."""
         query, key, value = (tensor.flatten(2, 3) for tensor in self.project(hidden_states))  # (B, H, T, .)
-        attend: Callable = eager_attention_forward
-        gives_map = self.gives_maps(output_attentions)
-        if not gives_map:
-            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        gives_map = asks_for_maps(self.config, output_attentions)
+        implementation = "eager" if gives_map else self.config._attn_implementation
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         output, attention = attend(self, query, key, value, None, scaling=self.scaling, dropout=0.0)
         output = output.reshape(*hidden_states.shape[:3], -1)
         return self.o_proj(output), attention if gives_map else None
@@ -217,7 +209,7 @@ class MetaFormerBlock(GradientCheckpointingLayer):
 class MetaFormerPatchEmbedding(nn.Conv2d):
     """The overlapping patches with which a stage begins: (B, C of the stage before, R, L) -> (B, C, R, L)."""
 
-    def __init__(self, config: MetaFormerConfig, stage: int) -> None:
+    def __init__(self, config: MetaFormerConfig, stage: int = 0) -> None:
         super().__init__(
             config.hidden_sizes[stage - 1] if stage > 0 else config.num_channels,
             config.hidden_sizes[stage],
@@ -266,125 +258,38 @@ class MetaFormerPreTrainedModel(VisionPreTrainedModel):
             init.trunc_normal_(module.weight, std=self.config.initializer_range)
 
 
-class MetaFormerModel(MetaFormerPreTrainedModel):
-    """Stem and stages, without a head."""
+class MetaFormerModel(StagedModelMixin, MetaFormerPreTrainedModel):
+    """Stem and stages, without a head.
 
-    def __init__(self, config: MetaFormerConfig) -> None:
-        super().__init__(config)
-        self.stem = MetaFormerPatchEmbedding(config, 0)
-        self.stages = nn.ModuleList([MetaFormerStage(config, stage) for stage in range(len(config.depths))])
-        self.gradient_checkpointing = False
-        self.post_init()
-
-    @merge_with_config_defaults
-    @capture_outputs
-    def forward(
-        self, pixel_values: torch.FloatTensor | None = None, **kwargs: Unpack[TransformersKwargs]
-    ) -> BaseModelOutputWithPooling:
-        r"""
-        Args:
-            pixel_values: (B, num_channels, height, width), of any height and width that the first patch fits into.
-            output_hidden_states: returns what the stem and each stage put out, (B, C, R, L) with C, R and L of the stage.
-            output_attentions: returns, for each block whose mixer has heads, its attention or retention map, (B, H, T, T),
-                which takes memory quadratic in T.
-
-        Returns:
-            last_hidden_state: (B, C, R, L), R and L being height and width over the product of all strides, rounded up with
-            PoolFormer's paddings. pooler_output: (B, C), its mean over the tokens.
-
-        Raises:
-            ValueError: for missing pixel_values, or of another number of channels than the configuration says.
-        """
-        check_pixel_values(pixel_values, self.config.num_channels)
-        hidden_states = self.stem(pixel_values.to(self.stem.weight.dtype))
-        for stage in self.stages:
-            hidden_states = stage(hidden_states, **kwargs)
-        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=hidden_states.mean(dim=(2, 3)))
-
-
-class MetaFormerForImageClassification(MetaFormerPreTrainedModel):
-    """MetaFormer with a classifier on the mean of its normalised tokens."""
-
-    accepts_loss_kwargs = False
-
-    def __init__(self, config: MetaFormerConfig) -> None:
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.metaformer = MetaFormerModel(config)
-        self.norm = MetaFormerNorm(config, config.hidden_size)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        pixel_values: torch.FloatTensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> ImageClassifierOutput:
-        r"""
-        Arguments as in `MetaFormerModel.forward`, and
-
-        Args:
-            labels: (B,) class numbers; (B,) numbers for a regression; (B, num_labels) zeros and ones for several labels an
-                image. `config.problem_type` says which, or else `config.num_labels` and the type of the labels.
-
-        Returns:
-            logits: (B, num_labels).
-
-        Example:
-
-        ```python
-        >>> import torch
-        >>> from retnet_hf import MetaFormerConfig, MetaFormerForImageClassification
-
-        >>> config = MetaFormerConfig.from_preset("tiny", token_mixers="retention", num_labels=10)
-        >>> MetaFormerForImageClassification(config).eval()(torch.rand(1, 3, 64, 96)).logits.shape
-        torch.Size([1, 10])
-        ```
-        """
-        outputs: BaseModelOutputWithPooling = self.metaformer(pixel_values, return_dict=True, **kwargs)
-        normed = self.norm(outputs.last_hidden_state.permute(0, 2, 3, 1))  # (B, R, L, C)
-        return image_classifier_output(self, self.classifier(normed.mean(dim=(1, 2))), labels, outputs, **kwargs)
-
-
-class MetaFormerBackbone(BackboneMixin, MetaFormerPreTrainedModel):
-    """MetaFormer as a pyramid of feature maps, each under a norm of its own, for detection and segmentation.
-
-    A folder is loaded by this class: `AutoBackbone.from_pretrained` takes names of the Hub alone, whatever the model.
+    With PoolFormer's patches, the last stage has a 32nd of the image's height and width, rounded up.
     """
 
+    stem_class, stage_class = MetaFormerPatchEmbedding, MetaFormerStage
+
+
+class MetaFormerForImageClassification(ImageClassifierMixin, MetaFormerPreTrainedModel):
+    """MetaFormer with a classifier on the mean of its normalised tokens."""
+
+    model_class = MetaFormerModel
+
     def __init__(self, config: MetaFormerConfig) -> None:
         super().__init__(config)
-        self.num_features = [config.hidden_sizes[0], *config.hidden_sizes]
-        self.metaformer = MetaFormerModel(config)
-        self.norms = nn.ModuleDict(
-            {name: MetaFormerNorm(config, size) for name, size in zip(self.out_features, self.channels)}
-        )
+        self.norm = MetaFormerNorm(config, config.hidden_size)
+        self.classifier = classifier(config.hidden_size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    @filter_output_hidden_states
-    def forward(self, pixel_values: torch.FloatTensor | None = None, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
-        r"""
-        Arguments as in `MetaFormerModel.forward`.
+    def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
+        normed = self.norm(outputs.last_hidden_state.permute(0, 2, 3, 1))  # (B, R, L, C)
+        return self.classifier(normed.mean(dim=(1, 2)))
 
-        Returns:
-            feature_maps: of each of `config.out_features`, (B, C, R, L). hidden_states: those of `MetaFormerModel`, without
-            the norms of the feature maps.
 
-        Example:
+class MetaFormerBackbone(StagedBackboneMixin, MetaFormerPreTrainedModel):
+    """MetaFormer as a pyramid of feature maps, each under a norm of its own, for detection and segmentation."""
 
-        ```python
-        >>> import torch
-        >>> from retnet_hf import MetaFormerBackbone, MetaFormerConfig
+    model_class = MetaFormerModel
 
-        >>> config = MetaFormerConfig.from_preset("tiny", out_features=["stage1", "stage4"])
-        >>> [tuple(features.shape) for features in MetaFormerBackbone(config).eval()(torch.rand(1, 3, 64, 96)).feature_maps]
-        [(1, 16, 16, 24), (1, 128, 2, 3)]
-        ```
-        """
-        return feature_pyramid(self, self.metaformer(pixel_values, return_dict=True, **kwargs))
+    def new_norm(self, size: int) -> nn.Module:
+        return MetaFormerNorm(self.config, size)
 
 
 __all__ = [

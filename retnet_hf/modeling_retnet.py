@@ -35,6 +35,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .cards import ModelCardMixin
 from .configuration_retnet import RetNetConfig
 from .generation_retnet import RetNetGeneration
 from .gradients import gated, is_plain_linear, linear_cross_entropy, rms_norm
@@ -344,7 +345,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         return stream if self.pre_norm else norm(stream)
 
 
-class RetNetPreTrainedModel(PreTrainedModel):
+class RetNetPreTrainedModel(ModelCardMixin, PreTrainedModel):
     config: RetNetConfig
     config_class = RetNetConfig
     base_model_prefix = "model"

@@ -7,84 +7,88 @@ C channels of a stage.
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
+from transformers.utils import TransformersKwargs
 
 from .block_functions import rotate
 from .configuration_rmt import RMTConfig
+from .eager_attention import attention_map, eager_attention_forward
+from .head_decay import HeadDecay
+from .integer_angles import angles, integer_frequencies
 from .vision_blocks import (
-    HeadDecay,
+    ImageClassifierMixin,
     ResidualBranch,
+    SharedTensors,
+    StagedBackboneMixin,
+    StagedModelMixin,
     VisionPreTrainedModel,
-    attention_map,
-    check_pixel_values,
+    asks_for_maps,
+    classifier,
     drop_path_rates,
-    eager_attention_forward,
-    feature_pyramid,
-    image_classifier_output,
 )
 
 
-class RMTGeometry(NamedTuple):
-    """What all blocks of a stage share in one forward call."""
+class RMTGeometry(SharedTensors):
+    """Rotations and decays of all blocks of a stage in one call.
 
-    cos: Tensor  # (T, 1, K/2), float32 or wider, as sin
-    sin: Tensor
-    decay: Tensor | None  # (1, H, T, T) ln γ^(|Δrow| + |Δcolumn|), added to the scores; None in a decomposed stage
-    row_decay: Tensor | None  # (1, H, L, L) ln γ^|Δcolumn|, between the tokens of a row; None in a whole stage
-    column_decay: Tensor | None  # (1, H, R, R) ln γ^|Δrow|, between the tokens of a column
-
-
-class RMTPositions(HeadDecay):
-    """Decay of each head and rotation of each position, for a grid of any size.
-
-    Both are kept as integers, which no cast of the model to another type rounds. A frequency is in units of 2^-64 turns per
-    token, so that its product with a position drops whole turns and nothing else.
+    Attributes:
+        cos, sin: (T, 1, K/2), float32 or wider.
+        decay: (1, H, T, T) ln γ^(|Δrow| + |Δcolumn|), added to the scores; None in a decomposed stage.
+        row_decay: (1, H, L, L) ln γ^|Δcolumn|, between the tokens of a row; None in a whole stage.
+        column_decay: (1, H, R, R) ln γ^|Δrow|, between the tokens of a column; None in a whole stage.
     """
 
+    def __init__(
+        self,
+        angle: Tensor,  # (T, 1, K/2)
+        decay: Tensor | None = None,
+        row_decay: Tensor | None = None,
+        column_decay: Tensor | None = None,
+    ) -> None:
+        self.cos, self.sin = angle.cos(), angle.sin()
+        self.decay, self.row_decay, self.column_decay = decay, row_decay, column_decay
+
+
+class RMTPositions(nn.Module):
+    """Decay of each head and rotation of each position, for a grid of any size."""
+
     def __init__(self, config: RMTConfig, stage: int) -> None:
-        super().__init__(config.decays(stage))
+        super().__init__()
         self.config = config
         self.stage = stage
         self.decomposed = config.attention_types[stage] == "decomposed"
+        self.decay = HeadDecay(config.decays(stage))
         self.frequency = nn.Buffer(self.compute_frequency(), persistent=False)
 
     def compute_frequency(self, device: torch.device | None = None) -> Tensor:
-        """(K/2,) int64: theta^(-linspace(0, 1, K/2)) in units of 2^-64 turns."""
+        """(K/2,) int64: theta^(-linspace(0, 1, K/2)), as `integer_frequencies` has it."""
         pairs = self.config.hidden_sizes[self.stage] // self.config.num_attention_heads[self.stage] // 2
-        turns = [self.config.rope_theta ** (-pair / max(pairs - 1, 1)) / (2 * math.pi) for pair in range(pairs)]
-        return torch.tensor([round(turn * 2**64) for turn in turns], dtype=torch.int64, device=device)
+        radians = [self.config.rope_theta ** (-pair / max(pairs - 1, 1)) for pair in range(pairs)]
+        return integer_frequencies(radians, device)
 
     def forward(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> RMTGeometry:
         """The geometry of a grid of rows x columns tokens, computed in float32 or wider; its decays are of type `dtype`."""
-        wide = torch.promote_types(dtype, torch.float32)
-        phase = torch.arange(rows * columns, device=device)[:, None, None] * self.frequency.to(device)
-        angle = phase.to(wide) * (2 * math.pi / 2**64)
-        log_decay = super().forward(dtype, device)[:, None, None]
+        angle = angles(torch.arange(rows * columns, device=device)[:, None], self.frequency, dtype)
+        log_decay = self.decay(dtype, device)[:, None, None]
 
         def decay_along(length: int) -> Tensor:  # (1, H, length, length)
             position = torch.arange(length, device=device)
             return ((position[:, None] - position).abs() * log_decay)[None]
 
         if self.decomposed:
-            return RMTGeometry(angle.cos(), angle.sin(), None, decay_along(columns).to(dtype), decay_along(rows).to(dtype))
+            return RMTGeometry(angle, row_decay=decay_along(columns).to(dtype), column_decay=decay_along(rows).to(dtype))
         between_rows = decay_along(rows)[:, :, :, None, :, None]
         between_columns = decay_along(columns)[:, :, None, :, None, :]
         decay = (between_rows + between_columns).reshape(1, -1, rows * columns, rows * columns)
-        return RMTGeometry(angle.cos(), angle.sin(), decay.to(dtype), None, None)
+        return RMTGeometry(angle, decay.to(dtype))
 
 
 class RMTAttention(nn.Module):
@@ -126,9 +130,7 @@ class RMTAttention(nn.Module):
         query = rotate(heads(self.q_proj(hidden_states)), geometry.cos, geometry.sin).to(value.dtype)
         key = rotate(heads(self.k_proj(hidden_states)), geometry.cos, geometry.sin).to(value.dtype)
         value, attention = heads(value), None
-        if output_attentions is None:
-            output_attentions = self.config.output_attentions
-        if output_attentions:  # the output is made of the map, so that a gradient reaches it
+        if asks_for_maps(self.config, output_attentions):  # the output depends on the map, so that a gradient reaches it
             attention = self._map(query, key, geometry, (rows, columns))
             output = torch.einsum("bhts,bshk->bthk", attention, value)
         elif self.decomposed:
@@ -141,8 +143,8 @@ class RMTAttention(nn.Module):
         return self.o_proj(output.reshape(batch, rows, columns, size) + position_encoding), attention
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor) -> Tensor:
-        """Attention among the T tokens of (..., T, H, K), for each of what stands before them by itself."""
-        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        """Attention among the T tokens of (..., T, H, K), separately for each index of the dimensions before T."""
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         shape = value.shape
         query, key, value = (tensor.reshape(-1, *shape[-3:]).transpose(1, 2) for tensor in (query, key, value))
         output, _ = attend(self, query, key, value, decay.to(query.dtype), scaling=self.scaling, dropout=0.0)
@@ -250,10 +252,9 @@ class RMTStem(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """(B, num_channels, height, width) -> (B, C, R, L)."""
-        hidden_states = pixel_values.to(self.layers[0].convolution.weight.dtype)
         for layer in self.layers:
-            hidden_states = layer(hidden_states)
-        return hidden_states
+            pixel_values = layer(pixel_values)
+        return pixel_values
 
 
 class RMTStage(nn.Module):
@@ -300,40 +301,10 @@ class RMTPreTrainedModel(VisionPreTrainedModel):
             init.uniform_(module.bias, -bound, bound)
 
 
-class RMTModel(RMTPreTrainedModel):
-    """Stem and stages, without a head."""
+class RMTModel(StagedModelMixin, RMTPreTrainedModel):
+    """Stem and stages, without a head. The last stage has a 32nd of the image's height and width, rounded up."""
 
-    def __init__(self, config: RMTConfig) -> None:
-        super().__init__(config)
-        self.stem = RMTStem(config)
-        self.stages = nn.ModuleList([RMTStage(config, stage) for stage in range(len(config.depths))])
-        self.gradient_checkpointing = False
-        self.post_init()
-
-    @merge_with_config_defaults
-    @capture_outputs
-    def forward(
-        self, pixel_values: torch.FloatTensor | None = None, **kwargs: Unpack[TransformersKwargs]
-    ) -> BaseModelOutputWithPooling:
-        r"""
-        Args:
-            pixel_values: (B, num_channels, height, width), of any height and width.
-            output_hidden_states: returns what the stem and each stage put out, (B, C, R, L) with C, R and L of the stage.
-            output_attentions: returns which token attends to which in each block, (B, H, T, T). Every attention is then
-                written out, which takes memory quadratic in T, in decomposed stages too.
-
-        Returns:
-            last_hidden_state: (B, C, R, L), R and L being height and width over 32, rounded up. pooler_output: (B, C), its
-            mean over the tokens.
-
-        Raises:
-            ValueError: for missing pixel_values, or of another number of channels than the configuration says.
-        """
-        check_pixel_values(pixel_values, self.config.num_channels)
-        hidden_states = self.stem(pixel_values)
-        for stage in self.stages:
-            hidden_states = stage(hidden_states, **kwargs)
-        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=hidden_states.mean(dim=(2, 3)))
+    stem_class, stage_class = RMTStem, RMTStage
 
 
 class RMTProjection(nn.Module):
@@ -351,103 +322,43 @@ class RMTProjection(nn.Module):
         return self.act_fn(projected).permute(0, 2, 3, 1)
 
 
-class RMTForImageClassification(RMTPreTrainedModel):
-    """RMT with a classifier of images and, in the token-label releases, one of tokens beside it."""
+class RMTForImageClassification(ImageClassifierMixin, RMTPreTrainedModel):
+    """RMT with a classifier of images and, in the token-label releases, a classifier of tokens beside it.
 
-    accepts_loss_kwargs = False
+    With a token classifier, the logits are those of the image plus half of the largest over its tokens, in training too.
+    """
+
+    model_class = RMTModel
 
     def __init__(self, config: RMTConfig) -> None:
         super().__init__(config)
-        self.num_labels = config.num_labels
-        self.rmt = RMTModel(config)
         self.projection = RMTProjection(config)
-
-        def classifier(size: int) -> nn.Module:
-            return nn.Linear(size, config.num_labels) if config.num_labels > 0 else nn.Identity()
-
-        self.classifier = classifier(config.projection_size)
+        self.classifier = classifier(config.projection_size, config.num_labels)
         self.token_classifier = None
         if config.token_classifier_input is not None and config.num_labels > 0:
             on_projection = config.token_classifier_input == "projection"
-            self.token_classifier = classifier(config.projection_size if on_projection else config.hidden_sizes[-1])
+            size = config.projection_size if on_projection else config.hidden_size
+            self.token_classifier = classifier(size, config.num_labels)
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        pixel_values: torch.FloatTensor | None = None,
-        labels: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> ImageClassifierOutput:
-        r"""
-        Arguments as in `RMTModel.forward`, and
-
-        Args:
-            labels: (B,) class numbers; (B,) numbers for a regression; (B, num_labels) zeros and ones for several labels an
-                image. `config.problem_type` says which, or else `config.num_labels` and the type of the labels.
-
-        Returns:
-            logits: (B, num_labels). With a token classifier they are those of the image plus half of the largest over its
-            tokens, in training too.
-
-        Example:
-
-        ```python
-        >>> import torch
-        >>> from retnet_hf import RMTConfig, RMTForImageClassification
-
-        >>> config = RMTConfig.from_preset("tiny", depths=[1, 1, 1, 1], num_labels=10)
-        >>> RMTForImageClassification(config).eval()(torch.rand(1, 3, 64, 96)).logits.shape
-        torch.Size([1, 10])
-        ```
-        """
-        outputs: BaseModelOutputWithPooling = self.rmt(pixel_values, return_dict=True, **kwargs)
+    def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
         tokens = outputs.last_hidden_state.permute(0, 2, 3, 1)  # (B, R, L, C)
         projected = self.projection(tokens)
         logits = self.classifier(projected.mean(dim=(1, 2)))
-        if self.token_classifier is not None:
-            on_projection = self.config.token_classifier_input == "projection"
-            token_logits = self.token_classifier(projected if on_projection else tokens)  # (B, R, L, num_labels)
-            logits = logits + 0.5 * token_logits.amax(dim=(1, 2))
-        return image_classifier_output(self, logits, labels, outputs, **kwargs)
+        if self.token_classifier is None:
+            return logits
+        on_projection = self.config.token_classifier_input == "projection"
+        token_logits = self.token_classifier(projected if on_projection else tokens)  # (B, R, L, num_labels)
+        return logits + 0.5 * token_logits.amax(dim=(1, 2))
 
 
-class RMTBackbone(BackboneMixin, RMTPreTrainedModel):
-    """RMT as a pyramid of feature maps, each under a layer norm of its own, for detection and segmentation.
+class RMTBackbone(StagedBackboneMixin, RMTPreTrainedModel):
+    """RMT as a pyramid of feature maps, each under a layer norm of its own, for detection and segmentation."""
 
-    A folder is loaded by this class: `AutoBackbone.from_pretrained` takes names of the Hub alone, whatever the model.
-    """
+    model_class = RMTModel
 
-    def __init__(self, config: RMTConfig) -> None:
-        super().__init__(config)
-        self.num_features = [config.hidden_sizes[0], *config.hidden_sizes]
-        self.rmt = RMTModel(config)
-        # with PyTorch's own epsilon, as the authors' backbones for dense prediction
-        self.norms = nn.ModuleDict({name: nn.LayerNorm(size) for name, size in zip(self.out_features, self.channels)})
-        self.post_init()
-
-    @can_return_tuple
-    @filter_output_hidden_states
-    def forward(self, pixel_values: torch.FloatTensor | None = None, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
-        r"""
-        Arguments as in `RMTModel.forward`.
-
-        Returns:
-            feature_maps: of each of `config.out_features`, (B, C, R, L). hidden_states: those of `RMTModel`, without the
-            norms of the feature maps.
-
-        Example:
-
-        ```python
-        >>> import torch
-        >>> from retnet_hf import RMTBackbone, RMTConfig
-
-        >>> config = RMTConfig.from_preset("tiny", depths=[1, 1, 1, 1], out_features=["stage1", "stage4"])
-        >>> [tuple(features.shape) for features in RMTBackbone(config).eval()(torch.rand(1, 3, 64, 96)).feature_maps]
-        [(1, 64, 16, 24), (1, 512, 2, 3)]
-        ```
-        """
-        return feature_pyramid(self, self.rmt(pixel_values, return_dict=True, **kwargs))
+    def new_norm(self, size: int) -> nn.Module:
+        return nn.LayerNorm(size)  # with PyTorch's own epsilon, as the authors' backbones for dense prediction
 
 
 __all__ = ["RMTBackbone", "RMTForImageClassification", "RMTModel", "RMTPreTrainedModel"]

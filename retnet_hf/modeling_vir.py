@@ -7,18 +7,17 @@ and, where there is one, the class token after them), H heads, K head size, D hi
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
-    BackboneOutput,
+    BaseModelOutput,
     BaseModelOutputWithPooling,
     ImageClassifierOutput,
     MaskedImageModelingOutput,
@@ -29,6 +28,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vir import ViRConfig
+from .head_decay import HeadDecay
 from .retention_forms import (
     FORMS,
     DecayTables,
@@ -41,34 +41,69 @@ from .retention_forms import (
 )
 from .vision_blocks import (
     FeedForward,
-    HeadDecay,
+    ImageClassifierMixin,
     ResidualBranch,
+    VisionBackboneMixin,
     VisionPreTrainedModel,
+    asks_for_maps,
     check_pixel_values,
+    classifier,
     drop_path_rates,
-    image_classifier_output,
 )
 
 
-class ViRStates:
-    """What each layer remembers of the tokens that it has read, (B, H, K, K); None before the first.
+# (query, key, value, state) -> (output, state, map): query and key (B, H, T, K), value and output (B, H, T, V), state
+# (B, H, K, V) or None before the first token, map (B, H, T, T) or None
+Operator = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None, Tensor | None]]
 
-    Not a list, of which a layer on another device would be given a copy.
+
+def retention_operator(
+    form: str, log_decay: Tensor, length: int, chunk_size: int, bidirectional: bool, output_maps: bool
+) -> Operator:
+    """Retention of `length` tokens. All layers share the operator, and with it the tables of decays.
+
+    Args:
+        form: "parallel", "recurrent" or "chunkwise"; "parallel" with `output_maps`.
+        log_decay: (H,), float32 or wider.
+    """
+    tables = None
+    if form != "recurrent" or length == 1:
+        tables = decay_tables(log_decay, length, chunk_size if form == "chunkwise" else None)
+
+    def operator(query: Tensor, key: Tensor, value: Tensor, state: Tensor | None):
+        device, maps = query.device, None  # layers may be on different devices
+        own = None if tables is None else DecayTables(*(table.to(device) for table in tables))
+        if output_maps:  # the output depends on the map, so that a gradient reaches it
+            maps = retention_map(query, key, own, own if bidirectional else None)
+        if bidirectional:  # no token is absent, so the reversed sequence has the same tables
+            pair = (own, own)
+            output = bidirectional_retention(query, key, value, log_decay.to(device), form=form, tables=pair, scores=maps)
+            return output, None, maps
+        output, state = retention(query, key, value, log_decay.to(device), state, form=form, tables=own, scores=maps)
+        return output, state, maps
+
+    return operator
+
+
+class ViRPlan:
+    """What all layers share in one call. A plain class, because FSDP2 casts floats in tuples and dataclasses.
+
+    Attributes:
+        operator: computes the retention of every layer.
+        states: the state (B, H, K, K) of each layer, None before the first token. Each layer continues from its state and
+            replaces it. None where the call has all tokens of the image.
     """
 
-    def __init__(self, layers: int) -> None:
-        self.layers: list[Tensor | None] = [None] * layers
+    def __init__(self, operator: Operator, states: list[Tensor | None] | None) -> None:
+        self.operator, self.states = operator, states
 
-
-class ViRPlan(NamedTuple):
-    """What all layers of one forward call share."""
-
-    form: str  # "parallel", "recurrent" or "chunkwise"
-    log_decay: Tensor  # (H,), float32 or wider
-    tables: DecayTables | None  # None where the recurrence runs token by token
-    output_maps: bool
-    states: ViRStates | None  # which the layers take up and leave behind; None where an image is read at once
-    segments: list[tuple[int, "ViRPlan"]] | None = None  # lengths of what a block reads part by part, and their plans
+    def retain(self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The output (B, H, T, K) of a layer's retention and, if the call asks for it, its map (B, H, T, T)."""
+        state = None if self.states is None else self.states[layer_idx]
+        output, state, maps = self.operator(query, key, value, state)
+        if self.states is not None:
+            self.states[layer_idx] = state
+        return output, maps
 
 
 class ViREmbeddings(nn.Module):
@@ -95,7 +130,7 @@ class ViREmbeddings(nn.Module):
 
         Args:
             image_shape: height and width of the whole images.
-            first_row: of the patches of the whole image, that with which `pixel_values` begin.
+            first_row: row of patches of the whole image at which `pixel_values` begin.
         """
         pixel_values = pixel_values.to(self.patch_embeddings.weight.dtype)
         patches = self.patch_embeddings(pixel_values)  # (B, D, R, L)
@@ -103,7 +138,7 @@ class ViREmbeddings(nn.Module):
         patches = patches.flatten(2).transpose(1, 2)
         if bool_masked_pos is not None:
             patches = torch.where(bool_masked_pos.to(torch.bool)[..., None], self.mask_token.to(patches.dtype), patches)
-        rows, columns = (image // patch for image, patch in zip(image_shape, self.config.patch_shape))
+        rows, columns = self.config.grid_of(image_shape)
         hidden_states = patches + self.positions(rows, columns, first_row, last_row)
         if self.class_token is not None and last_row == rows:
             class_token = self.class_token.expand(hidden_states.shape[0], -1, -1).to(hidden_states.dtype)
@@ -113,8 +148,8 @@ class ViREmbeddings(nn.Module):
     def positions(self, rows: int, columns: int, first_row: int, last_row: int) -> Tensor:
         """The learned positions of some rows of a grid of rows x columns patches, (1, (last_row - first_row) · L, D).
 
-        On another grid than the one they were learned for they are interpolated, bicubically as ViT's are, which is a
-        product with one matrix for the rows and one for the columns. So a few rows cost no more than themselves.
+        On another grid than the learned one they are interpolated bicubically, as in ViT. This is a product with one matrix
+        for the rows and one for the columns, so the cost of a few rows does not depend on the height of the image.
         """
         own_rows, own_columns = self.config.grid_shape
         if (rows, columns) == (own_rows, own_columns):
@@ -163,7 +198,6 @@ class ViRRetention(nn.Module):
         self.layer_idx = layer_idx
         self.head_dim = config.head_dim
         self.scaling = config.head_dim**-0.5
-        self.bidirectional = config.bidirectional
         size = config.hidden_size
 
         def projection() -> nn.Module:
@@ -182,32 +216,18 @@ class ViRRetention(nn.Module):
         plan: ViRPlan,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the mixed tokens (B, T, D) and, if the plan asks for it, the retention map (B, H, T, T)."""
+        """Returns the mixed tokens (B, T, D) and, if the call asks for it, the retention map (B, H, T, T)."""
 
         def heads(projected: Tensor) -> Tensor:  # (B, T, D) -> (B, H, T, K)
             return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
         query = heads(self.q_proj(hidden_states) * self.scaling)
         key, value = heads(self.k_proj(hidden_states)), heads(self.v_proj(hidden_states))
-        maps = None
-        if plan.output_maps:  # the output is made of them, so that a gradient reaches it
-            maps = retention_map(query, key, plan.tables, plan.tables if self.bidirectional else None)
-        output = self._retain(query, key, value, plan, maps).transpose(1, 2).flatten(2)  # (B, T, D)
+        output, maps = plan.retain(self.layer_idx, query, key, value)
+        output = output.transpose(1, 2).flatten(2)  # (B, T, D)
         if self.norm is not None:
             output = self.norm(output)
         return self.o_proj(self.act_fn(output.to(hidden_states.dtype))), maps
-
-    def _retain(self, query: Tensor, key: Tensor, value: Tensor, plan: ViRPlan, maps: Tensor | None) -> Tensor:
-        """Retention among the tokens, (B, H, T, K), and over what the state holds, which then takes them in."""
-        arguments = {"form": plan.form, "scores": maps}
-        if self.bidirectional:  # without gaps, a sequence turned around decays as it does forwards
-            tables = (plan.tables, plan.tables)
-            return bidirectional_retention(query, key, value, plan.log_decay, tables=tables, **arguments)
-        state = None if plan.states is None else plan.states.layers[self.layer_idx]
-        output, state = retention(query, key, value, plan.log_decay, state, tables=plan.tables, **arguments)
-        if plan.states is not None:
-            plan.states.layers[self.layer_idx] = state
-        return output
 
 
 class ViRBlock(GradientCheckpointingLayer):
@@ -230,12 +250,6 @@ class ViRBlock(GradientCheckpointingLayer):
         plan: ViRPlan,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
-        if plan.segments is None:
-            return self._transform(hidden_states, plan, **kwargs)
-        parts = hidden_states.split([length for length, _ in plan.segments], dim=1)
-        return torch.cat([self._transform(part, own, **kwargs) for part, (_, own) in zip(parts, plan.segments)], dim=1)
-
-    def _transform(self, hidden_states: Tensor, plan: ViRPlan, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
         branch, _ = self.retention(self.retention_norm(hidden_states), plan=plan, **kwargs)
         hidden_states = hidden_states + self.retention_branch(branch)
         return hidden_states + self.mlp_branch(self.mlp(self.mlp_norm(hidden_states)))
@@ -284,7 +298,7 @@ class ViRModel(ViRPreTrainedModel):
         self.post_init()
 
     @merge_with_config_defaults
-    @capture_outputs(tie_last_hidden_states=False)
+    @can_return_tuple
     def forward(
         self,
         pixel_values: torch.FloatTensor | None = None,
@@ -312,6 +326,7 @@ class ViRModel(ViRPreTrainedModel):
         """
         self._check(pixel_values)
         image_shape = tuple(pixel_values.shape[2:])
+        self._check_mean("pixel_values", image_shape)
         if not interpolate_pos_encoding and image_shape != self.config.image_shape:
             raise ValueError(
                 f"pixel_values must be of height and width {self.config.image_shape}, the image_size of the configuration, "
@@ -321,28 +336,25 @@ class ViRModel(ViRPreTrainedModel):
             raise ValueError(
                 "bool_masked_pos must be None in a model without a mask token (use_mask_token=True gives it one)."
             )
-        rows, columns = (image // patch for image, patch in zip(image_shape, self.config.patch_shape))
-        mask_shape = (pixel_values.shape[0], rows * columns)
+        mask_shape = (pixel_values.shape[0], math.prod(self.config.grid_of(image_shape)))
         if bool_masked_pos is not None and bool_masked_pos.shape != mask_shape:
             raise ValueError(
                 f"bool_masked_pos must be of shape (batch, patches), {mask_shape} for these images, "
                 f"got {tuple(bool_masked_pos.shape)}."
             )
-        if rows * columns == 1 and self.config.pooling == "mean_but_first" and not self.config.mirror_sequence:
-            raise ValueError("pixel_values must have more than one patch with a pooling of mean_but_first.")
         hidden_states = self.embeddings(pixel_values, image_shape, bool_masked_pos=bool_masked_pos)
         if self.config.mirror_sequence:
             hidden_states = torch.cat([hidden_states, hidden_states.flip(1)], dim=1)
-        output_maps = bool(kwargs.get("output_attentions", self.config.output_attentions))
-        plan = self._plan(hidden_states, retention_form, output_maps)
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, plan=plan, **kwargs)
-
+        outputs = self._read(hidden_states, retention_form, **kwargs)
+        hidden_states = outputs.last_hidden_state
         tokens = self.norm(hidden_states)
-        pooled = tokens[:, -1]
-        if self.config.pooling.startswith("mean"):
-            pooled = self.norm(self._averaged(hidden_states).mean(dim=1))
-        return BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled)
+        pooled = self.norm(self._averaged(hidden_states).mean(dim=1)) if self._pools_mean else tokens[:, -1]
+        return BaseModelOutputWithPooling(
+            last_hidden_state=tokens,
+            pooler_output=pooled,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
 
     @torch.no_grad()
     def stream_bands(
@@ -351,8 +363,8 @@ class ViRModel(ViRPreTrainedModel):
         r"""
         Reads images from top to bottom in bands of rows, in memory that does not grow with their height.
 
-        Nothing but the state of each layer, (B, H, K, K), goes from one band to the next. What comes out is what `forward`
-        gives for the whole images, their positions interpolated where `image_size` is not the configuration's.
+        Only the state of each layer, (B, H, K, K), is kept from one band to the next. The outputs are those of `forward` for
+        the whole images, with interpolated positions if `image_size` is not that of the configuration.
 
         Args:
             bands: (B, num_channels, band height, width) each, their heights multiples of the patch height.
@@ -387,9 +399,8 @@ class ViRModel(ViRPreTrainedModel):
             raise ValueError(
                 f"image_size must be a multiple of the patch_size {self.config.patch_shape}, got {(height, width)}."
             )
-        if height * width == patch_height * patch_width and self.config.pooling == "mean_but_first":
-            raise ValueError("image_size must hold more than one patch with a pooling of mean_but_first.")
-        states, top, total, patches, batch = ViRStates(len(self.layers)), 0, 0, 0, None
+        self._check_mean("image_size", (height, width))
+        states, top, total, patches, batch = [None] * len(self.layers), 0, 0, 0, None
         for band in bands:
             self._check(band)
             if batch is not None and len(band) != batch:
@@ -401,29 +412,30 @@ class ViRModel(ViRPreTrainedModel):
                     f"after {top} rows of pixels."
                 )
             hidden_states = self.embeddings(band, (height, width), first_row=top // patch_height)
-            plan = self._plan(hidden_states, retention_form, states=states)
-            for layer in self.layers:
-                hidden_states = layer(hidden_states, plan=plan)
-
+            unrecorded = {"output_hidden_states": False, "output_attentions": False}
+            hidden_states = self._read(hidden_states, retention_form, states, **unrecorded).last_hidden_state
             tokens, pooled = self.norm(hidden_states), None
-            if self.config.pooling.startswith("mean"):
+            if self._pools_mean:
                 averaged = self._averaged(hidden_states) if top == 0 else hidden_states
-                total = total + averaged.sum(dim=1, dtype=plan.log_decay.dtype)
+                total = total + averaged.sum(dim=1, dtype=torch.promote_types(hidden_states.dtype, torch.float32))
                 patches += averaged.shape[1]
             top += band.shape[2]
             if top == height:
-                mean = self.config.pooling.startswith("mean")
-                pooled = self.norm((total / patches).to(tokens.dtype)) if mean else tokens[:, -1]
+                pooled = self.norm((total / patches).to(tokens.dtype)) if self._pools_mean else tokens[:, -1]
             yield BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled)
         if top < height:
             raise ValueError(f"bands must fill an image of height {height}, got {top} rows of pixels.")
 
+    @property
+    def _pools_mean(self) -> bool:
+        return self.config.pooling in ("mean", "mean_but_first")
+
     def _averaged(self, hidden_states: Tensor) -> Tensor:
-        """The tokens that are averaged, of all from the first."""
+        """The tokens whose mean is pooled, among all tokens from the first."""
         return hidden_states[:, 1:] if self.config.pooling == "mean_but_first" else hidden_states
 
     def _check(self, pixel_values: Tensor | None) -> None:
-        """Raises ValueError for what is not a batch of images, or a band of them, that patches divide."""
+        """Raises ValueError for anything but a batch of images, or of bands of images, that consist of whole patches."""
         check_pixel_values(pixel_values, self.config.num_channels)
         patch_shape = self.config.patch_shape
         if any(size % patch or size == 0 for size, patch in zip(pixel_values.shape[2:], patch_shape)):
@@ -432,16 +444,26 @@ class ViRModel(ViRPreTrainedModel):
                 f"got {tuple(pixel_values.shape[2:])}."
             )
 
-    def _plan(
+    def _check_mean(self, argument: str, image_shape: tuple[int, int]) -> None:
+        """Raises ValueError where `pooling` would be the mean of no patch."""
+        config = self.config
+        if config.pooling == "mean_but_first" and not config.mirror_sequence and config.grid_of(image_shape) == (1, 1):
+            raise ValueError(f"{argument} must have more than one patch with a pooling of mean_but_first.")
+
+    def _read(
         self,
-        hidden_states: Tensor,
+        hidden_states: Tensor,  # (B, T, D)
         retention_form: str | None,
-        output_maps: bool = False,
-        states: ViRStates | None = None,
-    ) -> ViRPlan:
-        """Form and decays of one call, computed once for all layers."""
+        states: list[Tensor | None] | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """The outputs of all blocks, which read long sequences in pieces, so that memory within a block stays bounded.
+
+        Args:
+            states: of each layer, from the tokens before these; replaced by the states after them.
+        """
         config, length = self.config, hidden_states.shape[1]
-        form = retention_form or config.retention_form
+        form, output_maps = retention_form or config.retention_form, asks_for_maps(config, kwargs.get("output_attentions"))
         if form not in FORMS:
             raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
         if output_maps and form not in ("auto", "parallel"):
@@ -452,89 +474,68 @@ class ViRModel(ViRPreTrainedModel):
         chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.head_dim)
         if form == "auto":
             form = "parallel" if output_maps else choose_form(length, chunk_size)
+        lengths = self._piece_lengths(length, chunk_size) if form == "chunkwise" else [length]
+        if len(lengths) > 1 and states is None:
+            states = [None] * len(self.layers)
 
         log_decay = self.decay(hidden_states.dtype, hidden_states.device)
+        plans = {
+            size: ViRPlan(retention_operator(form, log_decay, size, chunk_size, config.bidirectional, output_maps), states)
+            for size in set(lengths)
+        }
+        pieces = hidden_states.split(lengths, dim=1)
+        outputs = [self._transform(piece, plans[piece.shape[1]], return_dict=True, **kwargs) for piece in pieces]
+        if len(outputs) == 1:
+            return outputs[0]
 
-        def plan_of(length: int) -> ViRPlan:
-            tables = None
-            if form != "recurrent" or length == 1:
-                tables = decay_tables(log_decay, length, chunk_size if form == "chunkwise" else None)
-            return ViRPlan(form, log_decay, tables, output_maps, states)
+        last = torch.cat([output.last_hidden_state for output in outputs], dim=1)
+        if outputs[0].hidden_states is None:
+            return BaseModelOutput(last)
+        recorded = list(zip(*(output.hidden_states for output in outputs)))
+        del outputs  # so that the pieces of a hidden state are freed when it is joined
+        for number, parts in enumerate(recorded):
+            if parts[0] is None:  # a hidden state that the call does not select
+                recorded[number] = None
+            else:
+                whole = {0: hidden_states, len(recorded) - 1: last}.get(number)
+                recorded[number] = torch.cat(parts, dim=1) if whole is None else whole
+        return BaseModelOutput(last, tuple(recorded))
 
-        lengths = self._segment_lengths(length, chunk_size) if form == "chunkwise" else [length]
-        if len(lengths) == 1:
-            return plan_of(length)
-        states = states or ViRStates(len(self.layers))
-        plans = {length: plan_of(length) for length in set(lengths)}
-        return plans[lengths[0]]._replace(segments=[(length, plans[length]) for length in lengths])
+    @capture_outputs(tie_last_hidden_states=False)
+    def _transform(self, hidden_states: Tensor, plan: ViRPlan, **kwargs: Unpack[TransformersKwargs]) -> BaseModelOutput:
+        """All blocks on one piece of the tokens."""
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, plan=plan, **kwargs)
+        return BaseModelOutput(last_hidden_state=hidden_states)
 
-    def _segment_lengths(self, length: int, chunk_size: int) -> list[int]:
-        """Tokens that a block reads at a time, in whole chunks but for the last; all at once in training."""
+    def _piece_lengths(self, length: int, chunk_size: int) -> list[int]:
+        """Numbers of tokens of the pieces: whole chunks except in the last one; in training one piece of all tokens."""
         segment_size = self.config.segment_size
         training = self.training or torch.is_grad_enabled()
         if segment_size is None or length <= segment_size or self.config.bidirectional or training:
             return [length]
         even = math.ceil(length / math.ceil(length / segment_size))
-        segment = math.ceil(even / chunk_size) * chunk_size
-        return [min(segment, length - start) for start in range(0, length, segment)]
+        piece = math.ceil(even / chunk_size) * chunk_size
+        return [min(piece, length - start) for start in range(0, length, piece)]
 
 
-class ViRForImageClassification(ViRPreTrainedModel):
+class ViRForImageClassification(ImageClassifierMixin, ViRPreTrainedModel):
     """ViR with a classifier that reads the class token, the last patch, or the mean of the patches."""
 
-    accepts_loss_kwargs = False
+    model_class = ViRModel
 
     def __init__(self, config: ViRConfig) -> None:
         super().__init__(config)
-        self.num_labels = config.num_labels
-        self.vir = ViRModel(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels) if config.num_labels > 0 else nn.Identity()
+        self.classifier = classifier(config.hidden_size, config.num_labels)
         self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        pixel_values: torch.FloatTensor | None = None,
-        labels: Tensor | None = None,
-        interpolate_pos_encoding: bool | None = None,
-        retention_form: str | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> ImageClassifierOutput:
-        r"""
-        Arguments as in `ViRModel.forward`, and
-
-        Args:
-            labels: (B,) class numbers; (B,) numbers for a regression; (B, num_labels) zeros and ones for several labels an
-                image. `config.problem_type` says which, or else `config.num_labels` and the type of the labels.
-
-        Example:
-
-        ```python
-        >>> import torch
-        >>> from retnet_hf import ViRConfig, ViRForImageClassification
-
-        >>> model = ViRForImageClassification(ViRConfig.from_preset("tiny-16", num_hidden_layers=2, num_labels=10)).eval()
-        >>> model(torch.rand(1, 3, 512, 384), interpolate_pos_encoding=True).logits.shape
-        torch.Size([1, 10])
-        ```
-        """
-        outputs: BaseModelOutputWithPooling = self.vir(
-            pixel_values,
-            interpolate_pos_encoding=interpolate_pos_encoding,
-            retention_form=retention_form,
-            return_dict=True,
-            **kwargs,
-        )
-        return image_classifier_output(self, self.classifier(outputs.pooler_output), labels, outputs, **kwargs)
 
     @torch.no_grad()
     def classify_bands(
         self, bands: Iterable[Tensor], image_size: tuple[int, int], retention_form: str | None = None
     ) -> ImageClassifierOutput:
         """The logits of images that are read in bands of rows, from top to bottom: see `ViRModel.stream_bands`."""
-        for outputs in self.vir.stream_bands(bands, image_size, retention_form):
-            pooled = outputs.pooler_output
-        return ImageClassifierOutput(logits=self.classifier(pooled))
+        [outputs] = deque(self.vir.stream_bands(bands, image_size, retention_form), maxlen=1)
+        return ImageClassifierOutput(logits=self.classify(outputs))
 
 
 class ViRForMaskedImageModeling(ViRPreTrainedModel):
@@ -598,65 +599,35 @@ class ViRForMaskedImageModeling(ViRPreTrainedModel):
         )
 
 
-class ViRBackbone(BackboneMixin, ViRPreTrainedModel):
-    """The patches after some of the blocks, as feature maps for detection and segmentation, for images of any size.
+class ViRBackbone(VisionBackboneMixin, ViRPreTrainedModel):
+    """The patches after some of the blocks as feature maps, for detection and segmentation, for images of any size.
 
-    A folder is loaded by this class: `AutoBackbone.from_pretrained` takes names of the Hub alone, whatever the model.
+    The last norm is applied to each map if `config.apply_layernorm`.
     """
+
+    model_class = ViRModel
+    model_arguments = {"interpolate_pos_encoding": True}
 
     def __init__(self, config: ViRConfig) -> None:
         super().__init__(config)
         require_one_token_per_patch(self)
         self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
-        self.vir = ViRModel(config)
         self.post_init()
 
-    @can_return_tuple
-    @filter_output_hidden_states
-    def forward(
-        self,
-        pixel_values: torch.FloatTensor | None = None,
-        retention_form: str | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> BackboneOutput:
-        r"""
-        Arguments as in `ViRModel.forward`; positions are interpolated where the size asks for it.
-
-        Returns:
-            feature_maps: of each of `config.out_features`, (B, D, R, L), after the last norm if `config.apply_layernorm`.
-            hidden_states: those of `ViRModel`, without that norm.
-
-        Example:
-
-        ```python
-        >>> import torch
-        >>> from retnet_hf import ViRBackbone, ViRConfig
-
-        >>> config = ViRConfig.from_preset("tiny-16", num_hidden_layers=4, out_features=["stage2", "stage4"])
-        >>> [tuple(features.shape) for features in ViRBackbone(config).eval()(torch.rand(1, 3, 64, 96)).feature_maps]
-        [(1, 192, 4, 6), (1, 192, 4, 6)]
-        ```
-        """
-        outputs: BaseModelOutputWithPooling = self.vir(
-            pixel_values, interpolate_pos_encoding=True, retention_form=retention_form, return_dict=True, **kwargs
-        )
-        feature_maps = tuple(
-            feature_map(self.config, self.vir.norm(tokens) if self.config.apply_layernorm else tokens, pixel_values)
-            for name, tokens in zip(self.stage_names, outputs.hidden_states)
-            if name in self.out_features
-        )
-        return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+    def feature_map(self, name: str, hidden_states: Tensor, pixel_values: Tensor) -> Tensor:
+        tokens = self.vir.norm(hidden_states) if self.config.apply_layernorm else hidden_states
+        return feature_map(self.config, tokens, pixel_values)
 
 
 def require_one_token_per_patch(model: ViRPreTrainedModel) -> None:
-    """Raises ValueError where the model's configuration puts every patch into the sequence twice."""
+    """Raises ValueError if the model's configuration puts every patch into the sequence twice."""
     if model.config.mirror_sequence:
-        raise ValueError(f"mirror_sequence must be False for {type(model).__name__}, which wants one token for each patch.")
+        raise ValueError(f"mirror_sequence must be False for {type(model).__name__}, which needs one token for each patch.")
 
 
 def feature_map(config: ViRConfig, tokens: Tensor, pixel_values: Tensor) -> Tensor:
     """The patches among the tokens (B, T, D) of these images, as a map (B, D, R, L)."""
-    rows, columns = (image // patch for image, patch in zip(pixel_values.shape[2:], config.patch_shape))
+    rows, columns = config.grid_of(pixel_values.shape[2:])
     return tokens[:, : rows * columns].transpose(1, 2).unflatten(2, (rows, columns))
 
 

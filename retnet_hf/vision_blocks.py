@@ -1,41 +1,45 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What ViR, RMT and MetaFormer are built of, where they are built of the same.
+"""What ViR, RMT and MetaFormer have in common: parts of their blocks, and the forward passes of their heads.
 
-Shapes in comments: B images, R rows and L columns of tokens, T tokens, H heads, K key size, V value size, C channels.
+Shapes in comments: B images, R rows and L columns of tokens, T tokens, C channels.
 """
 
+import copy
 import itertools
-import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.backbone_utils import BackboneMixin
+from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.modeling_utils import PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
 
-from .image_model_card import ImageModelCardMixin
+from .cards import ModelCardMixin
+from .head_decay import HeadDecay
 
 
-class HeadDecay(nn.Module):
-    """ln γ of every head, kept as integers, which no cast of the model to another type rounds."""
+class SharedTensors:
+    """Tensors that several blocks read in one call, as attributes of a derived class.
 
-    def __init__(self, decays: list[float]) -> None:
-        super().__init__()
-        self.decays = decays
-        self.log_decay = nn.Buffer(self.compute_log_decay(), persistent=False)
+    They are in a plain class because FSDP2 casts floats in tuples and dataclasses to the type of the parameters. Accelerate
+    calls `to` where a model is split over devices.
+    """
 
-    def compute_log_decay(self, device: torch.device | None = None) -> Tensor:
-        """(H,) int64: ln γ in units of 2^-56, but not below -100, where nothing is left of a token."""
-        log_decays = [round(max(math.log(decay), -100.0) * 2**56) for decay in self.decays]
-        return torch.tensor(log_decays, dtype=torch.int64, device=device)
-
-    def forward(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """(H,) ln γ, float32 or wider."""
-        return self.log_decay.to(device).to(torch.promote_types(dtype, torch.float32)) * 2**-56
+    def to(self, device: torch.device, **kwargs: Any) -> "SharedTensors":
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(moved, name, value.to(device, **kwargs))
+        return moved
 
 
 class FeedForward(nn.Module):
@@ -53,10 +57,10 @@ class FeedForward(nn.Module):
 
 
 class ResidualBranch(nn.Module):
-    """What happens to a branch before it joins the residual stream: dropout, layer scale, stochastic depth per image.
+    """Dropout, layer scale and stochastic depth per image, between a branch and the residual stream.
 
     Args:
-        layer_scale: what the factor of each channel starts from; None for no factors.
+        layer_scale: initial value of the factor of each channel; None for no factors.
     """
 
     def __init__(self, size: int, layer_scale: float | None, drop_path_rate: float, dropout: float = 0.0) -> None:
@@ -88,28 +92,29 @@ def drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
     return [[last * next(blocks) / last_block for _ in range(depth)] for depth in depths]
 
 
-def attention_map(
-    query: Tensor, key: Tensor, attention_mask: Tensor | None, scaling: float, is_causal: bool = False
-) -> Tensor:
-    """softmax(scaling · Q Kᵀ + mask): query, key (..., H, T, K) -> (..., H, T, T)."""
-    scores = query @ key.transpose(-1, -2) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    if is_causal:
-        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-    return scores.softmax(dim=-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
+def asks_for_maps(config: PreTrainedConfig, output_attentions: bool | None) -> bool:
+    """Whether a call returns attention or retention maps: by its argument or, without one, by the configuration."""
+    return bool(config.output_attentions if output_attentions is None else output_attentions)
 
 
-def eager_attention_forward(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float, **kwargs
-) -> tuple[Tensor, Tensor]:
-    """Attention written out, in the form of transformers' attention functions: (B, H, T, V) -> (B, T, H, V)."""
-    attention = attention_map(query, key, attention_mask, scaling, module.is_causal)
-    return (attention @ value).transpose(1, 2), attention
+def classifier(size: int, num_labels: int) -> nn.Module:
+    """The last layer of a classifier; a model without labels returns what that layer would read."""
+    return nn.Linear(size, num_labels) if num_labels > 0 else nn.Identity()
 
 
-class VisionPreTrainedModel(ImageModelCardMixin, PreTrainedModel):
-    """What transformers is told of every family, and how their common blocks are initialised."""
+def check_pixel_values(pixel_values: Tensor | None, num_channels: int) -> None:
+    """Raises ValueError unless `pixel_values` is a batch of images with that number of channels."""
+    if pixel_values is None:
+        raise ValueError("You have to specify pixel_values.")
+    if pixel_values.dim() != 4 or pixel_values.shape[1] != num_channels:
+        raise ValueError(
+            f"pixel_values must be of shape (batch, {num_channels}, height, width), {num_channels} being the num_channels "
+            f"of the configuration, got {tuple(pixel_values.shape)}."
+        )
+
+
+class VisionPreTrainedModel(ModelCardMixin, PreTrainedModel):
+    """Facts about every family for transformers, and the initial values of the parts above."""
 
     main_input_name = "pixel_values"
     input_modalities = ("image",)
@@ -125,36 +130,154 @@ class VisionPreTrainedModel(ImageModelCardMixin, PreTrainedModel):
             init.constant_(module.scale, module.layer_scale)
 
 
-def check_pixel_values(pixel_values: Tensor | None, num_channels: int) -> None:
-    """Raises ValueError for what is not a batch of images of so many channels."""
-    if pixel_values is None:
-        raise ValueError("You have to specify pixel_values.")
-    if pixel_values.dim() != 4 or pixel_values.shape[1] != num_channels:
-        raise ValueError(
-            f"pixel_values must be of shape (batch, {num_channels}, height, width), {num_channels} being the num_channels "
-            f"of the configuration, got {tuple(pixel_values.shape)}."
+class StagedModelMixin:
+    """A model of a stem, `stem_class`, and of stages, `stage_class`: what RMT and MetaFormer have in common."""
+
+    stem_class: type[nn.Module]
+    stage_class: type[nn.Module]
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        self.stem = self.stem_class(config)
+        self.stages = nn.ModuleList([self.stage_class(config, stage) for stage in range(len(config.depths))])
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self, pixel_values: torch.FloatTensor | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> BaseModelOutputWithPooling:
+        r"""
+        Args:
+            pixel_values: (B, num_channels, height, width), of any height and width that the stem can read.
+            output_hidden_states: returns the outputs of the stem and of each stage, (B, C, R, L).
+            output_attentions: returns the attention or retention map of each block that has one, (B, H, T, T), which takes
+                memory quadratic in T.
+
+        Returns:
+            last_hidden_state: (B, C, R, L), with height and width divided by the strides of stem and stages.
+            pooler_output: (B, C), its mean over the tokens.
+
+        Raises:
+            ValueError: for missing pixel_values, or another number of channels than the configuration has.
+        """
+        check_pixel_values(pixel_values, self.config.num_channels)
+        hidden_states = self.stem(pixel_values.to(next(self.stem.parameters()).dtype))
+        for stage in self.stages:
+            hidden_states = stage(hidden_states, **kwargs)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=hidden_states.mean(dim=(2, 3)))
+
+
+class ImageClassifierMixin:
+    """An image classifier on the outputs of a base model, `model_class`."""
+
+    model_class: type[PreTrainedModel]
+    accepts_loss_kwargs = False
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        setattr(self, self.base_model_prefix, self.model_class(config))
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.FloatTensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ImageClassifierOutput:
+        r"""
+        Takes all arguments of the base model's `forward`, by name, and
+
+        Args:
+            labels: (B,) class numbers; (B,) numbers for a regression; (B, num_labels) zeros and ones for several labels per
+                image. `config.problem_type` decides, or else `config.num_labels` and the type of the labels.
+
+        Returns:
+            logits: (B, num_labels). loss: with labels, the mean over the images.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from retnet_hf import ViRConfig, ViRForImageClassification
+
+        >>> model = ViRForImageClassification(ViRConfig.from_preset("tiny-16", num_hidden_layers=2, num_labels=10)).eval()
+        >>> model(torch.rand(1, 3, 512, 384), interpolate_pos_encoding=True).logits.shape
+        torch.Size([1, 10])
+        ```
+        """
+        outputs = self.base_model(pixel_values, return_dict=True, **kwargs)
+        logits = self.classify(outputs)
+        loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
+        return ImageClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )
 
-
-def image_classifier_output(
-    model: VisionPreTrainedModel,
-    logits: Tensor,  # (B, num_labels)
-    labels: Tensor | None,
-    outputs: BaseModelOutputWithPooling,
-    **kwargs,
-) -> ImageClassifierOutput:
-    """What a classifier returns, with the loss of its logits if there are labels."""
-    loss = None if labels is None else model.loss_function(labels, logits, model.config, **kwargs)
-    return ImageClassifierOutput(
-        loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-    )
+    def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
+        """The logits (B, num_labels)."""
+        return self.classifier(outputs.pooler_output)
 
 
-def feature_pyramid(backbone: BackboneMixin, outputs: BaseModelOutputWithPooling) -> BackboneOutput:
-    """What a backbone of stages returns: a map (B, C, R, L) of each stage that it is to give, under that stage's norm."""
-    feature_maps = tuple(
-        backbone.norms[name](hidden_states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-        for name, hidden_states in zip(backbone.stage_names, outputs.hidden_states)
-        if name in backbone.out_features
-    )
-    return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+class VisionBackboneMixin(BackboneMixin):
+    """A backbone: feature maps from the hidden states of a base model, `model_class`, called with `model_arguments`.
+
+    Load a saved backbone by its own class: `AutoBackbone.from_pretrained` takes names of the Hub only, not folders.
+    """
+
+    model_class: type[PreTrainedModel]
+    model_arguments: dict[str, Any] = {}
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        setattr(self, self.base_model_prefix, self.model_class(config))
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    def forward(self, pixel_values: torch.FloatTensor | None = None, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
+        r"""
+        Takes all arguments of the base model's `forward`, by name.
+
+        Returns:
+            feature_maps: (B, C, R, L) for each of `config.out_features`. hidden_states: those of the base model, which the
+            norms of the feature maps do not change.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from retnet_hf import RMTBackbone, RMTConfig
+
+        >>> config = RMTConfig.from_preset("tiny", depths=[1, 1, 1, 1], out_features=["stage1", "stage4"])
+        >>> [tuple(features.shape) for features in RMTBackbone(config).eval()(torch.rand(1, 3, 64, 96)).feature_maps]
+        [(1, 64, 16, 24), (1, 512, 2, 3)]
+        ```
+        """
+        outputs = self.base_model(pixel_values, return_dict=True, **self.model_arguments, **kwargs)
+        feature_maps = tuple(
+            self.feature_map(name, hidden_states, pixel_values)
+            for name, hidden_states in zip(self.stage_names, outputs.hidden_states)
+            if name in self.out_features
+        )
+        return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+
+    def feature_map(self, name: str, hidden_states: Tensor, pixel_values: Tensor) -> Tensor:
+        """The feature map (B, C, R, L) of a stage, from its hidden states."""
+        raise NotImplementedError
+
+
+class StagedBackboneMixin(VisionBackboneMixin):
+    """A backbone of stages. A family defines the norm of each feature map in `new_norm`."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        self.num_features = [config.hidden_sizes[0], *config.hidden_sizes]
+        self.norms = nn.ModuleDict({name: self.new_norm(size) for name, size in zip(self.out_features, self.channels)})
+        self.post_init()
+
+    def new_norm(self, size: int) -> nn.Module:
+        raise NotImplementedError
+
+    def feature_map(self, name: str, hidden_states: Tensor, pixel_values: Tensor) -> Tensor:
+        return self.norms[name](hidden_states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

@@ -17,7 +17,7 @@ from small_models import PACKAGE_ABSENT, greedy, small_model
 from small_vision_models import VISION_FAMILIES
 
 from retnet_hf import RetNetModel
-from retnet_hf.image_model_card import image_model_card
+from retnet_hf.cards import model_card
 
 
 PUSH = """
@@ -158,7 +158,7 @@ def test_push_to_hub_writes_a_card_of_an_image_model(hub, name):
     assert {name, "retention", "tiny"} <= set(card.data.tags)
     assert f"# someone/{name}\n" in card.text
     parameters = VISION_FAMILIES[name].model().num_parameters()
-    assert f"{parameters:,} parameters that tells apart 5 classes of images.\n" in card.text
+    assert f"{parameters:,} parameters that distinguishes 5 classes of images.\n" in card.text
     code = card.text.split("```python")[1].split("```")[0]
     compile(code, name, "exec")
     assert f'pipeline("image-classification", model="someone/{name}")' in code
@@ -174,11 +174,11 @@ def test_a_card_names_the_classes():
     family = VISION_FAMILIES["vir"]
 
     def text(names: list[str]) -> str:
-        return image_model_card(family.model(num_labels=len(names), id2label=dict(enumerate(names))), "some-model").text
+        return model_card(family.model(num_labels=len(names), id2label=dict(enumerate(names))), "some-model").text
 
-    assert "that tells apart 3 classes of images: cat, dog, owl.\n" in text(["cat", "dog", "owl"])
-    assert "that tells apart 23 classes of images: 0, 1," in text([str(number) for number in range(23)])
+    assert "that distinguishes 3 classes of images: cat, dog, owl.\n" in text(["cat", "dog", "owl"])
+    assert "that distinguishes 23 classes of images: 0, 1," in text([str(number) for number in range(23)])
     assert ", 19 and 3 more.\n" in text([str(number) for number in range(23)])
-    assert "tells apart" not in text(["height"])
+    assert "distinguishes" not in text(["height"])
     subclass = type("Renamed", (family.classifier_class,), {})
-    assert "image-classification" in image_model_card(subclass(family.config()), "some-model").text
+    assert "image-classification" in model_card(subclass(family.config()), "some-model").text

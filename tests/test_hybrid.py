@@ -32,7 +32,7 @@ from transformers import (
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
 from retnet_hf.attention_state import AttentionStateLayer, columns_of, visible
 from retnet_hf.block_functions import rotate
-from retnet_hf.model_card import model_card
+from retnet_hf.cards import model_card
 from retnet_hf.sequence_layout import sequence_layout
 from retnet_hf.softmax_attention import attention_plan
 

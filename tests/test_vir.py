@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from retnet_hf import ViRBackbone, ViRConfig, ViRForImageClassification, ViRForMaskedImageModeling, ViRModel
-from retnet_hf.modeling_vir import ViREmbeddings, ViRRetention
+from retnet_hf.modeling_vir import ViREmbeddings, ViRPlan, ViRRetention, retention_operator
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")
@@ -78,7 +78,8 @@ def test_retention_is_its_definition(recipe):
     config = small_vir_config(recipe)
     retention = shake_vision(ViRRetention(config, 0)).double()
     hidden_states = torch.randn(2, 7, 16, dtype=torch.float64)
-    plan = ViRModel(config)._plan(hidden_states, "chunkwise")
+    log_decay = torch.tensor(config.decays(), dtype=torch.float64).log()
+    plan = ViRPlan(retention_operator("chunkwise", log_decay, 7, 5, config.bidirectional, output_maps=False), None)
     with torch.no_grad():
         output, maps = retention(hidden_states, plan)
 
@@ -244,8 +245,9 @@ def test_segments_are_read_in_evaluation():
         model.train()
         assert lengths() == [13]
     model = small_vir("bidirectional", segment_size=6, chunk_size=2)
+    model.vir.layers[1].mlp.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0].shape[1]))
     with torch.no_grad():
-        assert model.vir._plan(torch.zeros(1, 13, 16), "chunkwise").segments is None
+        assert lengths() == [13]
 
 
 def test_bands_that_do_not_fit_are_refused():

@@ -9,15 +9,13 @@ import pytest
 import torch
 from small_vision_models import VISION_FAMILIES
 from torch import nn
+from torch.utils._pytree import tree_map_only
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from retnet_hf.vision_blocks import (
-    FeedForward,
-    HeadDecay,
-    ResidualBranch,
-    attention_map,
-    drop_path_rates,
-    eager_attention_forward,
-)
+from retnet_hf.eager_attention import attention_map, eager_attention_forward
+from retnet_hf.head_decay import HeadDecay
+from retnet_hf.integer_angles import angles, integer_frequencies
+from retnet_hf.vision_blocks import FeedForward, ResidualBranch, SharedTensors, drop_path_rates
 
 
 CPU = torch.device("cpu")
@@ -81,6 +79,25 @@ def test_no_cast_touches_decays():
     assert not decay.state_dict()
 
 
+def test_decays_of_several_layers():
+    per_layer = HeadDecay([[0.5, 0.75], [0.875, 1.0]])
+    assert per_layer.log_decay.shape == (2, 2)
+    for layer, decays in enumerate([[0.5, 0.75], [0.875, 1.0]]):
+        assert torch.equal(per_layer(torch.float64, CPU)[layer], HeadDecay(decays)(torch.float64, CPU))
+    assert torch.equal(per_layer.compute_log_decay(CPU), per_layer.log_decay)
+
+
+def test_angles_are_exact_at_any_position():
+    """A float32 product of position and frequency would be off by 1e-2 after a million tokens."""
+    frequency = integer_frequencies([1.0, 0.1, 0.0])
+    position = torch.tensor([[0], [7], [1_000_003]])
+    angle = angles(position, frequency, torch.bfloat16)
+    assert (angle.shape, angle.dtype) == ((3, 1, 3), torch.float32)
+    exact = position[..., None].double() * torch.tensor([1.0, 0.1, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(angle.cos().double(), exact.cos(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(angle.sin().double(), exact.sin(), rtol=0, atol=1e-6)
+
+
 def test_feed_forward_is_its_definition():
     feed_forward = FeedForward(4, 6, "relu", dropout=0.5).double().eval()
     tokens = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -102,6 +119,49 @@ def test_attention_written_out_is_that_of_torch(is_causal):
     mask = torch.randn(5, 5, dtype=torch.float64, generator=generator)
     expected = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3)
     torch.testing.assert_close(attention_map(query, key, mask, 0.3) @ value, expected)
+
+
+def test_attention_written_out_with_heads_that_share_keys_and_values():
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 6, 5, 4, dtype=torch.float64, generator=generator)
+    key, value = torch.randn(2, 2, 2, 5, 4, dtype=torch.float64, generator=generator)
+    module = nn.Module()
+    module.is_causal = True
+    output, attention = eager_attention_forward(module, query, key, value, None, scaling=0.5)
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=0.5, enable_gqa=True)
+    torch.testing.assert_close(output.transpose(1, 2), expected)
+    assert attention.shape == (2, 6, 5, 5)
+
+    seen = torch.zeros(5, 5, dtype=torch.float64)  # a mask takes the place of is_causal
+    output, _ = eager_attention_forward(module, query, key, value, seen, scaling=0.5)
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, scale=0.5, enable_gqa=True)
+    torch.testing.assert_close(output.transpose(1, 2), expected)
+
+
+def test_shared_tensors_move_to_a_device():
+    shared = SharedTensors()
+    shared.decay, shared.other, shared.name = torch.ones(2), None, "kept"
+    moved = shared.to(torch.device("meta"), non_blocking=True)
+    assert (moved.decay.device.type, moved.other, moved.name) == ("meta", None, "kept")
+    assert shared.decay.device.type == "cpu"
+
+
+def test_a_cast_of_the_inputs_of_blocks_leaves_decays_and_rotations_alone(family):
+    """FSDP2 with mixed precision casts every float among them, inside tuples, lists, dicts and dataclasses."""
+
+    def cast(module, args, kwargs):
+        def narrow(tensor):
+            return tensor.bfloat16() if tensor.is_floating_point() else tensor
+
+        return tree_map_only(torch.Tensor, narrow, args), tree_map_only(torch.Tensor, narrow, kwargs)
+
+    model = family.model().bfloat16()
+    pixel_values = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected = model(pixel_values).logits
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.register_forward_pre_hook(cast, with_kwargs=True)
+    assert torch.equal(model(pixel_values).logits, expected)
 
 
 def test_each_family_has_these_branches_and_decays(family):

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import BaseImageProcessor, EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from retnet_hf.image_model_card import image_model_card
+from retnet_hf.cards import model_card
 
 from ..cpu_threads import training_threads
 from ..errors import InputError
@@ -232,7 +232,7 @@ class ImageRun(TrainingRun):
             "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
             "accuracy on images held out": f"**{100 * right / total:.2f} %**",
         }
-        card = image_model_card(model, self.folder.output.name, facts, TRAINING)
+        card = model_card(model, self.folder.output.name, facts, training=TRAINING)
         card.save(partial / "README.md")
 
 

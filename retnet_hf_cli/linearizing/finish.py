@@ -27,7 +27,7 @@ from linearization.report import (
     measured_part,
     recalled_vocabulary,
 )
-from retnet_hf.model_card import model_card
+from retnet_hf.cards import model_card
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from .job import Job

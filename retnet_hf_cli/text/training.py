@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TrainerState
 
+from retnet_hf.cards import model_card
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.model_card import model_card
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks

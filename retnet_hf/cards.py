@@ -1,0 +1,159 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The README.md that goes to the Hub with a model: what the model is, and how to load and run it."""
+
+from pathlib import Path
+
+from huggingface_hub import ModelCard, ModelCardData
+from transformers.modeling_utils import PreTrainedModel
+
+
+# model type: name of the family, its paper
+FAMILIES = {
+    "retnet": ("RetNet", "https://arxiv.org/abs/2307.08621"),
+    "vir": ("ViR", "https://arxiv.org/abs/2310.19731"),
+    "rmt": ("RMT", "https://arxiv.org/abs/2309.11523"),
+    "metaformer": ("MetaFormer", "https://arxiv.org/abs/2111.11418"),
+    "vit": ("ViT", "https://arxiv.org/abs/2010.11929"),
+}
+# last part of a class's name: the task that the Hub lists such a model under, to which "image-" is added for image models
+TASKS = {
+    "ForCausalLM": "text-generation",
+    "ForMaskedLM": "fill-mask",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForImageClassification": "classification",
+    "ForMaskedImageModeling": "feature-extraction",
+    "Backbone": "feature-extraction",
+    "Model": "feature-extraction",
+}
+
+_CARD = """\
+# {name}
+
+A [{family}]({paper}) of {parameters:,} parameters{nature}
+
+| | |
+|---|---|
+{rows}
+## Use
+
+```bash
+pip install retnet-hf
+```
+
+```python
+{example}```
+"""
+_DECODER = """\
+: trained like a transformer, decoded like a recurrent
+network. Its state takes {state_bytes:,} bytes per sequence, however long the text is."""
+_HYBRID = """\
+ with layers of softmax attention: those of
+retention keep {state_bytes:,} bytes per sequence, however long the text is; the others keep
+{token_numbers:,} numbers of each token that they may look back to."""
+_ENCODER = """\
+ that reads in both directions:
+a token sees those before and after it, in time linear in the length of the text."""
+
+_MODEL = """\
+import retnet_hf  # registers RetNet with transformers
+from transformers import {imports}
+
+model = {auto_class}.from_pretrained("{name}")
+"""
+_GENERATION = """\
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+inputs = tokenizer({prompt!r}, return_tensors="pt")
+print(tokenizer.decode(model.generate(**inputs, max_new_tokens=100, do_sample=True)[0]))
+"""
+_CLASSIFIER = """\
+import retnet_hf  # registers the model with transformers
+from transformers import pipeline
+
+classifier = pipeline("image-classification", model="{name}")
+print(classifier("picture.png"))
+"""
+_IMAGE_MODEL = """\
+from retnet_hf import {model_class}
+from transformers import AutoImageProcessor
+
+processor = AutoImageProcessor.from_pretrained("{name}")
+model = {model_class}.from_pretrained("{name}")
+"""
+
+
+def model_card(
+    model: PreTrainedModel,
+    name: str,
+    facts: dict[str, str] | None = None,
+    prompt: str | None = None,
+    training: str = "",
+) -> ModelCard:
+    """The model card of a model of one of `FAMILIES`.
+
+    Args:
+        name: the argument of `from_pretrained` in the example: a repository or a folder.
+        facts: further rows of the table, such as {"perplexity": "12.3"}.
+        prompt: text that the example of a language model continues; without a prompt, the example only loads the model.
+        training: Markdown about data and procedure, put at the end.
+    """
+    config = model.config
+    family, paper = FAMILIES[config.model_type]
+    # the class of ours that the model is of, or derived from
+    suffixes = (parent.__name__.removeprefix(family) for parent in type(model).__mro__)
+    suffix = next(suffix for suffix in suffixes if suffix in TASKS)
+    tags = {config.model_type, *(["retention"] if family != "ViT" else []), *(model.model_tags or [])}
+    if config.model_type == "retnet":
+        task, auto_class = TASKS[suffix], f"AutoModel{suffix.removeprefix('Model')}"
+        nature = _ENCODER if config.bidirectional else _HYBRID if config.is_hybrid else _DECODER
+        nature = nature.format(state_bytes=4 * config.state_size, token_numbers=config.cache_size_per_token)
+        rows = {
+            "hidden size": config.hidden_size,
+            "layers": config.num_hidden_layers,
+            "heads": f"{config.num_attention_heads} (key size {config.head_dim}, value size {config.value_head_dim})",
+            "vocabulary": config.vocab_size,
+        }
+        imports = auto_class if prompt is None else f"{auto_class}, AutoTokenizer"
+        example = _MODEL.format(imports=imports, auto_class=auto_class, name=name)
+        example += "" if prompt is None else _GENERATION.format(name=name, prompt=prompt)
+    else:
+        task, is_classifier = f"image-{TASKS[suffix]}", suffix == "ForImageClassification"
+        nature, rows = _classes(config.id2label) if is_classifier else ".", {"image size": config.image_size}
+        example = (_CLASSIFIER if is_classifier else _IMAGE_MODEL).format(name=name, model_class=family + suffix)
+    text = _CARD.format(
+        name=name,
+        family=family,
+        paper=paper,
+        parameters=model.num_parameters(),
+        nature=nature,
+        rows="".join(f"| {row} | {value} |\n" for row, value in (rows | (facts or {})).items()),
+        example=example,
+    )
+    data = ModelCardData(library_name="transformers", pipeline_tag=task, tags=sorted(tags))
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}{training}")
+
+
+def _classes(id2label: dict[int, str]) -> str:
+    """What a classifier distinguishes, with the names of its classes if it has names."""
+    names = list(id2label.values())
+    if len(names) < 2:
+        return "."
+    listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    listed = "" if names == [f"LABEL_{number}" for number in id2label] else f": {listed}"
+    return f" that distinguishes {len(names)} classes of images{listed}."
+
+
+class ModelCardMixin:
+    """Pushes a model to the Hub with a card that says how to load it, unless the repository has a card of its own."""
+
+    def _upload_modified_files(self, working_dir: str, repo_id: str, *args, **kwargs):
+        """Replaces the card that `push_to_hub` has just written, which has no argument for another one."""
+        path = Path(working_dir) / "README.md"
+        written = ModelCard.load(path) if path.is_file() else None
+        if written is not None and "This model card has been automatically generated." in written.text:
+            card = model_card(self, repo_id)
+            card.data.tags = sorted({*card.data.tags, *(written.data.tags or [])})
+            card.save(path)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)

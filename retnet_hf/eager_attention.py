@@ -1,0 +1,38 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Softmax attention written out, for models of transformers: the implementation named "eager"."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def attention_map(
+    query: Tensor, key: Tensor, attention_mask: Tensor | None, scaling: float, is_causal: bool = False
+) -> Tensor:
+    """softmax(scaling · Q Kᵀ + mask): query (..., T, K) and key (..., S, K) -> (..., T, S)."""
+    scores = query @ key.transpose(-1, -2) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+    return scores.softmax(dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: Tensor,  # (B, H, T, K)
+    key: Tensor,  # (B, G, S, K), where each of the G heads serves H / G heads of the query
+    value: Tensor,  # (B, G, S, V)
+    attention_mask: Tensor | None,  # added to the scores; without a mask, `module.is_causal` decides
+    scaling: float,
+    **kwargs,
+) -> tuple[Tensor, Tensor]:
+    """An attention function of transformers: outputs (B, T, H, V) and weights (B, H, T, S)."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    is_causal = attention_mask is None and module.is_causal
+    attention = attention_map(query, key, attention_mask, scaling, is_causal)
+    return (attention @ value).transpose(1, 2), attention
