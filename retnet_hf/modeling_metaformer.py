@@ -22,8 +22,10 @@ from transformers.utils import TransformersKwargs
 from .configuration_metaformer import MetaFormerConfig
 from .eager_attention import eager_attention_forward
 from .head_decay import HeadDecay
+from .layout import plain_layout
+from .operators import operator_factory
 from .retention_2d import downward_manhattan_retention, manhattan_map, manhattan_retention
-from .retention_forms import bidirectional_retention, decay_tables, retention, retention_map
+from .retention_forms import default_chunk_size
 from .vision_blocks import (
     FeedForward,
     ImageClassifierMixin,
@@ -115,16 +117,11 @@ class MetaFormerRetention(MetaFormerHeads):
         """Retention among the tokens; its map too, if asked for, and then the output is made of it."""
         grid = query.shape[2:4]
         query, key, value = (tensor.flatten(2, 3) for tensor in (query, key, value))  # (B, H, T, .)
-        maps, form = None, self.config.retention_form
-        if output_maps:
-            tables, form = decay_tables(log_decay, query.shape[2]), "parallel"
-            # without gaps, a sequence turned around decays as it does forwards
-            maps = retention_map(query, key, tables, tables if self.config.bidirectional else None)
-        if self.config.bidirectional:
-            output = bidirectional_retention(query, key, value, log_decay, form=form, scores=maps)
-        else:
-            output, _ = retention(query, key, value, log_decay, form=form, scores=maps)
-        return output.unflatten(2, grid), maps
+        layout, chunk_size = plain_layout(query.shape[2], query.device), default_chunk_size(query.shape[-1], value.shape[-1])
+        options = {"with_final": False, "bidirectional": self.config.bidirectional, "output_maps": output_maps}
+        operator = operator_factory(self.config.retention_form, layout, chunk_size, **options)(log_decay)
+        output, _ = operator(query, key, value)
+        return output.unflatten(2, grid), operator.maps
 
 
 class MetaFormerManhattanRetention(MetaFormerRetention):

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
 from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -557,7 +558,7 @@ def mean_loss(
     return loss, logits.unflatten(0, labels.shape) if with_logits else None
 
 
-class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel):
+class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin):
     """RetNet with a language modelling head: trained in parallel or chunkwise form, decoded recurrently."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}

@@ -18,9 +18,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
-from .block_functions import rotate
 from .configuration_rmt import RMTConfig
 from .eager_attention import attention_map, eager_attention_forward
+from .gradients import rotate
 from .head_decay import HeadDecay
 from .integer_angles import angles, integer_frequencies
 from .vision_blocks import (

@@ -8,7 +8,7 @@ and, where there is one, the class token after them), H heads, K head size, D hi
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -29,16 +29,9 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vir import ViRConfig
 from .head_decay import HeadDecay
-from .retention_forms import (
-    FORMS,
-    DecayTables,
-    bidirectional_retention,
-    choose_form,
-    decay_tables,
-    default_chunk_size,
-    retention,
-    retention_map,
-)
+from .layout import plain_layout
+from .operators import Operator, operator_factory
+from .retention_forms import FORMS, choose_form, default_chunk_size
 from .vision_blocks import (
     FeedForward,
     ImageClassifierMixin,
@@ -50,39 +43,6 @@ from .vision_blocks import (
     classifier,
     drop_path_rates,
 )
-
-
-# (query, key, value, state) -> (output, state, map): query and key (B, H, T, K), value and output (B, H, T, V), state
-# (B, H, K, V) or None before the first token, map (B, H, T, T) or None
-Operator = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None, Tensor | None]]
-
-
-def retention_operator(
-    form: str, log_decay: Tensor, length: int, chunk_size: int, bidirectional: bool, output_maps: bool
-) -> Operator:
-    """Retention of `length` tokens. All layers share the operator, and with it the tables of decays.
-
-    Args:
-        form: "parallel", "recurrent" or "chunkwise"; "parallel" with `output_maps`.
-        log_decay: (H,), float32 or wider.
-    """
-    tables = None
-    if form != "recurrent" or length == 1:
-        tables = decay_tables(log_decay, length, chunk_size if form == "chunkwise" else None)
-
-    def operator(query: Tensor, key: Tensor, value: Tensor, state: Tensor | None):
-        device, maps = query.device, None  # layers may be on different devices
-        own = None if tables is None else DecayTables(*(table.to(device) for table in tables))
-        if output_maps:  # the output depends on the map, so that a gradient reaches it
-            maps = retention_map(query, key, own, own if bidirectional else None)
-        if bidirectional:  # no token is absent, so the reversed sequence has the same tables
-            pair = (own, own)
-            output = bidirectional_retention(query, key, value, log_decay.to(device), form=form, tables=pair, scores=maps)
-            return output, None, maps
-        output, state = retention(query, key, value, log_decay.to(device), state, form=form, tables=own, scores=maps)
-        return output, state, maps
-
-    return operator
 
 
 class ViRPlan:
@@ -99,11 +59,16 @@ class ViRPlan:
 
     def retain(self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
         """The output (B, H, T, K) of a layer's retention and, if the call asks for it, its map (B, H, T, T)."""
+        operator = self.operator
+        if operator.log_decay.device != query.device:  # layers may be on different devices
+            operator = operator.to(query.device)
         state = None if self.states is None else self.states[layer_idx]
-        output, state, maps = self.operator(query, key, value, state)
+        if state is not None and operator.in_place and torch.is_grad_enabled():
+            state = state.clone()  # the backward pass needs the old one
+        output, state = operator(query, key, value, state)
         if self.states is not None:
             self.states[layer_idx] = state
-        return output, maps
+        return output, operator.maps
 
 
 class ViREmbeddings(nn.Module):
@@ -479,10 +444,11 @@ class ViRModel(ViRPreTrainedModel):
             states = [None] * len(self.layers)
 
         log_decay = self.decay(hidden_states.dtype, hidden_states.device)
-        plans = {
-            size: ViRPlan(retention_operator(form, log_decay, size, chunk_size, config.bidirectional, output_maps), states)
-            for size in set(lengths)
-        }
+        plans = {}
+        for size in set(lengths):
+            layout = plain_layout(size, hidden_states.device)
+            operator_of = operator_factory(form, layout, chunk_size, states is not None, config.bidirectional, output_maps)
+            plans[size] = ViRPlan(operator_of(log_decay), states)
         pieces = hidden_states.split(lengths, dim=1)
         outputs = [self._transform(piece, plans[piece.shape[1]], return_dict=True, **kwargs) for piece in pieces]
         if len(outputs) == 1:

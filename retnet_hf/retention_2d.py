@@ -45,7 +45,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .retention_forms import FORMS, bidirectional_retention, compute_dtype, left_to_pytorch
+from .retention_forms import FORMS, bidirectional_retention, compute_dtype, needs_autograd
 
 
 # Lines of states up to this length are combined by one matrix product, longer ones in blocks.
@@ -498,7 +498,7 @@ def manhattan_retention(
         key = without_masked(key, mask)
         if form == "chunkwise":
             needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-            own = needed and not left_to_pytorch(log_decay)
+            own = needed and not needs_autograd(log_decay)
             chunkwise = ChunkwiseManhattanRetention.apply if own else ChunkwiseManhattanRetention.forward
             return chunkwise(query, key, value, log_decay, tile_size)
         down, _ = recurrent_downward_retention(query, key, value, log_decay)
