@@ -212,8 +212,13 @@ def plain_linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """`linear_cross_entropy` in PyTorch's own operations."""
     logits = F.linear(hidden_states, weight)
+    return summed_cross_entropy(logits, labels, ignore_index), logits
+
+
+def summed_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """The sum over rows of -ln softmax(logits)[label], float32, or float64 where the logits are."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide, labels, ignore_index=ignore_index, reduction="sum"), logits
+    return F.cross_entropy(wide, labels, ignore_index=ignore_index, reduction="sum")
 
 
 class LinearCrossEntropy(torch.autograd.Function):

@@ -39,7 +39,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .cards import ModelCardMixin
 from .configuration_retnet import RetNetConfig
 from .generation_retnet import RetNetGeneration
-from .gradients import gated, is_plain_linear, linear_cross_entropy, rms_norm
+from .gradients import gated, is_plain_linear, linear_cross_entropy, rms_norm, summed_cross_entropy
 from .head_decay import HeadDecay
 from .kernels import load_kernels
 from .layout import Layout
@@ -48,6 +48,9 @@ from .plan import Call, Plan, layout_of_call, pieces_of, plans_of
 from .retention_split import Context
 from .retention_state import RetNetState, RetNetStateLayer, borrowed, install_retention_layers
 from .softmax_attention import AttentionPlan
+
+
+RECORDER = capture_outputs.__module__  # of the hooks by which transformers records hidden states
 
 
 class RetNetDecay(HeadDecay):
@@ -472,8 +475,8 @@ class RetNetModel(RetNetPreTrainedModel):
         past = self.past_of_call(past_key_values, use_cache)
         call = self.call(inputs_embeds, attention_mask, position_ids, past, retention_form, **kwargs)
         hidden_states = self.embed(inputs_embeds)
-        pieces = [slice(None)] if self.context is not None or self.has_hooked_layers else pieces_of(self.config, call)
-        if len(pieces) == 1:
+        pieces = pieces_of(self.config, call)
+        if len(pieces) == 1 or self.context is not None or self.has_hooks:
             hidden_states = self.read(hidden_states, self.plans(call), past, **kwargs)
         else:
             hidden_states = self.read_pieces(hidden_states, pieces, call, past, **kwargs)
@@ -531,10 +534,16 @@ class RetNetModel(RetNetPreTrainedModel):
         return output
 
     @property
-    def has_hooked_layers(self) -> bool:
-        """Whether something fetches weights before each call of a layer: accelerate's offloading, or FSDP."""
-        layer = self.layers[0]
-        return "forward" in vars(layer) or bool(layer._forward_pre_hooks)
+    def has_hooks(self) -> bool:
+        """Whether something is called with every call of a layer, such as the hooks that fetch offloaded weights.
+
+        Hooks of transformers that record outputs stay once they were needed, and do not count.
+        """
+        for module in self.layers.modules():
+            hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+            if "forward" in vars(module) or any(getattr(hook, "__module__", "") != RECORDER for hook in hooks):
+                return True
+        return False
 
 
 def mean_loss(
@@ -548,11 +557,16 @@ def mean_loss(
 ) -> tuple[Tensor, Tensor | None]:
     """Cross entropy of a language model, and its logits (B, T, vocab_size) unless `with_logits` is False.
 
-    Both together, so that copies of the logits need no memory. The loss is float32, or float64 where hidden states are.
+    Both together where the head is a plain linear layer, so that copies of the logits need no memory. The loss is float32,
+    or float64 where hidden states are.
     """
     labels = labels.to(hidden_states.device)
     rows, targets = hidden_states.flatten(0, 1), labels.flatten()
-    total, logits = linear_cross_entropy(rows, head.weight, targets, ignore_index, with_logits)
+    if is_plain_linear(head):
+        total, logits = linear_cross_entropy(rows, head.weight, targets, ignore_index, with_logits)
+    else:
+        logits = head(rows)
+        total = summed_cross_entropy(logits, targets, ignore_index)
     items = (labels != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
     loss = total / (items.to(total.device) if isinstance(items, Tensor) else items)
     return loss, logits.unflatten(0, labels.shape) if with_logits else None
@@ -629,7 +643,8 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         hidden_states, loss = outputs.last_hidden_state[:, kept, :], None
-        if labels is not None and self.loss_function is ForCausalLMLoss and is_plain_linear(self.lm_head):
+        own_loss = labels is not None and self.loss_function is ForCausalLMLoss
+        if own_loss and labels.shape == hidden_states.shape[:2]:
             shifted = kwargs.pop("shift_labels", None)
             if shifted is None:
                 shifted = F.pad(labels[:, 1:], (0, 1), value=kwargs.get("ignore_index", -100))
@@ -689,7 +704,7 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
             **kwargs,
         )
         hidden_states, loss = outputs.last_hidden_state, None
-        if labels is not None and self.loss_function is ForMaskedLMLoss and is_plain_linear(self.lm_head):
+        if labels is not None and self.loss_function is ForMaskedLMLoss:
             loss, logits = mean_loss(self.lm_head, hidden_states, labels, **kwargs)
         else:
             logits = self.lm_head(hidden_states)

@@ -186,7 +186,7 @@ def plans_of(
         operator = operator_factory(form, layout, chunk_size, with_final, config.bidirectional, maps, kernels)
         if kernels is not TORCH:
             narrows = HALF_PRECISION
-        elif position.shape[1] > chunk_size and multiplies_bfloat16(call.device) and not torch.compiler.is_compiling():
+        elif position.shape[1] > chunk_size and not torch.compiler.is_compiling() and multiplies_bfloat16(call.device):
             narrows = (torch.bfloat16,)
 
     scale = config.head_dim**-0.5
@@ -258,8 +258,10 @@ def pieces_of(config: PreTrainedConfig, call: Call) -> list[slice]:
     recorded = (config.output_attentions, config.output_hidden_states, call.output_attentions, call.output_hidden_states)
     if whole or any(recorded) or call.cu_seq_lens_q is not None:
         return [slice(0, length)]
-    chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
     size = PIECE_SIZE_ON_CPU if call.device.type == "cpu" else PIECE_SIZE_ELSEWHERE
+    if batch * length <= size:
+        return [slice(0, length)]
+    chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
     chunks = -(-length // chunk_size)
     pieces = -(-chunks // max(1, size // (batch * chunk_size)))
     size = -(-chunks // pieces) * chunk_size

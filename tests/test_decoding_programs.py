@@ -77,7 +77,7 @@ def same(found: tuple[Tensor, RetNetState], expected: tuple[Tensor, RetNetState]
         assert layer.next_position.equal(other.next_position)
         assert layer.cumulative_length.equal(other.cumulative_length)
         if isinstance(layer, RetNetStateLayer):
-            close(layer.recurrent_state, other.recurrent_state, tolerance)
+            close(layer.recurrent_states, other.recurrent_states, tolerance)
 
 
 def test_compiled_programs_compute_what_the_layers_do_and_are_kept(tmp_path, monkeypatch):

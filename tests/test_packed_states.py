@@ -149,13 +149,13 @@ def test_rows_of_a_state_are_slots_that_are_written_in_place(sequences):
     """Prompts and single tokens in one call; slots that nobody asked for keep what they hold."""
     model, prompts, later, logits = sequences
     slots = RetNetState.zeros(model.config, 6, dtype=torch.float64)
-    address = slots.layers[0].recurrent_state.data_ptr()
+    address = slots.layers[0].recurrent_states.data_ptr()
     close(read(model, [prompts[0], prompts[2]], slots, state_rows=torch.tensor([4, 1])), [logits[0][0], logits[2][0]])
     mixed = read(model, [later[0], prompts[3], later[2]], slots, state_rows=torch.tensor([4, 0, 1]))
     close(mixed, [logits[0][1], logits[3][0], logits[2][1]])
-    assert slots.layers[0].recurrent_state.data_ptr() == address
+    assert slots.layers[0].recurrent_states.data_ptr() == address
     assert slots.layers[0].next_position.tolist() == [3, 31, 0, 0, 8, 0]
-    assert not slots.layers[1].recurrent_state[[2, 3, 5]].any()
+    assert not slots.layers[1].recurrent_states[[2, 3, 5]].any()
 
 
 def test_a_document_at_position_0_begins_in_a_slot_that_was_used(sequences):
@@ -179,7 +179,7 @@ def test_without_use_cache_the_state_is_read_and_left(sequences):
         found = model(row, cu_seq_lens_q=bounds, past_key_values=state, use_cache=False).logits
     close(found, [second for _, second in logits])
     for layer, other in zip(state.layers, before.layers):
-        assert layer.recurrent_state.equal(other.recurrent_state)
+        assert layer.recurrent_states.equal(other.recurrent_states)
 
 
 def test_training_through_packed_documents_with_states_has_the_gradients_of_each_alone(sequences):
@@ -190,14 +190,14 @@ def test_training_through_packed_documents_with_states_has_the_gradients_of_each
         if packed:
             row, bounds = torch.cat(prompts, dim=1), torch.tensor(offsets(LENGTHS))
             out = model(row, cu_seq_lens_q=bounds, past_key_values=empty(model), use_cache=True)
-            states = [layer.recurrent_state for layer in out.past_key_values.layers]
+            states = [layer.recurrent_states for layer in out.past_key_values.layers]
             loss = out.logits.square().sum() + sum(state.square().sum() for state in states)
         else:
             loss = 0
             for prompt in prompts:
                 out = model(prompt, use_cache=True)
                 loss = loss + out.logits.square().sum()
-                loss = loss + sum(layer.recurrent_state.square().sum() for layer in out.past_key_values.layers)
+                loss = loss + sum(layer.recurrent_states.square().sum() for layer in out.past_key_values.layers)
         loss.backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
     model.zero_grad()

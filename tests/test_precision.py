@@ -92,7 +92,7 @@ def trained(model) -> tuple[Tensor, list, list[Tensor]]:
     mask[0, :50] = 0
     labels = ids.masked_fill(mask == 0, -100)
     out = model(ids, labels=labels, use_cache=True, attention_mask=mask, retention_form="chunkwise")
-    states = [layer.recurrent_state for layer in out.past_key_values.layers]
+    states = [layer.recurrent_states for layer in out.past_key_values.layers]
     return out.logits[mask.bool()], states, list(torch.autograd.grad(out.loss, list(model.parameters())))
 
 
@@ -133,8 +133,8 @@ def test_bf16_forward(pair, form):
     assert out.logits.isfinite().all()
     assert relative_error(out.logits, expected.logits) < FORWARD[torch.bfloat16]
     for mine, theirs in zip(out.past_key_values.layers, expected.past_key_values.layers):
-        assert mine.recurrent_state.dtype == torch.float32
-        assert relative_error(mine.recurrent_state, theirs.recurrent_state) < FORWARD[torch.bfloat16]
+        assert mine.recurrent_states.dtype == torch.float32
+        assert relative_error(mine.recurrent_states, theirs.recurrent_states) < FORWARD[torch.bfloat16]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -169,7 +169,7 @@ def test_bf16_generate(pair):
     _, half = pair
     out = half.generate(random_ids(2, 7), max_new_tokens=20, do_sample=False, return_dict_in_generate=True)
     assert out.sequences.shape == (2, 27)
-    assert all(layer.recurrent_state.dtype == torch.float32 for layer in out.past_key_values.layers)
+    assert all(layer.recurrent_states.dtype == torch.float32 for layer in out.past_key_values.layers)
     assert half.generate(random_ids(1, 7), max_new_tokens=9, num_beams=3).shape == (1, 16)
     assert half.generate(random_ids(1, 7), max_new_tokens=9, prompt_lookup_num_tokens=2).shape == (1, 16)
 
@@ -217,7 +217,7 @@ def test_autocast_decode(model):
             logits.append(out.logits)
         generated = greedy(model, ids, 20)
     assert relative_error(torch.cat(logits, dim=1), model(ids).logits) < FORWARD[torch.bfloat16]
-    matrices = [layer.recurrent_state for layer in state.layers if hasattr(layer, "recurrent_state")]
+    matrices = [layer.recurrent_states for layer in state.layers if hasattr(layer, "recurrent_states")]
     assert {matrix.dtype for matrix in matrices} == {torch.float32}
     assert generated.shape == (2, 60)
 
