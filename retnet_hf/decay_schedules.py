@@ -34,7 +34,7 @@ def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: S
 
 
 def _spaced(first: float, last: float, count: int, alone: float | None = None) -> list[float]:
-    """Numbers at equal distances, and what stands for them if there is only one: the first, unless told otherwise."""
+    """`count` numbers at equal distances. A single one is `alone`, or else the first."""
     if count == 1:
         return [first if alone is None else alone]
     return [first + (last - first) * place / (count - 1) for place in range(count)]
