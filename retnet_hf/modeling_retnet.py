@@ -41,7 +41,7 @@ from .configuration_retnet import RetNetConfig
 from .generation_retnet import RetNetGeneration
 from .gradients import gated, is_plain_linear, linear_cross_entropy, rms_norm, summed_cross_entropy
 from .head_decay import HeadDecay
-from .kernels import load_kernels
+from .kernels import TORCH, load_kernels
 from .layout import Layout
 from .loading import TORCHSCALE, load_any_dialect, tensor_parallel_share
 from .plan import Call, Plan, layout_of_call, pieces_of, plans_of
@@ -423,7 +423,7 @@ class RetNetModel(RetNetPreTrainedModel):
         self.norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps) if pre_norm else nn.Identity()
         self.decay = RetNetDecay(config)
         self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
-        self.kernels = load_kernels(config.kernels)
+        self.kernels = TORCH if config.bidirectional else load_kernels(config.kernels)
         self.context: Context | None = None
         self.gradient_checkpointing = False
         self.post_init()

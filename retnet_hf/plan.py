@@ -184,7 +184,7 @@ def plans_of(
                 "the other forms never compute the retention map."
             )
         operator = operator_factory(form, layout, chunk_size, with_final, config.bidirectional, maps, kernels)
-        if kernels is not TORCH:
+        if kernels.chunkwise is not None:
             narrows = HALF_PRECISION
         elif position.shape[1] > chunk_size and not torch.compiler.is_compiling() and multiplies_bfloat16(call.device):
             narrows = (torch.bfloat16,)

@@ -358,6 +358,11 @@ class RetNetState(Cache):
         self._mark: str | None = None  # of the weights that computed a loaded state
         self.last_ids: Tensor | None = None  # (B,) the last token that each row has read, where it is known
 
+    def __copy__(self) -> "RetNetState":
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
     def __deepcopy__(self, memo: dict) -> "RetNetState":
         twin = copy.copy(self)
         twin.layers = copy.deepcopy(self.layers, memo)

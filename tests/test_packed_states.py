@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_models import random_ids, small_model
 
 from retnet_hf import RetNetState, packed_retention, recurrent_retention
-from retnet_hf.retention_packed import packed_layout, packed_step_
+from retnet_hf.retention_packed import packed_documents, packed_step_
 
 
 def offsets(lengths: list[int]) -> list[int]:
@@ -82,7 +82,7 @@ def test_a_step_changes_rows_as_packed_retention_does_and_no_other(in_rows, head
 def test_a_layout_serves_all_layers():
     query = key = value = torch.randn(1, 2, 9, 4)
     log_decay = torch.tensor([-0.1, -0.5])
-    layout = packed_layout([0, 4, 9], 4)
+    layout = packed_documents([0, 4, 9], 4)
     once = packed_retention(query, key, value, log_decay, layout)
     anew = packed_retention(query, key, value, log_decay, torch.tensor([0, 4, 9]), chunk_size=4)
     assert all(one.equal(other) for one, other in zip(once, anew))
@@ -91,7 +91,7 @@ def test_a_layout_serves_all_layers():
 @pytest.mark.parametrize("boundaries", [[0], [1, 9], [0, 5, 4, 9], [0.0, 9.5], [[0, 9]]])
 def test_boundaries_that_fall_or_do_not_begin_at_0_are_refused(boundaries):
     with pytest.raises(ValueError, match="boundaries must be integers that begin at 0 and never fall"):
-        packed_layout(boundaries, 4)
+        packed_documents(boundaries, 4)
 
 
 def test_what_does_not_belong_together_is_refused():
