@@ -234,6 +234,14 @@ def tensor_parallel_share(load_config: Any) -> tuple[int, int] | None:
     return mesh.get_local_rank(), mesh.size()
 
 
+def tensor_parallel_share_of(weight: Tensor) -> tuple[int, int] | None:
+    """As `tensor_parallel_share`, told by a weight that is shared out along a mesh dimension named "tp"."""
+    mesh = getattr(weight, "device_mesh", None)
+    if mesh is None or "tp" not in (mesh.mesh_dim_names or ()):
+        return None
+    return mesh.get_local_rank("tp"), mesh.size(mesh.mesh_dim_names.index("tp"))
+
+
 def load_any_dialect(model: PreTrainedModel, state_dict, checkpoint_files, load_config, *args, **kwargs):
     """`PreTrainedModel._load_pretrained_model`, for weights in any dialect.
 

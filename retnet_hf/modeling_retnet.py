@@ -43,7 +43,7 @@ from .gradients import gated, is_plain_linear, linear_cross_entropy, rms_norm, s
 from .head_decay import HeadDecay
 from .kernels import TORCH, load_kernels
 from .layout import Layout
-from .loading import TORCHSCALE, load_any_dialect, tensor_parallel_share
+from .loading import TORCHSCALE, load_any_dialect, tensor_parallel_share, tensor_parallel_share_of
 from .plan import Call, Plan, layout_of_call, pieces_of, plans_of
 from .retention_split import Context
 from .retention_state import RetNetState, RetNetStateLayer, borrowed, install_retention_layers
@@ -378,13 +378,16 @@ class RetNetPreTrainedModel(ModelCardMixin, PreTrainedModel):
             shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0
             init.xavier_uniform_(module.weight, gain=module.xavier_gain / shrink)
 
+    def share_heads(self, share: tuple[int, int] | None) -> None:
+        """Tells the modules that hold numbers of all heads which share of them this rank has: (rank, ranks)."""
+        for module in self.modules() if share is not None else ():
+            if isinstance(module, (RetNetDecay, RetNetHeadScale)):
+                module.share = share
+
     @staticmethod
     def _load_pretrained_model(model: "RetNetPreTrainedModel", state_dict, checkpoint_files, load_config, *args, **kwargs):
         """Transformers' loading, for weights in any dialect."""
-        share = tensor_parallel_share(load_config)
-        for module in model.modules() if share is not None else ():
-            if isinstance(module, (RetNetDecay, RetNetHeadScale)):
-                module.share = share
+        model.share_heads(tensor_parallel_share(load_config))
         return load_any_dialect(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
 
@@ -482,7 +485,7 @@ class RetNetModel(RetNetPreTrainedModel):
             hidden_states = self.read_pieces(hidden_states, pieces, call, past, **kwargs)
         kept = past if use_cache and not self.config.bidirectional else None
         if isinstance(kept, RetNetState) and not torch.compiler.is_compiling():
-            kept.used_by(self, input_ids)
+            kept.used_by(self, input_ids if self.context is None else None)
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=kept)
 
     def past_of_call(self, past_key_values: Cache | None, use_cache: bool | None) -> Cache | None:
@@ -502,6 +505,10 @@ class RetNetModel(RetNetPreTrainedModel):
 
     def plans(self, call: Call, layout: Layout | None = None) -> dict[str, Plan | AttentionPlan]:
         """The plan of each kind of layer, by the names of `config.layer_types`."""
+        mixer = next((layer.retention for layer in self.layers if getattr(layer, "is_retention", False)), None)
+        share = None if mixer is None else tensor_parallel_share_of(mixer.q_proj.weight)
+        if share not in (None, self.decay.share):
+            self.share_heads(share)
         decays = self.decay.of_layers(call.dtype, call.device)
         return plans_of(self.config, call, decays, self.rotary, self.kernels, self.context, layout)
 

@@ -72,7 +72,8 @@ class Step(Operator):
     def __call__(self, query, key, value, state=None):
         if state is None:
             state = zero_state(query, value, state_heads(query, key, self.log_decay.numel()))
-        return self.step_(query, key, value, self.decay, state), state
+        output = self.step_(query, key, value, self.decay, state)
+        return output if self.decay.write is None else output * self.decay.write, state
 
 
 class Whole(Operator):
@@ -86,7 +87,8 @@ class Whole(Operator):
 
     def __call__(self, query, key, value, state=None):
         with without_autocast(query.device.type):
-            return self.function(query, key, value, self.log_decay, state, self.present, self.starts)
+            output, state = self.function(query, key, value, self.log_decay, state, self.present, self.starts)
+        return output if self.present is None else output.masked_fill(~self.present[:, None, :, None], 0), state
 
 
 class Chunkwise(Operator):

@@ -26,7 +26,7 @@ decay, log_decay is (G,), their states would be equal, and one state is kept for
 Three rules hold in every form. The tests check them:
 
 * A token masked out (``mask`` False) was never there, whatever finite numbers it holds: it adds nothing to the state, it
-  decays nothing, and its own output, which is finite, has no meaning.
+  decays nothing, and its own output is zero.
 * A token marked by ``reset`` starts a new document: neither the initial state nor any earlier token reaches it or the tokens
   after it.
 * Arithmetic and state are float32, or float64 where the inputs are. In the chunkwise form a GPU multiplies bfloat16 operands
@@ -176,7 +176,8 @@ def recurrent_retention(
         updated = decay * state + key[:, :, n, :, None] * value[:, :, n, None, :]
         state = updated if mask is None else torch.where(mask[:, n, None, None, None], updated, state)
         outputs.append((query[:, :, n, None, :] @ repeat_heads(state, heads)).squeeze(2))  # (B, H, V)
-    return torch.stack(outputs, dim=2), state
+    output = torch.stack(outputs, dim=2)
+    return output if mask is None else output.masked_fill(~mask[:, None, :, None], 0), state
 
 
 class StepDecay(NamedTuple):
@@ -226,7 +227,7 @@ def decay_map(
     seen = torch.ones_like(distance, dtype=torch.bool)
     seen = seen if bidirectional else seen.tril()
     if mask is not None:
-        seen = seen & mask[:, None, :]
+        seen = seen & mask[:, None, :] & mask[:, :, None]
     if reset is not None:
         document = reset.cumsum(-1)
         seen = seen & (document[:, :, None] == document[:, None, :])
@@ -263,6 +264,7 @@ class TokenOrder(NamedTuple):
     place: Tensor | None = None  # (B T,) int64: the inverse of `source`
     count: Tensor | None = None  # (B,) int64: present tokens of each row
     document: Tensor | None = None  # (B|1, T) int64: for each place, how many documents have started up to it
+    absent: Tensor | None = None  # (B, 1, T, 1) bool: the tokens that are absent
 
     def front(self, tensor: Tensor) -> Tensor:
         """Moves the tokens of (B, H, T, X) to their places."""
@@ -271,6 +273,10 @@ class TokenOrder(NamedTuple):
     def back(self, tensor: Tensor) -> Tensor:
         """Moves what stands at the places of (B, H, T, X) back to the tokens."""
         return tensor if self.place is None else _take_tokens(tensor, self.place)
+
+    def without_absent(self, tensor: Tensor) -> Tensor:
+        """Outputs (B, H, T, X), or their gradients, with zeros at absent tokens."""
+        return tensor if self.absent is None else tensor.masked_fill(self.absent, 0)
 
 
 AS_GIVEN = TokenOrder()  # the order of a sequence without a mask and without documents
@@ -301,7 +307,7 @@ def token_order(mask: Tensor | None = None, reset: Tensor | None = None) -> Toke
     if document is not None:  # absent tokens may start documents, too: the last one is that of the final state
         absent = torch.arange(length, device=mask.device) >= count[:, None]
         document = torch.where(absent, document[:, -1:], at_place)
-    return TokenOrder(source, place, count, document)
+    return TokenOrder(source, place, count, document, ~mask[:, None, :, None])
 
 
 def default_chunk_size(key_dim: int, value_dim: int) -> int:
@@ -547,7 +553,7 @@ def blockwise_retention(
             output[:, :, block.tokens] = block.join(part, heads)
     if at_once:
         output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-    return order.back(output), state
+    return order.without_absent(order.back(output)), state
 
 
 class ChunkwiseRetention(torch.autograd.Function):
@@ -579,6 +585,7 @@ class ChunkwiseRetention(torch.autograd.Function):
                 return *gradients[:3], None, None, gradients[3], None, None
             if output_gradient is None:
                 output_gradient = query.new_zeros(*query.shape[:3], value.shape[-1], dtype=dtype)
+            output_gradient = order.without_absent(output_gradient)
             query, key, value, output_gradient = map(order.front, (query, key, value, output_gradient))
             blocks, state, before = chunk_blocks(query, key, value, tables), None, []
             if initial_state is not None:

@@ -354,7 +354,7 @@ class SplitRetention(Operator):
         operands = (order.front(context.fold(operand, 2)) for operand in (query, key, value))
         with without_autocast(query.device.type):
             output, final = SplitChunks.apply(*operands, state, tables, self.exchange, self.with_final)
-        return context.unfold(order.back(output), 2), final
+        return context.unfold(order.without_absent(order.back(output)), 2), final
 
 
 class SplitChunks(torch.autograd.Function):
