@@ -75,8 +75,7 @@ from transformers import pipeline
 classifier = pipeline("image-classification", model="{name}")
 print(classifier("picture.png"))
 """
-_IMAGE_MODEL = """\
-from retnet_hf import {model_class}
+_IMAGE_MODEL = """from retnet_hf import {model_class}
 from transformers import AutoImageProcessor
 
 processor = AutoImageProcessor.from_pretrained("{name}")
