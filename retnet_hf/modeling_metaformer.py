@@ -23,8 +23,9 @@ from .configuration_metaformer import MetaFormerConfig
 from .eager_attention import eager_attention_forward
 from .head_decay import HeadDecay
 from .retention_2d import downward_manhattan_retention, manhattan_map, manhattan_retention
-from .retention_forms import bidirectional_retention, decay_tables, retention, retention_map
+from .retention_forms import default_chunk_size
 from .vision_blocks import (
+    ChannelsLast,
     FeedForward,
     ImageClassifierMixin,
     ResidualBranch,
@@ -34,6 +35,7 @@ from .vision_blocks import (
     asks_for_maps,
     classifier,
     drop_path_rates,
+    retention_operator,
 )
 
 
@@ -112,18 +114,12 @@ class MetaFormerRetention(MetaFormerHeads):
     def retain(
         self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, output_maps: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Retention among the tokens; its map too, if asked for, and then the output is made of it."""
-        grid = query.shape[2:4]
+        """Retention among the tokens of (B, H, R, L, K or V) and, with `output_maps`, its map (B, H, T, T)."""
+        grid, form = query.shape[2:4], "parallel" if output_maps else self.config.retention_form
         query, key, value = (tensor.flatten(2, 3) for tensor in (query, key, value))  # (B, H, T, .)
-        maps, form = None, self.config.retention_form
-        if output_maps:
-            tables, form = decay_tables(log_decay, query.shape[2]), "parallel"
-            # without gaps, a sequence turned around decays as it does forwards
-            maps = retention_map(query, key, tables, tables if self.config.bidirectional else None)
-        if self.config.bidirectional:
-            output = bidirectional_retention(query, key, value, log_decay, form=form, scores=maps)
-        else:
-            output, _ = retention(query, key, value, log_decay, form=form, scores=maps)
+        chunk_size = default_chunk_size(query.shape[-1], value.shape[-1])
+        operator = retention_operator(form, log_decay, query.shape[2], chunk_size, self.config.bidirectional, output_maps)
+        output, _, maps = operator(query, key, value, None)
         return output.unflatten(2, grid), maps
 
 
@@ -172,14 +168,11 @@ MIXER_CLASSES = {
 }
 
 
-class MetaFormerNorm(nn.GroupNorm):
+class MetaFormerNorm(ChannelsLast, nn.GroupNorm):
     """Norm over all tokens and channels of an image, with one weight and bias per channel, on (B, R, L, C)."""
 
     def __init__(self, config: MetaFormerConfig, size: int) -> None:
         super().__init__(1, size, eps=config.layer_norm_eps)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return super().forward(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 class MetaFormerBlock(GradientCheckpointingLayer):
@@ -240,7 +233,6 @@ class MetaFormerStage(nn.Module):
 
 class MetaFormerPreTrainedModel(VisionPreTrainedModel):
     config: MetaFormerConfig
-    config_class = MetaFormerConfig
     base_model_prefix = "metaformer"
     _no_split_modules = ["MetaFormerBlock"]
     _input_embed_layer = "stem"

@@ -6,7 +6,9 @@ Shapes in comments: B images, R rows and L columns of tokens, T = R · L tokens 
 C channels of a stage.
 """
 
+import copy
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +26,9 @@ from .eager_attention import attention_map, eager_attention_forward
 from .head_decay import HeadDecay
 from .integer_angles import angles, integer_frequencies
 from .vision_blocks import (
+    ChannelsLast,
     ImageClassifierMixin,
     ResidualBranch,
-    SharedTensors,
     StagedBackboneMixin,
     StagedModelMixin,
     VisionPreTrainedModel,
@@ -36,8 +38,10 @@ from .vision_blocks import (
 )
 
 
-class RMTGeometry(SharedTensors):
+class RMTGeometry:
     """Rotations and decays of all blocks of a stage in one call.
+
+    A plain class, because FSDP2 casts floats in tuples and dataclasses to the type of the parameters.
 
     Attributes:
         cos, sin: (T, 1, K/2), float32 or wider.
@@ -55,6 +59,13 @@ class RMTGeometry(SharedTensors):
     ) -> None:
         self.cos, self.sin = angle.cos(), angle.sin()
         self.decay, self.row_decay, self.column_decay = decay, row_decay, column_decay
+
+    def to(self, device: torch.device, **kwargs: Any) -> "RMTGeometry":
+        """The same on another device; accelerate calls this where the blocks of a stage are on several."""
+        moved = copy.copy(self)
+        for name, tensor in vars(self).items():
+            setattr(moved, name, None if tensor is None else tensor.to(device, **kwargs))
+        return moved
 
 
 class RMTPositions(nn.Module):
@@ -166,14 +177,11 @@ class RMTAttention(nn.Module):
         return attention.flatten(4, 5).flatten(2, 3)
 
 
-class RMTDepthwiseConvolution(nn.Conv2d):
-    """A convolution of each channel by itself, over tokens (B, R, L, C)."""
+class RMTDepthwiseConvolution(ChannelsLast, nn.Conv2d):
+    """A convolution of each channel separately, over tokens (B, R, L, C)."""
 
     def __init__(self, channels: int, kernel_size: int) -> None:
         super().__init__(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return super().forward(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 class RMTMLP(nn.Module):
@@ -282,7 +290,6 @@ class RMTStage(nn.Module):
 
 class RMTPreTrainedModel(VisionPreTrainedModel):
     config: RMTConfig
-    config_class = RMTConfig
     base_model_prefix = "rmt"
     _no_split_modules = ["RMTBlock"]
     _input_embed_layer = "stem"

@@ -8,7 +8,7 @@ and, where there is one, the class token after them), H heads, K head size, D hi
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -29,19 +29,11 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vir import ViRConfig
 from .head_decay import HeadDecay
-from .retention_forms import (
-    FORMS,
-    DecayTables,
-    bidirectional_retention,
-    choose_form,
-    decay_tables,
-    default_chunk_size,
-    retention,
-    retention_map,
-)
+from .retention_forms import FORMS, choose_form, default_chunk_size
 from .vision_blocks import (
     FeedForward,
     ImageClassifierMixin,
+    Operator,
     ResidualBranch,
     VisionBackboneMixin,
     VisionPreTrainedModel,
@@ -49,40 +41,8 @@ from .vision_blocks import (
     check_pixel_values,
     classifier,
     drop_path_rates,
+    retention_operator,
 )
-
-
-# (query, key, value, state) -> (output, state, map): query and key (B, H, T, K), value and output (B, H, T, V), state
-# (B, H, K, V) or None before the first token, map (B, H, T, T) or None
-Operator = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None, Tensor | None]]
-
-
-def retention_operator(
-    form: str, log_decay: Tensor, length: int, chunk_size: int, bidirectional: bool, output_maps: bool
-) -> Operator:
-    """Retention of `length` tokens. All layers share the operator, and with it the tables of decays.
-
-    Args:
-        form: "parallel", "recurrent" or "chunkwise"; "parallel" with `output_maps`.
-        log_decay: (H,), float32 or wider.
-    """
-    tables = None
-    if form != "recurrent" or length == 1:
-        tables = decay_tables(log_decay, length, chunk_size if form == "chunkwise" else None)
-
-    def operator(query: Tensor, key: Tensor, value: Tensor, state: Tensor | None):
-        device, maps = query.device, None  # layers may be on different devices
-        own = None if tables is None else DecayTables(*(table.to(device) for table in tables))
-        if output_maps:  # the output depends on the map, so that a gradient reaches it
-            maps = retention_map(query, key, own, own if bidirectional else None)
-        if bidirectional:  # no token is absent, so the reversed sequence has the same tables
-            pair = (own, own)
-            output = bidirectional_retention(query, key, value, log_decay.to(device), form=form, tables=pair, scores=maps)
-            return output, None, maps
-        output, state = retention(query, key, value, log_decay.to(device), state, form=form, tables=own, scores=maps)
-        return output, state, maps
-
-    return operator
 
 
 class ViRPlan:
@@ -257,7 +217,6 @@ class ViRBlock(GradientCheckpointingLayer):
 
 class ViRPreTrainedModel(VisionPreTrainedModel):
     config: ViRConfig
-    config_class = ViRConfig
     base_model_prefix = "vir"
     _no_split_modules = ["ViREmbeddings", "ViRBlock"]
     _input_embed_layer = "patch_embeddings"
@@ -553,12 +512,10 @@ class ViRForMaskedImageModeling(ViRPreTrainedModel):
         self,
         pixel_values: torch.FloatTensor | None = None,
         bool_masked_pos: Tensor | None = None,
-        interpolate_pos_encoding: bool | None = None,
-        retention_form: str | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedImageModelingOutput:
         r"""
-        Arguments as in `ViRModel.forward`.
+        Takes all arguments of `ViRModel.forward`; those after `bool_masked_pos` by name.
 
         Returns:
             reconstruction: (B, num_channels, height, width). loss: with `bool_masked_pos`, the mean absolute error of the
@@ -576,14 +533,7 @@ class ViRForMaskedImageModeling(ViRPreTrainedModel):
         torch.Size([1, 3, 224, 224])
         ```
         """
-        outputs: BaseModelOutputWithPooling = self.vir(
-            pixel_values,
-            bool_masked_pos=bool_masked_pos,
-            interpolate_pos_encoding=interpolate_pos_encoding,
-            retention_form=retention_form,
-            return_dict=True,
-            **kwargs,
-        )
+        outputs = self.vir(pixel_values, bool_masked_pos=bool_masked_pos, return_dict=True, **kwargs)
         decoded = self.decoder(feature_map(self.config, outputs.last_hidden_state, pixel_values))
         pixels = decoded.unflatten(1, (self.config.num_channels, *self.config.patch_shape))
         reconstruction = pixels.permute(0, 1, 4, 2, 5, 3).reshape(pixel_values.shape)

@@ -28,8 +28,9 @@ from transformers import (
     ViTModel,
 )
 
-from retnet_hf import ViRBackbone, ViRConfig, ViRForImageClassification, ViRForMaskedImageModeling, ViRModel
-from retnet_hf.modeling_vir import ViREmbeddings, ViRPlan, ViRRetention, retention_operator
+from retnet_hf import ViRBackbone, ViRConfig, ViRForImageClassification, ViRForMaskedImageModeling, ViRModel, vision_blocks
+from retnet_hf.modeling_vir import ViREmbeddings, ViRPlan, ViRRetention
+from retnet_hf.vision_blocks import retention_operator
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")
@@ -425,11 +426,9 @@ def test_retention_maps(recipe):
 
 
 def test_decays_are_computed_once_for_all_layers(monkeypatch):
-    from retnet_hf import modeling_vir
-
     calls = []
-    original = modeling_vir.decay_tables
-    monkeypatch.setattr(modeling_vir, "decay_tables", lambda *args: calls.append(args) or original(*args))
+    original = vision_blocks.decay_tables
+    monkeypatch.setattr(vision_blocks, "decay_tables", lambda *args: calls.append(args) or original(*args))
     for recipe in RECIPES:
         small_vir(recipe)(images())
     assert len(calls) == len(RECIPES)
