@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What configurations share: checks of fields, and sizes by name."""
+"""Parts of several configurations: checks of fields, and sizes by name."""
 
 from typing import Any
 

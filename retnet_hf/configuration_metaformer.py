@@ -41,8 +41,8 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
 
     Args:
         num_channels (`int`): colour channels of the images.
-        image_size (`int` or a pair): size trained on, for tools that ask. Nothing is limited by it: any size is taken.
-        token_mixers (`str` or `list[str]`): what mixes the tokens of each stage, one name for all or a list:
+        image_size (`int` or a pair): size of the training images, for tools that ask. The model accepts any size.
+        token_mixers (`str` or `list[str]`): the mixer of the tokens of each stage, one name for all or a list:
             "pooling", the mean of a window less the token itself (PoolFormer);
             "retention", over the tokens row by row, with decay γ^|n-m|;
             "manhattan", retention over the grid, with decay γ^(|Δx| + |Δy|);
@@ -56,8 +56,8 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
         key_expansion, value_expansion (`float`): size of all queries, and of all values, over that of the stage.
         qkv_bias (`bool`): whether the projections to queries, keys, values and gate have biases.
-        bidirectional (`bool`): False: "retention" and "attention" show a token only those before it, and "manhattan" its own
-            row and those above.
+        bidirectional (`bool`): False: a token sees itself and earlier tokens in "retention" and "attention", and its own row
+            and the rows above in "manhattan".
         decay_schedule (`str` or `list[list[float]]`): γ of head i of H of "retention" and "manhattan":
             "rmt", 1 - 2^(-2 - 4 i / H), as RMT has it in its first stages; "power_of_two", 1 - 2^(-5 - i), and "log_linear",
             1 - exp(linspace(ln 1/32, ln 1/512)), as RetNet has it; "geometric", exp(-1/τ), whose time constants τ grow by
@@ -67,8 +67,8 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             activation.
         use_head_norm (`bool`): RMS norm of each head's output of "retention" and "manhattan".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise".
-        use_layer_scale (`bool`), layer_scale_init_value (`float`): factors on the branches of a block, and what they start
-            from.
+        use_layer_scale (`bool`), layer_scale_init_value (`float`): factors on the branches of a block, and their initial
+            value.
         layer_norm_eps (`float`): epsilon of every norm.
         drop_path_rate (`float`): stochastic depth of the last block; it rises linearly from 0 at the first.
         initializer_range (`float`): standard deviation of the weights.
@@ -191,7 +191,7 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
 
 
 def _heads_of_about_32(size: int) -> int:
-    """The most heads that divide a hidden size into heads no narrower than 32; one head where there is none."""
+    """The largest number of heads, each at least 32 wide, that divides a hidden size; 1 if there is none."""
     return next((heads for heads in range(size // 32, 1, -1) if size % heads == 0), 1)
 
 

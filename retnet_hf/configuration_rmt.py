@@ -47,18 +47,18 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
 
     Args:
         num_channels (`int`): colour channels of the images.
-        image_size (`int` or a pair): size trained on, for tools that ask. Nothing is limited by it: any size is taken.
+        image_size (`int` or a pair): size of the training images, for tools that ask. The model accepts any size.
         hidden_sizes (`list[int]`): width of each stage; the first is even, as the stem begins with half of it.
         depths (`list[int]`): blocks of each stage.
         num_attention_heads (`list[int]`): heads of each stage, each with its own decay.
         mlp_ratios (`list[float]`): width of the feed-forward over the stage's width, rounded down.
         attention_types (`list[str]`): "whole", all tokens attend to all with decay γ^(|Δrow| + |Δcolumn|), or
-            "decomposed", along the rows with γ^|Δcolumn| and along the columns of what comes of it with γ^|Δrow|.
+            "decomposed", along the rows with γ^|Δcolumn|, then along the columns with γ^|Δrow|.
         decay_exponents (`list[float]`), decay_exponent_ranges (`list[float]`): γ of head i of N is
             1 - 2^(-exponent - range · i / N).
         rope_theta (`float`): the tokens, counted row by row, are rotated by frequencies rope_theta^(-linspace(0, 1, K/2)).
-        use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): factors on the branches of a block, and what they
-            start from.
+        use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): factors on the branches of a block, and their
+            initial value.
         projection_size (`int`): width of the classifier's hidden layer.
         token_classifier_input (`str`, *optional*): adds the classifier of single tokens of the token-label releases (the
             starred ones), on the last stage's "hidden_states" or on their "projection".
@@ -103,7 +103,7 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         "use_layer_scale",
     )
 
-    # convolutions read what all ranks have projected, between the weights that are shared out
+    # outputs are gathered, because convolutions between the sharded weights read the channels of all ranks
     base_model_tp_plan = {
         **{f"stages.*.blocks.*.attention.{name}_proj": "colwise_gather_output" for name in "qkv"},
         "stages.*.blocks.*.attention.o_proj": "rowwise_split_input",

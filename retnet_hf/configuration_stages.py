@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What configurations of image models share: sizes by name, feature maps of a backbone, and lists with a value per stage."""
+"""Base classes of the configurations of image models: feature maps of a backbone, and lists with a value per stage."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ class StagedConfigMixin(VisionConfigMixin):
 
     @property
     def num_hidden_layers(self) -> int:
-        """Hidden states that the model returns beside the stem's: one per stage."""
+        """Number of hidden states that the model returns after the stem's: one per stage."""
         return len(self.depths)
 
     @property

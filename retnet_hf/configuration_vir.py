@@ -15,7 +15,7 @@ from .decay_schedules import scheduled_decays
 DECAY_SCHEDULES = ("log_linear", "power_of_two", "geometric", "none")
 POOLINGS = ("class_token", "last_patch", "mean", "mean_but_first")
 
-# What the two public implementations do differently
+# differences between the two public implementations
 _AUTHORS = {"use_layer_scale": True}
 _PULFER = {
     "pooling": "last_patch",
@@ -55,25 +55,25 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         num_channels (`int`): colour channels of the images.
         hidden_size (`int`), num_hidden_layers (`int`): width and number of the blocks.
         num_attention_heads (`int`): heads of each retention, each with its own decay.
-        intermediate_size (`int`, *optional*): width of the feed-forward, four times the hidden size if absent. `mlp_ratio`
-            says it as a multiple.
+        intermediate_size (`int`, *optional*): width of the feed-forward, four times the hidden size if absent; or
+            `mlp_ratio` times the hidden size, if that is given instead.
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
-        pooling (`str`): what `pooler_output` is, and the classifier reads. "class_token": a learned token after all patches,
-            the last of the sequence; "last_patch"; "mean" of the patches, normalised after it has been taken;
-            "mean_but_first", the same without the first patch, as the authors' code averages.
+        pooling (`str`): `pooler_output`, which the classifier reads. "class_token": a learned token after all patches, the
+            last of the sequence; "last_patch"; "mean" of the patches, with the last norm after the mean; "mean_but_first",
+            the same without the first patch, as in the authors' code.
         decay_schedule (`str` or `list[float]`): γ of each head: "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (the
             authors' code); "power_of_two", 1 - 2^(-5-i) (RetNet's, equation 8); "geometric", exp(-1/τ), whose time constants
             τ grow by one factor from head to head; "none", 1; or one number in (0, 1] per head.
         decay_range (pair of `float`): τ of the first and of the last head of "geometric", in patches.
-        bidirectional (`bool`): every token sees those after it too, with decay γ^|n-m|.
-        mirror_sequence (`bool`): every token and then every token again, in reverse: the authors' bidirectional mode. The
-            second half of the sequence has seen all of it. It needs a pooling of patches.
+        bidirectional (`bool`): every token sees later tokens too, with decay γ^|n-m|.
+        mirror_sequence (`bool`): the sequence is every token, and then every token again in reverse, so that its second half
+            sees all tokens: the authors' bidirectional mode. It needs a pooling of patches.
         qkv_bias (`bool`): biases of queries, keys and values.
-        use_per_head_projections (`bool`): queries, keys and values of a head see its slice of the hidden state alone.
+        use_per_head_projections (`bool`): queries, keys and values of a head read only its slice of the hidden state.
         use_retention_norm (`bool`), retention_act (`str`, *optional*): layer norm over all heads' outputs, and the
             activation after it, a name of ACT2FN.
-        use_layer_scale (`bool`), layer_scale_init_value (`float`): factors on the branches of a block, and what they start
-            from.
+        use_layer_scale (`bool`), layer_scale_init_value (`float`): factors on the branches of a block, and their initial
+            value.
         layer_norm_eps (`float`): epsilon of every norm.
         embedding_dropout (`float`), hidden_dropout (`float`), activation_dropout (`float`): dropout of the embeddings, of
             the output of each branch, and inside the feed-forward.
@@ -81,8 +81,8 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         initializer_range (`float`): standard deviation of the truncated normal distribution that weights are drawn from.
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head size if absent.
-        segment_size (`int`, *optional*): tokens that a block takes at a time in the chunkwise form, in evaluation without
-            gradients, so that the memory within it does not grow with the image; None: all of them.
+        segment_size (`int`, *optional*): tokens that the blocks read at a time in the chunkwise form, in evaluation without
+            gradients, so that the memory within a block does not grow with the image; None: all of them.
         apply_layernorm (`bool`): whether the feature maps of a backbone go through the last norm.
         out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among
             "stem", "stage1", … ; the last stage if both are absent.

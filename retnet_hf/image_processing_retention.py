@@ -28,7 +28,7 @@ from transformers.utils import is_torchvision_available
 def rgb_of_picture(picture: PIL.Image.Image) -> np.ndarray:
     """A picture of any mode -> (3, height, width) uint8. Transparent pixels become white, and 16 bits become 8.
 
-    The conversion of transformers leaves transparent pixels in whatever colour they hide, and clips 16 bits to white.
+    The conversion of transformers clips 16 bits to white, and does not composite every mode with transparency.
     """
     if picture.mode.startswith("I"):  # "I;16" in its byte orders, and "I", to which Pillow widens 16 bits
         grey = np.asarray(picture).clip(0, 65535) / 257
@@ -171,22 +171,18 @@ class RetentionImageProcessorPil(RetentionImageProcessing, PilBackend):
     """With Pillow and NumPy."""
 
     def resize(self, image: np.ndarray, size: SizeDict, resample: int | None = None, **kwargs) -> np.ndarray:
-        """Resizes (channels, height, width) to `size`: in 256 levels what is uint8, and anything else as float32."""
+        """Resizes (channels, height, width) to `size`: uint8 in 256 levels, any other type as float32."""
         if image.dtype == np.uint8:
             return super().resize(image, size, resample, **kwargs)
         channels = [PIL.Image.fromarray(channel.astype(np.float32)) for channel in image]
         return np.stack([np.asarray(channel.resize((size.width, size.height), resample)) for channel in channels])
 
 
-if is_torchvision_available():
+_WITH_TORCHVISION = (RetentionImageProcessing, TorchvisionBackend)
 
-    class RetentionImageProcessor(RetentionImageProcessing, TorchvisionBackend):
-        """With torchvision."""
 
-else:
-
-    class RetentionImageProcessor(RetentionImageProcessorPil):
-        """With Pillow and NumPy, because torchvision is not installed."""
+class RetentionImageProcessor(*(_WITH_TORCHVISION if is_torchvision_available() else (RetentionImageProcessorPil,))):
+    """With torchvision, or with Pillow and NumPy if torchvision is not installed."""
 
 
 class ViRImageProcessor(RetentionImageProcessor):

@@ -64,7 +64,7 @@ class MetaFormerIdentity(nn.Module):
 
 
 class MetaFormerHeads(nn.Module):
-    """What the mixers with heads share: projections to queries, keys and values, and back."""
+    """Base of the mixers with heads: projections to queries, keys and values, and back."""
 
     def __init__(self, config: MetaFormerConfig, stage: int) -> None:
         super().__init__()

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """ViR: a vision transformer whose attention is retention over the patches, row by row (arXiv 2310.19731).
 
-Shapes in comments: B images, R rows and L columns of patches, P = R · L patches counted row by row, T tokens (the patches
-and, where there is one, the class token after them), H heads, K head size, D hidden size.
+Shapes in comments: B images, R rows and L columns of patches, P = R · L patches counted row by row, T tokens (the patches,
+then the class token if the model has one), H heads, K head size, D hidden size.
 """
 
 import math
@@ -46,7 +46,9 @@ from .vision_blocks import (
 
 
 class ViRPlan:
-    """What all layers share in one call. A plain class, because FSDP2 casts floats in tuples and dataclasses.
+    """The operator and the states of all layers in one call.
+
+    A plain class, because FSDP2 casts floats in tuples and dataclasses to the type of the parameters.
 
     Attributes:
         operator: computes the retention of every layer.
@@ -243,7 +245,7 @@ class ViRModel(ViRPreTrainedModel):
     """Embeddings and blocks, without a head.
 
     Args:
-        use_mask_token: whether there is a token to put in the place of masked patches.
+        use_mask_token: whether the model has a token that replaces masked patches.
     """
 
     def __init__(self, config: ViRConfig, use_mask_token: bool = False) -> None:
@@ -269,19 +271,19 @@ class ViRModel(ViRPreTrainedModel):
         r"""
         Args:
             pixel_values: (B, num_channels, height, width).
-            bool_masked_pos: (B, P) bool, True where the mask token takes the place of a patch.
-            interpolate_pos_encoding: takes images of any size that patches divide, and interpolates the positions.
+            bool_masked_pos: (B, P) bool, True for patches that the mask token replaces.
+            interpolate_pos_encoding: accepts images of any whole number of patches, and interpolates the positions.
             retention_form: "auto", "parallel", "recurrent" or "chunkwise"; `config.retention_form` if absent. Memory is
                 quadratic in the number of patches in the parallel form, linear in the others.
             output_attentions: returns the retention maps Q Kᵀ ⊙ D of every layer, (B, H, T, T), in the parallel form.
 
         Returns:
             last_hidden_state: (B, T, D), after the last norm: the patches row by row and, with a `config.pooling` of
-            "class_token", that token; twice as many with `config.mirror_sequence`. pooler_output: (B, D), as
-            `config.pooling` says.
+            "class_token", that token; twice as many with `config.mirror_sequence`. pooler_output: (B, D), by
+            `config.pooling`.
 
         Raises:
-            ValueError: for inputs that do not fit the configuration or each other, in a sentence.
+            ValueError: for inputs that do not fit the configuration or each other.
         """
         self._check(pixel_values)
         image_shape = tuple(pixel_values.shape[2:])
@@ -331,12 +333,12 @@ class ViRModel(ViRPreTrainedModel):
             retention_form: as in `forward`.
 
         Yields:
-            for each band, last_hidden_state: (B, T, D) its patches and, after those of the last band, the class token, if
-                there is one. pooler_output: (B, D) with the last band, None before.
+            for each band, last_hidden_state: (B, T, D) its patches and, in the last band, the class token if the model has
+                one. pooler_output: (B, D) with the last band, None before.
 
         Raises:
-            ValueError: for bands that do not fit the configuration or `image_size`, and in a model in which a token sees
-                those after it.
+            ValueError: for bands that do not fit the configuration or `image_size`, and in a model whose tokens see later
+                tokens.
 
         Example:
 

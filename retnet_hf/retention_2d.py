@@ -12,7 +12,7 @@ RMT puts a softmax on top and states that no recurrent form is left. Without the
 the product of a decay along the rows and a decay down the columns, and each of them is a recurrence.
 
     recurrent    S_y[x] = γ S_{y-1}[x] + k_yxᵀ v_yx        one state per column, carried from row to row
-                 o_yx = q_yx Σ_x' γ^|x-x'| S_y[x']         combined along the row; a second pass brings what is below
+                 o_yx = q_yx Σ_x' γ^|x-x'| S_y[x']         combined along the row; a second, upward pass adds the rest
     parallel     the masked product above: quadratic in the number of tokens, and the reference
     chunkwise    tiles: parallel inside each tile, recurrent between them, matrix products, linear in the number of tokens
 

@@ -124,7 +124,7 @@ def asks_for_maps(config: PreTrainedConfig, output_attentions: bool | None) -> b
 
 
 def classifier(size: int, num_labels: int) -> nn.Module:
-    """The last layer of a classifier; a model without labels returns what that layer would read."""
+    """The last layer of a classifier; without labels, a layer that returns its input."""
     return nn.Linear(size, num_labels) if num_labels > 0 else nn.Identity()
 
 
@@ -157,7 +157,7 @@ class VisionPreTrainedModel(ModelCardMixin, PreTrainedModel):
 
 
 class StagedModelMixin:
-    """A model of a stem, `stem_class`, and of stages, `stage_class`: what RMT and MetaFormer have in common."""
+    """A model of a stem, `stem_class`, and stages, `stage_class`, as RMT and MetaFormer are."""
 
     stem_class: type[nn.Module]
     stage_class: type[nn.Module]
@@ -196,7 +196,7 @@ class StagedModelMixin:
 
 
 class ImageClassifierMixin:
-    """An image classifier on the outputs of a base model, `model_class`: by default a layer on what the model pools."""
+    """An image classifier on the outputs of a base model, `model_class`, by default on its pooler_output."""
 
     model_class: type[PreTrainedModel]
     accepts_loss_kwargs = False
