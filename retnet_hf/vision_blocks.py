@@ -24,7 +24,17 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .cards import ModelCardMixin
 from .head_decay import HeadDecay
-from .retention_forms import DecayTables, bidirectional_retention, choose_form, decay_tables, retention, retention_map
+from .retention_forms import (
+    DecayTables,
+    bidirectional_retention,
+    choose_form,
+    decay_map,
+    decay_tables,
+    map_times_values,
+    retention,
+    retention_in_chunks,
+    retention_map,
+)
 
 
 # (query, key, value, state) -> (output, state, map): query and key (B, H, T, K), value and output (B, H, T, V), state
@@ -43,20 +53,27 @@ def retention_operator(
     """
     if form == "auto":
         form = "parallel" if output_maps else choose_form(length, chunk_size)
-    shared = None
-    if form != "recurrent":
-        shared = decay_tables(log_decay, length, chunk_size if form == "chunkwise" else None)
+    one_chunk = form == "parallel"
+    decay = decay_map(log_decay, length, bidirectional=bidirectional) if output_maps else None
+    tables = None
+    if form == "chunkwise" or one_chunk:
+        tables = decay_tables(
+            log_decay, length, None if one_chunk else chunk_size, bidirectional=bidirectional and one_chunk
+        )
 
     def operator(query: Tensor, key: Tensor, value: Tensor, state: Tensor | None):
-        decay = log_decay.to(query.device)  # layers may be on different devices
-        tables = None if shared is None else DecayTables(*(table.to(query.device) for table in shared))
-        # no token is absent, so the reversed sequence has the same tables
-        maps = retention_map(query, key, tables, tables if bidirectional else None) if output_maps else None
-        if bidirectional:
-            both = None if tables is None else (tables, tables)
-            return bidirectional_retention(query, key, value, decay, form=form, tables=both, scores=maps), None, maps
-        # the output depends on the map, so that a gradient reaches it
-        return *retention(query, key, value, decay, state, form=form, tables=tables, scores=maps), maps
+        device = query.device  # layers may be on different devices
+        if output_maps and state is None:  # the output is made of the map, so that a gradient reaches it
+            maps = retention_map(query, key, decay.to(device))
+            return map_times_values(maps, value), None, maps
+        if bidirectional and not one_chunk:
+            output = bidirectional_retention(query, key, value, log_decay.to(device), form=form, chunk_size=chunk_size)
+            return output, None, None
+        if tables is None:
+            return *retention(query, key, value, log_decay.to(device), state, form=form), None
+        own = DecayTables(*(table.to(device) if isinstance(table, Tensor) else table for table in tables))
+        output, state = retention_in_chunks(query, key, value, state, own, with_final=not bidirectional)
+        return output, state, None
 
     return operator
 
