@@ -433,7 +433,7 @@ class RetNetModel(RetNetPreTrainedModel):
                 hidden_states = hidden_states * self.config.embedding_multiplier
             hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
         pieces = []
-        if not torch.is_grad_enabled():
+        if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
             pieces = pieces_of(self, hidden_states.shape, **options)
         if len(pieces) > 1:
             hidden_states = read_pieces(self, pieces, hidden_states, attention_mask, position_ids, past, **options)
@@ -524,7 +524,7 @@ class RetNetModel(RetNetPreTrainedModel):
             position, kernels = layout.position, self.kernels if self.kernels.runs_on(device) else TORCH
             if kernels.chunkwise is not None:
                 narrows = HALF_PRECISION
-            elif length > self.chunk_size and not torch.compiler.is_compiling() and multiplies_bfloat16(device):
+            elif not torch.compiler.is_compiling() and length > self.chunk_size and multiplies_bfloat16(device):
                 narrows = (torch.bfloat16,)
             operators, in_place = operators_of(
                 decays, layout, form, self.chunk_size, past is not None, config.bidirectional, kernels

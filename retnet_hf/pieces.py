@@ -35,7 +35,7 @@ def pieces_of(
     """
     (batch, length, _), config, chunk_size = shape, model.config, model.chunk_size
     size = PIECE_SIZE_ON_CPU if model.device.type == "cpu" else PIECE_SIZE_ELSEWHERE
-    if batch * length <= size or length <= chunk_size or torch.compiler.is_compiling():
+    if batch * length <= size or length <= chunk_size:
         return [slice(0, length)]
     form_without_pieces = (retention_form or config.retention_form) not in ("auto", "chunkwise")
     recorded = output_attentions or output_hidden_states or config.output_attentions or config.output_hidden_states

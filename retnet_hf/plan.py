@@ -398,7 +398,7 @@ def operators_of(
     """
     length, by_kernel = layout.position.shape[1], form == "chunkwise"
     if form == "auto":
-        form = "recurrent" if length == 1 else choose_form(length, chunk_size)
+        form = choose_form(length, chunk_size)
         by_kernel = form != "recurrent"
     in_place = form == "recurrent" and length == 1 and not bidirectional
     if bidirectional:

@@ -32,7 +32,7 @@ from transformers import (
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
 from retnet_hf.cards import model_card
 from retnet_hf.gradients import rotate
-from retnet_hf.layout import layout_of
+from retnet_hf.plan import layout_of
 from retnet_hf.softmax_attention import AttentionStateLayer, attention_plans, columns_of, visible
 
 

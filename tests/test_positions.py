@@ -9,7 +9,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
 from retnet_hf.gradients import rotate
 from retnet_hf.modeling_retnet import RetNetRotaryEmbedding
-from retnet_hf.layout import layout_of
+from retnet_hf.plan import layout_of
+from retnet_hf.retention_state import RetNetStateLayer
 
 
 CPU = torch.device("cpu")
@@ -113,23 +114,30 @@ def test_casting_a_model_never_rounds_decays_or_frequencies(dtype):
     assert torch.equal(cast.float().decay.log_decay, fresh.decay.log_decay)
 
 
+def having_read(columns: int) -> RetNetStateLayer:
+    """The state of a layer that has read so many columns of one row."""
+    layer = RetNetStateLayer()
+    layer.fill_(torch.zeros(1, 1, 2, 2), torch.tensor([columns]), torch.tensor(columns))
+    return layer
+
+
 def test_padding_has_no_position():
     mask = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 1]])
     layout = layout_of((2, 5), CPU, attention_mask=mask)
     assert layout.present.tolist() == mask.bool().tolist()
     assert layout.position[0, [1, 2, 4]].tolist() == [0, 1, 2]
     assert layout.next_position[:, -1].tolist() == [3, 5]
-    later = layout_of((2, 2), CPU, past_length=5, past_position=layout.next_position[:, -1])
+    later = layout_of((2, 2), CPU, past_position=layout.next_position[:, -1])
     assert later.position.tolist() == [[3, 4], [5, 6]]
 
 
 def test_masks_of_every_width():
     mask = torch.tensor([[0, 0, 1, 1, 0, 1]])
-    now = layout_of((1, 2), CPU, attention_mask=mask, past_length=4)
+    now = layout_of((1, 2), CPU, attention_mask=mask, past=having_read(4))
     assert now.present.tolist() == [[False, True]]
-    whole = layout_of((1, 2), CPU, attention_mask=mask, past_length=1)  # columns still to come are ignored
+    whole = layout_of((1, 2), CPU, attention_mask=mask, past=having_read(1))  # columns still to come are ignored
     assert whole.present.tolist() == [[False, True]]
-    alone = layout_of((1, 6), CPU, attention_mask=mask, past_length=9)
+    alone = layout_of((1, 6), CPU, attention_mask=mask, past=having_read(9))
     assert alone.present.tolist() == mask.bool().tolist()
     assert layout_of((1, 2), CPU, attention_mask=torch.ones(1, 2)).present is None
     for bad in (torch.ones(1, 1), torch.ones(2, 2), torch.ones(1, 1, 2, 2)):

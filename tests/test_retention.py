@@ -371,7 +371,7 @@ def test_one_token_in_place(mask, reset, groups):
     decay = step_decay(case.log_decay, case.mask, case.reset)
     with torch.no_grad():
         state = case.state.detach().clone()
-        output = recurrent_step_(case.query, case.key, case.value, decay, state)
+        output, _ = recurrent_step_(case.query, case.key, case.value, state, decay)
     assert_close(case.visible(output), case.visible(expected), torch.float64, "output")
     assert_close(state, expected_state, torch.float64, "state")
 
@@ -423,7 +423,7 @@ def test_a_final_state_is_computed_only_if_it_is_wanted(chunk_size):
     def products(with_final):
         one_chunk_a_block = mock.patch.object(operator, "BLOCK_SIZE_ON_CPU", 1)
         with one_chunk_a_block, FlopCounterMode(display=False) as counter, torch.no_grad():
-            retention_in_chunks(case.query, case.key, case.value, tables, with_final=with_final)
+            retention_in_chunks(case.query, case.key, case.value, None, tables, with_final=with_final)
         return counter.get_total_flops()
 
     assert products(True) - products(False) == 2 * 3 * (chunk_size or 32) * 32 * 32
@@ -484,9 +484,9 @@ def test_autocast_does_not_narrow_a_single_step():
     decay = step_decay(case.log_decay)
     with torch.no_grad():
         expected_state, state = case.state.detach().clone(), case.state.detach().clone()
-        expected = recurrent_step_(case.query, case.key, case.value, decay, expected_state)
+        expected, _ = recurrent_step_(case.query, case.key, case.value, expected_state, decay)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            output = recurrent_step_(case.query, case.key, case.value, decay, state)
+            output, _ = recurrent_step_(case.query, case.key, case.value, state, decay)
     assert output.dtype == state.dtype == torch.float32
     assert torch.equal(output, expected)
     assert torch.equal(state, expected_state)

@@ -156,9 +156,9 @@ def steps(heads=2, groups=None, decays=None, dtype="float32", mask=False, reset=
     for n in range(4):
         marks = [None if marks is None else marks[:, n : n + 1] for marks in (case.mask, case.reset)]
         token = [operand[:, :, n : n + 1] for operand in case.operands[:3]]
-        output = retention_triton.recurrent_step_triton_(*token, step_decay(case.log_decay, *marks), state)
+        output, _ = retention_triton.recurrent_step_triton_(*token, state, step_decay(case.log_decay, *marks))
         exact = step_decay(case.log_decay.double(), *marks)
-        outputs.append((output, recurrent_step_(*(operand.double() for operand in token), exact, expected_state)))
+        outputs.append((output, recurrent_step_(*(operand.double() for operand in token), expected_state, exact)[0]))
     assert state.data_ptr() == pointer
     found = {"output": max(worst(*pair, 1e-5 * key_dim) for pair in outputs), "state": worst(state, expected_state, 1e-5)}
     return found
