@@ -38,16 +38,15 @@ def align(
         (layers of retention,), detached.
     """
     layers = retention_layers(student)
-    embeddings = student.model.embed_tokens(input_ids).detach()  # its shape and type are all that a plan asks for
-    plan = student.model._plan(embeddings, attention_mask, None, None, None, {})
+    embeddings = student.model.embed_tokens(input_ids).detach()  # of which a plan needs the shape and the type
+    plan = student.model.plan(embeddings, attention_mask)["linear_attention"]
     there = None if attention_mask is None else attention_mask.bool()
     losses: dict[int, Tensor] = {}
 
     def compare(index: int) -> Callable[..., None]:
         def hook(_: nn.Module, __: tuple, inputs: dict[str, Any], output: tuple[Tensor, ...]) -> None:
-            own = student.model._plan_of_layer(plan, index)
             with torch.set_grad_enabled(with_loss is not None):
-                mixed, *_ = student.model.layers[index].retention(inputs["hidden_states"].to(student.dtype), plan=own)
+                mixed, *_ = student.model.layers[index].retention(inputs["hidden_states"].to(student.dtype), plan=plan)
                 wanted, found = (tokens.float() if there is None else tokens[there].float() for tokens in (output[0], mixed))
                 loss = (found - wanted).square().sum() / wanted.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
                 if with_loss is not None:

@@ -54,6 +54,14 @@ class RetNetGeneration(GenerationMixin):
                 state.activate_past_recording()
             model_kwargs["past_key_values"] = state
 
+    def init_continuous_batching(self, *args, **kwargs):
+        """Raises ValueError: transformers' continuous batching has a place for keys and values alone."""
+        raise ValueError(
+            "continuous batching of transformers (generate_batch, transformers serve --continuous-batching) keeps keys and "
+            "values in pages and has no place for the state of a RetNet: serve it by vLLM (retnet-hf serve), or call the model "
+            "with packed documents (cu_seq_lens_q, state_rows)."
+        )
+
     def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict) -> None:
         """None: the state holds the next position."""
 

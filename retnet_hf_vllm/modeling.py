@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
-from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -23,7 +23,7 @@ from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from retnet_hf import RetNetConfig, RetNetModel, RetNetState
-from retnet_hf.modeling_retnet import RetNetDecay, RetNetRetention, RetNetRotaryEmbedding
+from retnet_hf.modeling_retnet import RetNetDecay, RetNetRotaryEmbedding
 
 from .paged_attention import PagedAttention
 from .state_slots import StateSlots, slot_shape
@@ -133,7 +133,7 @@ class RetNetHybridForCausalLM(ServedRetNet, IsHybrid):
 
 def model_without_weights(config: RetNetConfig, quantization: QuantizationConfig | None, prefix: str) -> RetNetModel:
     """The model, with vLLM's projections and embeddings, each of which has this rank's share, and weights to be loaded."""
-    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    device = torch.get_default_device()
     with torch.device("meta"):
         model = RetNetModel(config).eval()
     for module in model.modules():
@@ -148,12 +148,11 @@ def model_without_weights(config: RetNetConfig, quantization: QuantizationConfig
         elif isinstance(module, nn.Embedding):
             size = module.num_embeddings, module.embedding_dim
             model.set_submodule(name, VocabParallelEmbedding(*size, quant_config=quantization, prefix=f"{prefix}.{name}"))
-        elif isinstance(module, RetNetRetention):
-            module.rank = get_tensor_model_parallel_rank()
         elif isinstance(module, RetNetDecay):
-            module.log_decay = module.compute_log_decay(torch.promote_types(dtype, torch.float32), device)
+            module.log_decay = module.compute_log_decay(device)
         elif isinstance(module, RetNetRotaryEmbedding):
             module.frequency = module.compute_frequency(device)
+    model.share_heads((get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()))
     return model
 
 

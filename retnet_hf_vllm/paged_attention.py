@@ -10,7 +10,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
 from retnet_hf import RetNetConfig
-from retnet_hf.state_layer import StateLayer
+from retnet_hf.retention_state import StateLayer
 
 
 class PagedAttention(StateLayer):
@@ -47,10 +47,6 @@ class PagedAttention(StateLayer):
     def choose(self, next_position: Tensor) -> None:
         """Positions (D,) of the requests of a step."""
         self.next_position, self.is_initialized = next_position, True
-
-    @property
-    def past(self) -> tuple[None, Tensor]:
-        return None, self.next_position
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Query (1, H, T, K), rotated, key (1, G, T, K) and value (1, G, T, V) -> output (1, T, H, V)."""

@@ -20,6 +20,7 @@ from vllm.v1.attention.backends.linear_attn import (
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from retnet_hf import RetNetConfig
+from retnet_hf.plan import Plan
 from retnet_hf.retention_state import RetNetStateLayer
 
 from .paged_attention import PagedAttention
@@ -99,18 +100,9 @@ class StateSlots(MambaBase, RetNetStateLayer):
         self.slots, self.next_position = slots, next_position
         self.is_initialized = True
 
-    @property
-    def past(self) -> tuple[Tensor, Tensor]:
-        """The states of these requests (D, M, K, V), and their positions (D,)."""
-        return self.matrices_of_slots[self.slots], self.next_position
-
-    can_be_overwritten = True
-
-    def rows_in_place(self, rows: Tensor | None) -> tuple[Tensor, Tensor]:
-        return self.matrices_of_slots, self.slots
-
-    def move_on(self, next_position: Tensor, rows: Tensor | None, tokens: int) -> None:
-        """Nothing: vLLM counts."""
-
-    def advance_rows(self, state: Tensor, next_position: Tensor, rows: Tensor | None, tokens: int) -> None:
-        self.matrices_of_slots.index_copy_(0, self.slots, state)
+    def update(
+        self, key_states: Tensor, value_states: Tensor, query_states: Tensor, plan: Plan, layer_idx: int
+    ) -> Tensor:
+        """As `RetNetStateLayer.update`, for the slots of these requests. vLLM counts their tokens."""
+        operator = plan.operators[layer_idx]
+        return operator(query_states, key_states, value_states, self.matrices_of_slots, rows=self.slots)[0]
