@@ -58,8 +58,8 @@ class RetNetGeneration(GenerationMixin):
         """Raises ValueError: transformers' continuous batching has a place for keys and values alone."""
         raise ValueError(
             "continuous batching of transformers (generate_batch, transformers serve --continuous-batching) keeps keys and "
-            "values in pages and has no place for the state of a RetNet: serve it by vLLM (retnet-hf serve), or call the model "
-            "with packed documents (cu_seq_lens_q, state_rows)."
+            "values in pages, and has no place for the state of a RetNet. Serve the model by vLLM (retnet-hf serve), or "
+            "call it with packed documents (cu_seq_lens_q, state_rows)."
         )
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict) -> None:

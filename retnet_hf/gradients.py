@@ -29,8 +29,10 @@ def token_blocks(tensor: Tensor) -> list[slice]:
     if tensor.dim() < 2 or tensor.device.type != "cpu" or tensor.numel() <= BLOCK_SIZE:
         return [slice(None)]
     length = tensor.shape[-2]
-    size = max(1, BLOCK_SIZE * length // tensor.numel())
-    return [slice(start, start + size) for start in range(0, length, size)]
+    size, blocks = max(1, BLOCK_SIZE * length // tensor.numel()), []
+    for start in range(0, length, size):
+        blocks.append(slice(start, start + size))
+    return blocks
 
 
 def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -279,9 +281,9 @@ class LinearCrossEntropy(torch.autograd.Function):
             results = plain_linear_cross_entropy(hidden_states, weight, labels, ctx.ignore_index)
             gradients = gradients_where_asked(results, (hidden_states, weight), (loss_gradient, logits_gradient))
             return *gradients, None, None, None, None, None
-        scale = 0.0 if loss_gradient is None else loss_gradient
-        operands = (hidden_states, weight)
-        gradients = [None if own is None else (own * scale).to(like.dtype) for own, like in zip(of_sum, operands)]
+        scale, gradients = 0.0 if loss_gradient is None else loss_gradient, []
+        for own, like in zip(of_sum, (hidden_states, weight)):
+            gradients.append(None if own is None else (own * scale).to(like.dtype))
         if logits_gradient is not None:
             if gradients[0] is not None:
                 gradients[0] += logits_gradient @ weight.to(logits_gradient.dtype)

@@ -234,14 +234,6 @@ def tensor_parallel_share(load_config: Any) -> tuple[int, int] | None:
     return mesh.get_local_rank(), mesh.size()
 
 
-def tensor_parallel_share_of(weight: Tensor) -> tuple[int, int] | None:
-    """As `tensor_parallel_share`, told by a weight that is shared out along a mesh dimension named "tp"."""
-    mesh = getattr(weight, "device_mesh", None)
-    if mesh is None or "tp" not in (mesh.mesh_dim_names or ()):
-        return None
-    return mesh.get_local_rank("tp"), mesh.size(mesh.mesh_dim_names.index("tp"))
-
-
 def load_any_dialect(model: PreTrainedModel, state_dict, checkpoint_files, load_config, *args, **kwargs):
     """`PreTrainedModel._load_pretrained_model`, for weights in any dialect.
 
@@ -281,11 +273,11 @@ class DialectLoading:
             if hasattr(module, "share"):
                 module.share = share
 
-    def find_share_of_heads(self) -> None:
-        """The same, where weights that are shared out say so: those of a distributed checkpoint do not pass the loader."""
-        for layer in self.layers:
-            if getattr(layer, "is_retention", False):
-                weight = layer.retention.q_proj.weight
-                if hasattr(weight, "device_mesh"):
-                    self.share_heads(tensor_parallel_share_of(weight))
-                return
+    @classmethod
+    def maybe_distribute_model(cls, model: PreTrainedModel, distributed_config: Any, mesh_manager: Any):
+        """As in transformers, which distributes models here also where a distributed checkpoint does not pass the loader."""
+        model = super().maybe_distribute_model(model, distributed_config, mesh_manager)
+        if mesh_manager is not None and distributed_config.tp_size > 1:
+            mesh = mesh_manager.get_mesh("tp")
+            model.share_heads((mesh.get_local_rank(), mesh.size()))
+        return model

@@ -40,7 +40,7 @@ from .head_decay import HeadDecay
 from .integer_angles import integer_frequencies
 from .kernels import TORCH, load_kernels
 from .loading import DialectLoading
-from .pieces import pieces_of, read_pieces
+from .pieces import MOST_AT_ONCE, pieces_of, read_pieces
 from .plan import HALF_PRECISION, Layout, MappedPlan, Plan, Rotation, Scaling, layout_of, operators_of
 from .retention_forms import FORMS, default_chunk_size, multiplies_bfloat16
 from .retention_packed import continued_layout, packed_operators
@@ -134,16 +134,8 @@ class RetNetRMSNorm(nn.RMSNorm):
         return rms_norm(hidden_states, self.weight, self.eps)
 
 
-class RetNetHeadRMSNorm(nn.Module):
+class RetNetHeadRMSNorm(RetNetRMSNorm):
     """RMS norm of each head, in the precision it comes in; after retention it undoes the scale of queries and keys."""
-
-    def __init__(self, head_size: int, eps: float, affine: bool) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(head_size)) if affine else None
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return rms_norm(hidden_states, self.weight, self.eps)
 
 
 class RetNetHeadScale(nn.Module):
@@ -190,7 +182,7 @@ class RetNetTokenMixer(nn.Module):
         self.o_proj = projection(heads * self.value_head_dim, hidden_size, output_gain)
         self.q_norm = self.k_norm = None
         if config.use_qk_norm:
-            self.q_norm, self.k_norm = (RetNetHeadRMSNorm(self.head_dim, config.rms_norm_eps, affine=True) for _ in range(2))
+            self.q_norm, self.k_norm = (RetNetHeadRMSNorm(self.head_dim, config.rms_norm_eps) for _ in range(2))
 
     def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of hidden states (B, T, D): queries (B, H, T, K), keys (B, G, T, K) and values (B, G, T, V)."""
@@ -316,14 +308,17 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
-        alpha, mixer = self.residual_multiplier, self.retention if self.is_retention else self.attention
-        if self.pre_norm:
-            branch, _ = mixer(self.retention_norm(hidden_states), plan=plan, past_key_values=past_key_values, **kwargs)
-            hidden_states = alpha * hidden_states + self.dropout(branch)
-            return alpha * hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))
-        branch, _ = mixer(hidden_states, plan=plan, past_key_values=past_key_values, **kwargs)
-        hidden_states = self.retention_norm(alpha * hidden_states + self.dropout(branch))
-        return self.mlp_norm(alpha * hidden_states + self.dropout(self.mlp(hidden_states)))
+        mixer = self.retention if self.is_retention else self.attention
+        branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
+        branch, _ = mixer(branch, plan=plan, past_key_values=past_key_values, **kwargs)
+        branch = self.dropout(branch) if self.training else branch
+        hidden_states = torch.add(branch, hidden_states, alpha=self.residual_multiplier)
+        hidden_states = hidden_states if self.pre_norm else self.retention_norm(hidden_states)
+
+        branch = self.mlp(self.mlp_norm(hidden_states) if self.pre_norm else hidden_states)
+        branch = self.dropout(branch) if self.training else branch
+        hidden_states = torch.add(branch, hidden_states, alpha=self.residual_multiplier)
+        return hidden_states if self.pre_norm else self.mlp_norm(hidden_states)
 
 
 class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
@@ -425,7 +420,9 @@ class RetNetModel(RetNetPreTrainedModel):
             )
         if use_cache is None:
             use_cache = past_key_values is not None or self.config.use_cache
-        past = self.past_of_call(past_key_values, use_cache)
+        past = None
+        if use_cache or past_key_values is not None:
+            past = self.past_of_call(past_key_values, use_cache)
         options = {"retention_form": retention_form, **kwargs}
 
         if not isinstance(self.layers[0], nn.Identity):  # as in a later stage of transformers' pipelines
@@ -433,7 +430,7 @@ class RetNetModel(RetNetPreTrainedModel):
                 hidden_states = hidden_states * self.config.embedding_multiplier
             hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
         pieces = []
-        if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+        if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and hidden_states[..., 0].numel() > MOST_AT_ONCE:
             pieces = pieces_of(self, hidden_states.shape, **options)
         if len(pieces) > 1:
             hidden_states = read_pieces(self, pieces, hidden_states, attention_mask, position_ids, past, **options)
@@ -441,7 +438,9 @@ class RetNetModel(RetNetPreTrainedModel):
             plans = self.plan(hidden_states, attention_mask, position_ids, past, **options)
             hidden_states = self.read(hidden_states, plans, past, **kwargs)
         if isinstance(past, RetNetState) and not torch.compiler.is_compiling():
-            past.used_by(self, input_ids if self.context is None else None)
+            if past.model is None or past.model() is not self:
+                past.require_weights(self)
+            past.last_ids = None if input_ids is None or self.context is not None else input_ids[:, -1]
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past if use_cache else None)
 
     def read(
@@ -458,19 +457,16 @@ class RetNetModel(RetNetPreTrainedModel):
             if past_key_values is not None:
                 raise ValueError("past_key_values must be None in a bidirectional model: a token sees those after it too.")
             return None
+        drops_state = self.training and self.gradient_checkpointing  # which calls layers without it
         if past_key_values is None:
-            return RetNetState(self.config) if use_cache and not self.drops_state else None
-        past_key_values = install_retention_layers(past_key_values, self.config)
-        if self.drops_state and first_in_use(past_key_values.layers).is_initialized:
+            return None if drops_state else RetNetState(self.config)
+        if getattr(past_key_values, "config", None) is not self.config:
+            past_key_values = install_retention_layers(past_key_values, self.config)
+        if drops_state and first_in_use(past_key_values.layers).is_initialized:
             raise ValueError(
                 "past_key_values must be empty when training with gradient checkpointing, which drops the state."
             )
         return past_key_values if use_cache else borrowed(past_key_values)
-
-    @property
-    def drops_state(self) -> bool:
-        """Whether layers are called without their state, as gradient checkpointing does."""
-        return self.training and self.gradient_checkpointing
 
     def plan(
         self,
@@ -505,7 +501,6 @@ class RetNetModel(RetNetPreTrainedModel):
                 f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
                 "the other forms never compute the retention map."
             )
-        self.find_share_of_heads()
         decays = self.decay.of_layers(dtype, device)
         call = (batch, length), device, attention_mask, position_ids
         continues = past is not None and past.is_initialized
@@ -521,7 +516,9 @@ class RetNetModel(RetNetPreTrainedModel):
             operators = packed_operators(decays, layout)
         else:
             layout = layout_of(*call, past, **kwargs) if layout is None else layout
-            position, kernels = layout.position, self.kernels if self.kernels.runs_on(device) else TORCH
+            position, kernels = layout.position, self.kernels
+            if kernels.chunkwise is not None and not kernels.runs_on(device):
+                kernels = TORCH
             if kernels.chunkwise is not None:
                 narrows = HALF_PRECISION
             elif not torch.compiler.is_compiling() and length > self.chunk_size and multiplies_bfloat16(device):

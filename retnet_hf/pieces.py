@@ -15,7 +15,7 @@ from .plan import layout_of
 from .retention_state import RetNetState, first_in_use
 
 
-PIECE_SIZE_ON_CPU = 2**11  # tokens times sequences of a piece
+PIECE_SIZE_ON_CPU = MOST_AT_ONCE = 2**11  # tokens times sequences of a piece
 PIECE_SIZE_ELSEWHERE = 2**15
 RECORDER = capture_outputs.__module__  # of the hooks by which transformers records hidden states
 

@@ -344,11 +344,6 @@ def chunk_operator(
     return functools.partial(retention_in_chunks, tables=tables, order=layout.order, with_final=with_final)
 
 
-def step_operator(log_decay: Tensor, layout: Layout, step_: Operator) -> Operator:
-    """The operator of one token, in place."""
-    return functools.partial(step_, decay=step_decay(log_decay, layout.present, layout.starts))
-
-
 def function_operator(log_decay: Tensor, layout: Layout, function: Callable[..., tuple[Tensor, Tensor]]) -> Operator:
     """The operator of a function such as `recurrent_retention`, or of a kernel of the chunkwise form."""
     return functools.partial(apply_function, function=function, log_decay=log_decay, layout=layout)
@@ -398,24 +393,26 @@ def operators_of(
     """
     length, by_kernel = layout.position.shape[1], form == "chunkwise"
     if form == "auto":
-        form = choose_form(length, chunk_size)
+        form = "recurrent" if isinstance(length, int) and length == 1 else choose_form(length, chunk_size)
         by_kernel = form != "recurrent"
     in_place = form == "recurrent" and length == 1 and not bidirectional
-    if bidirectional:
-        make = functools.partial(both_ways_operator, form=form, chunk_size=chunk_size)
-    elif in_place:
-        make = functools.partial(step_operator, step_=kernels.step_)
-    elif by_kernel and kernels.chunkwise is not None:
-        make = functools.partial(function_operator, function=functools.partial(kernels.chunkwise, chunk_size=chunk_size))
-    elif form == "recurrent":
-        make = functools.partial(function_operator, function=recurrent_retention)
-    else:
-        size = chunk_size if form == "chunkwise" else None
-        make = functools.partial(chunk_operator, chunk_size=size, with_final=with_final)
-    operators: list[Operator] = []
+    kernel = kernels.chunkwise if by_kernel else None
     made: dict[int, Operator] = {}
+    operators: list[Operator] = []
     for log_decay in log_decays:
-        if id(log_decay) not in made:
-            made[id(log_decay)] = make(log_decay, layout)
-        operators.append(made[id(log_decay)])
+        if id(log_decay) in made:
+            operator = made[id(log_decay)]
+        elif bidirectional:
+            operator = both_ways_operator(log_decay, layout, form, chunk_size)
+        elif in_place:
+            decay = step_decay(log_decay, layout.present, layout.starts)
+            operator = functools.partial(kernels.step_, decay=decay)
+        elif kernel is not None:
+            operator = function_operator(log_decay, layout, functools.partial(kernel, chunk_size=chunk_size))
+        elif form == "recurrent":
+            operator = function_operator(log_decay, layout, recurrent_retention)
+        else:
+            operator = chunk_operator(log_decay, layout, chunk_size if form == "chunkwise" else None, with_final)
+        made[id(log_decay)] = operator
+        operators.append(operator)
     return operators, in_place

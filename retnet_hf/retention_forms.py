@@ -289,11 +289,6 @@ class TokenOrder(NamedTuple):
         """Moves what stands at the places of (B, H, T, X) back to the tokens."""
         return tensor if self.place is None else _take_tokens(tensor, self.place)
 
-    def output(self, tensor: Tensor) -> Tensor:
-        """`back` for outputs: those of absent tokens are zeros."""
-        tensor = self.back(tensor)
-        return tensor if self.absent is None else tensor.masked_fill(self.absent, 0)
-
 
 AS_GIVEN = TokenOrder()  # the order of a sequence without a mask and without documents
 
@@ -434,7 +429,8 @@ def decay_tables(
 class ChunkBlock(NamedTuple):
     """Some consecutive chunks of one length, A = B M N of them with all sequences and state heads, and their tables."""
 
-    tokens: slice
+    tokens: slice  # of the places in the chunks
+    moved: Tensor | None  # (B, N C) the tokens at these places, where they are not those of the same number
     shape: tuple[int, int, int]  # B, M, N
     tables: DecayTables
     narrow: bool  # whether products are of bfloat16. Their results, decays and states never are.
@@ -442,10 +438,23 @@ class ChunkBlock(NamedTuple):
     def cut(self, tensor: Tensor) -> Tensor:
         """These chunks of queries (B, H, T, X) -> (A, R C, X), or of keys (B, G, T, X) -> (A, C, X)."""
         _, heads, chunks = self.shape
-        part = tensor[:, :, self.tokens].to(torch.bfloat16 if self.narrow else self.tables.inner.dtype)
+        part = tensor[:, :, self.tokens] if self.moved is None else tensor.transpose(1, 2)[self.rows()].transpose(1, 2)
+        part = part.to(torch.bfloat16 if self.narrow else self.tables.inner.dtype)
         part = repeat_heads(part, heads) if part.shape[1] < heads else part
         part = part.unsqueeze(2) if chunks == 1 else part.unflatten(2, (chunks, -1))
         return (part if part.shape[1] == heads else stack_queries(part, heads)).flatten(0, 2)
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Indices (B, 1) and (B, N C) of the tokens of these chunks, in tensors (B, T, ...)."""
+        return torch.arange(len(self.moved), device=self.moved.device)[:, None], self.moved
+
+    def put(self, part: Tensor, whole: Tensor) -> None:
+        """Writes what `join` makes of a part to its tokens in (B, heads, T, X)."""
+        part = self.join(part, whole.shape[1])
+        if self.moved is None:
+            whole[:, :, self.tokens] = part
+        else:
+            whole.transpose(1, 2)[self.rows()] = part.transpose(1, 2).to(whole.dtype)
 
     def join(self, part: Tensor, heads: int) -> Tensor:
         """The inverse of `cut`: (A, R C, X) -> (B, heads, N C, X). Sums over the heads that share a key or a value."""
@@ -513,7 +522,9 @@ class ChunkBlock(NamedTuple):
         return (torch.stack(before, dim=2) if chunks > 1 else before[0]).flatten(0, -3), state
 
 
-def chunk_blocks(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, at_once: bool = False) -> list[ChunkBlock]:
+def chunk_blocks(
+    query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, order: TokenOrder = AS_GIVEN, at_once: bool = False
+) -> list[ChunkBlock]:
     """The sequence in blocks that are large enough to keep the device busy, and small enough for its cache.
 
     With `at_once`, all whole chunks are one block.
@@ -522,8 +533,9 @@ def chunk_blocks(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables,
     narrow = narrow and multiplies_bfloat16(query.device)
     batch, heads, length, _ = query.shape
     states, chunk_size = key.shape[1] if tables.inner.shape[1] == key.shape[1] else heads, tables.inner.shape[-1]
+    moved = None if order.source is None else order.source.view(batch, length) % length
     if tables.one_chunk:
-        return [ChunkBlock(slice(None), (batch, states, 1), tables, narrow)]
+        return [ChunkBlock(slice(None), moved, (batch, states, 1), tables, narrow)]
     wanted = BLOCK_SIZE_ON_CPU if query.device.type == "cpu" else BLOCK_SIZE_ELSEWHERE
     most = length if at_once else max(1, wanted // max(1, batch * heads * chunk_size))
     blocks, start = [], 0
@@ -532,7 +544,9 @@ def chunk_blocks(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables,
         size = min(chunk_size, length - start)
         whole = size == chunk_size and tables.key.shape[2] == 1
         own = tables if whole else tables.of_chunks(start // chunk_size, chunks, size)
-        blocks.append(ChunkBlock(slice(start, start + chunks * size), (batch, states, chunks), own, narrow))
+        tokens = slice(start, start + chunks * size)
+        of_block = None if moved is None else moved[:, tokens]
+        blocks.append(ChunkBlock(tokens, of_block, (batch, states, chunks), own, narrow))
         start += chunks * size
     return blocks
 
@@ -552,7 +566,7 @@ def blockwise_retention(
     With `at_once`, all chunks are in one batched product, in operations that PyTorch differentiates, compiles and exports.
     """
     heads, dtype = query.shape[1], tables.inner.dtype
-    if order.source is not None:
+    if at_once:
         query, key, value = order.front(query), order.front(key), order.front(value)
     state = None if initial_state is None else initial_state.to(dtype)
     output, parts = None, []
@@ -560,7 +574,7 @@ def blockwise_retention(
         output = torch.empty_like(value, dtype=dtype)
     elif not at_once:
         output = empty_output(value, heads, dtype)
-    blocks = chunk_blocks(query, key, value, tables, at_once)
+    blocks = chunk_blocks(query, key, value, tables, AS_GIVEN if at_once else order, at_once)
     for block in blocks:
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
         wanted = with_final or block is not blocks[-1]
@@ -570,10 +584,10 @@ def blockwise_retention(
         if at_once:
             parts.append(block.join(part, heads))
         else:
-            output[:, :, block.tokens] = block.join(part, heads)
+            block.put(part, output)
     if at_once:
-        output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-    return output if order.absent is None else order.output(output), state
+        output = order.back(parts[0] if len(parts) == 1 else torch.cat(parts, dim=2))
+    return output if order.absent is None else output.masked_fill(order.absent, 0), state
 
 
 class ChunkwiseRetention(torch.autograd.Function):
@@ -606,9 +620,7 @@ class ChunkwiseRetention(torch.autograd.Function):
                 output_gradient = query.new_zeros(*query.shape[:3], value.shape[-1], dtype=dtype)
             if order.absent is not None:
                 output_gradient = output_gradient.masked_fill(order.absent, 0)
-            if order.source is not None:
-                query, key, value, output_gradient = map(order.front, (query, key, value, output_gradient))
-            blocks, state, before = chunk_blocks(query, key, value, tables), None, []
+            blocks, state, before = chunk_blocks(query, key, value, tables, order), None, []
             if initial_state is not None:
                 state = initial_state.to(dtype)
             for block in blocks:
@@ -618,8 +630,6 @@ class ChunkwiseRetention(torch.autograd.Function):
             *gradients, of_state = block_gradients(
                 blocks, before, query, key, value, output_gradient, state_gradient, initial_state is not None
             )
-            if order.source is not None:
-                gradients = [order.back(gradient) for gradient in gradients]
         of_state = None if initial_state is None else of_state.to(initial_state.dtype)
         return *gradients, None, None, of_state, None
 
@@ -642,7 +652,7 @@ def block_gradients(
     """
     of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     for block in reversed(blocks):
-        tokens, tables, state = block.tokens, block.tables, before.pop()
+        tables, state = block.tables, before.pop()
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
         gradient = block.cut(output_gradient)  # (A, R C, V)
         wanted = with_initial or block is not blocks[0]
@@ -651,12 +661,12 @@ def block_gradients(
 
         part = block.product(key_part, after, tables.key)
         scores = block.product(query_part, key_part.mT, tables.inner)
-        of_value[:, :, tokens] = block.join(block.product(scores.mT, gradient, onto=part), value.shape[1])
+        block.put(block.product(scores.mT, gradient, onto=part), of_value)
         of_scores = block.product(gradient, value_part.mT, tables.inner)
         part = block.product(gradient, state, tables.query)
-        of_query[:, :, tokens] = block.join(block.product(of_scores, key_part, onto=part), query.shape[1])
+        block.put(block.product(of_scores, key_part, onto=part), of_query)
         part = block.product(value_part, after_turned, tables.key)
-        of_key[:, :, tokens] = block.join(block.product(of_scores.mT, query_part, onto=part), key.shape[1])
+        block.put(block.product(of_scores.mT, query_part, onto=part), of_key)
     return of_query, of_key, of_value, state_gradient
 
 

@@ -374,18 +374,19 @@ def retain_split(query, key, value, state, tables: DecayTables, order: TokenOrde
     on all ranks. A gradient of the state is this rank's part of it, as the gradient of a parameter is.
     """
     fold = exchange.context.fold
-    operands = (order.front(fold(operand, 2)) for operand in (query, key, value))
+    operands = (fold(operand, 2) for operand in (query, key, value))
     with without_autocast(query.device.type):
-        output, final = SplitChunks.apply(*operands, state, tables, exchange, with_final)
-    return exchange.context.unfold(order.output(output), 2), final
+        output, final = SplitChunks.apply(*operands, state, tables, order, exchange, with_final)
+    output = output if order.absent is None else output.masked_fill(order.absent, 0)
+    return exchange.context.unfold(output, 2), final
 
 
 class SplitChunks(torch.autograd.Function):
     """`SplitRetention` of segments side by side. Keeps operands and the states before the segments."""
 
     @staticmethod
-    def forward(ctx, query, key, value, initial_state, tables, exchange, with_final):
-        blocks = chunk_blocks(query, key, value, tables)
+    def forward(ctx, query, key, value, initial_state, tables, order, exchange, with_final):
+        blocks = chunk_blocks(query, key, value, tables, order)
         written = None
         for block in blocks:
             written = block.run_state(block.cut(key), block.tables.key, block.cut(value), written, wanted=True)[1]
@@ -393,13 +394,13 @@ class SplitChunks(torch.autograd.Function):
         output = empty_output(value, query.shape[1], tables.inner.dtype)
         for block in blocks:  # while the states travel
             scores = block.product(block.cut(query), block.cut(key).mT, block.tables.inner)
-            output[:, :, block.tokens] = block.join(block.product(scores, block.cut(value)), query.shape[1])
+            block.put(block.product(scores, block.cut(value)), output)
         before, final = arrived()
         for block, state in zip(blocks, _states_before(blocks, key, value, before)):
             read = block.product(block.cut(query), state, block.tables.query)
-            output[:, :, block.tokens] += block.join(read, query.shape[1])
+            block.put(read + block.cut(output), output)
         ctx.save_for_backward(query, key, value, before)
-        ctx.tables, ctx.exchange, ctx.with_final = tables, exchange, with_final
+        ctx.tables, ctx.order, ctx.exchange, ctx.with_final = tables, order, exchange, with_final
         ctx.initial_dtype = None if initial_state is None else initial_state.dtype
         return output, final
 
@@ -409,7 +410,7 @@ class SplitChunks(torch.autograd.Function):
         (query, key, value, before), tables, exchange = ctx.saved_tensors, ctx.tables, ctx.exchange
         final_gradient = final_gradient if ctx.with_final else None
         with without_autocast(query.device.type):
-            blocks = chunk_blocks(query, key, value, tables)
+            blocks = chunk_blocks(query, key, value, tables, ctx.order)
             gradient = None
             for block in reversed(blocks):
                 rows, columns = block.cut(query), block.cut(output_gradient)
@@ -420,7 +421,7 @@ class SplitChunks(torch.autograd.Function):
             initial_gradient = None
             if ctx.initial_dtype is not None:
                 initial_gradient = exchange.initial_gradient(gradient, final_gradient).to(ctx.initial_dtype)
-        return *of_operands, initial_gradient, None, None, None
+        return *of_operands, initial_gradient, None, None, None, None
 
 
 def _states_before(blocks: list[ChunkBlock], key: Tensor, value: Tensor, state: Tensor) -> Iterator[Tensor]:

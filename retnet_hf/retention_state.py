@@ -193,7 +193,10 @@ def first_in_use(layers: Sequence[StateLayer]) -> StateLayer:
 
     A stage of a pipeline uses only the layers that it holds.
     """
-    return next((layer for layer in layers if layer.is_initialized), layers[0])
+    for layer in layers:
+        if layer.is_initialized:
+            return layer
+    return layers[0]
 
 
 class RecordedCall(NamedTuple):
@@ -218,7 +221,7 @@ class RetNetStateLayer(StateLayer):
     is_compileable = True
     supports_packed_documents = True
 
-    def __init__(self, **kwargs) -> None:
+    def __init__(self, config: PreTrainedConfig | None = None, **kwargs) -> None:
         super().__init__()
         self.recurrent_states: Tensor | None = None
         self._recorded: list[RecordedCall] = []
@@ -259,8 +262,7 @@ class RetNetStateLayer(StateLayer):
             if not torch.compiler.is_compiling():
                 for tensor in (self.recurrent_states, self.next_position, self.cumulative_length):
                     torch._dynamo.mark_static_address(tensor)
-        if not self.is_initialized:
-            self.lazy_initialization(state)
+        self.dtype, self.device, self.is_initialized = state.dtype, state.device, True
         layout.advance_(self.next_position, self.cumulative_length)
         return output
 
@@ -374,7 +376,7 @@ class RetNetStateLayer(StateLayer):
 
 # What makes the state of a layer, by the names of `config.layer_types`, and of a window beside retention.
 # softmax_attention.py adds its kinds, so that the state of retention needs none of it.
-STATE_LAYERS: dict[str, Callable[[PreTrainedConfig], StateLayer]] = {"linear_attention": lambda config: RetNetStateLayer()}
+STATE_LAYERS: dict[str, Callable[[PreTrainedConfig], StateLayer]] = {"linear_attention": RetNetStateLayer}
 WINDOWED = "linear_attention with a window"
 
 
@@ -448,7 +450,7 @@ class RetNetState(Cache):
         self.config = config.get_text_config(decoder=True)
         super().__init__(layers=state_layers(self.config))
         self._compileable = compileable and all(layer.is_compileable for layer in self.layers)
-        self._model: Callable[[], nn.Module | None] | None = None  # a weak reference to the model that wrote the state
+        self.model: Callable[[], nn.Module | None] | None = None  # a weak reference to the model that wrote the state
         self._mark: str | None = None  # of the weights that computed a loaded state
         self.last_ids: Tensor | None = None  # (B,) the last token that each row has read, where it is known
 
@@ -464,16 +466,16 @@ class RetNetState(Cache):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_model": None, "_mark": self.weights_mark}
+        return self.__dict__ | {"model": None, "_mark": self.weights_mark}
 
     @property
     def weights_mark(self) -> str | None:
         """The mark of the weights that computed this state; None where it is unknown. See `state_file.weights_mark`."""
-        model = None if self._model is None else self._model()
+        model = None if self.model is None else self.model()
         return self._mark if model is None else weights_mark(model)
 
-    def used_by(self, model: nn.Module, input_ids: Tensor | None = None) -> None:
-        """Remembers which model updates the state, and the last of the tokens (B, T) that it reads.
+    def require_weights(self, model: nn.Module) -> None:
+        """Remembers which model updates the state.
 
         Raises:
             ValueError: if the state was loaded from a file, and other weights computed it.
@@ -486,8 +488,7 @@ class RetNetState(Cache):
                     "fits, load it by RetNetState.load(..., other_weights=True)."
                 )
             self._mark = None
-        self._model = weakref.ref(model)
-        self.last_ids = None if input_ids is None else input_ids[:, -1].clone()
+        self.model = weakref.ref(model)
 
     def require_read(self, input_ids: Tensor) -> None:
         """Raises ValueError if ids (B, T) of a whole text cannot begin with what the state has read."""
@@ -669,7 +670,7 @@ class RetNetState(Cache):
             layer.fill_(*(tensors[f"layers.{index}.{name}"].to(device) for name in layer.SAVED))
         state._mark = None if other_weights else mark
         if model is not None:
-            state.used_by(getattr(model, model.base_model_prefix, model))
+            state.require_weights(getattr(model, model.base_model_prefix, model))
         return state
 
 

@@ -13,21 +13,26 @@ from small_models import DIALECTS, close, random_ids, same_state, small_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from retnet_hf import RetNetModel, RetNetState, pieces
+from retnet_hf import RetNetModel, RetNetState, modeling_retnet, pieces
 
 
 CHUNK = 8
 
 
+def set_piece_size(patch: pytest.MonkeyPatch, size: int) -> None:
+    patch.setattr(pieces, "PIECE_SIZE_ON_CPU", size)
+    patch.setattr(modeling_retnet, "MOST_AT_ONCE", size)
+
+
 @pytest.fixture
 def short_pieces(monkeypatch):
     """Pieces of two chunks for a batch of two."""
-    monkeypatch.setattr(pieces, "PIECE_SIZE_ON_CPU", 2 * 2 * CHUNK)
+    set_piece_size(monkeypatch, 2 * 2 * CHUNK)
 
 
 def in_pieces(model, size: int, *args, **kwargs):
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(pieces, "PIECE_SIZE_ON_CPU", size)
+        set_piece_size(patch, size)
         return model(*args, **kwargs)
 
 
@@ -105,7 +110,7 @@ def test_a_state_is_written_to_where_it_is(short_pieces):
 
 
 def test_pieces_are_of_about_one_length(monkeypatch, lengths):
-    monkeypatch.setattr(pieces, "PIECE_SIZE_ON_CPU", 64)
+    set_piece_size(monkeypatch, 64)
     with torch.no_grad():
         small_model(num_hidden_layers=1).eval()(random_ids(1, 65))
     assert lengths == [40, 25]
@@ -123,7 +128,7 @@ def test_pieces_are_of_about_one_length(monkeypatch, lengths):
     ids=lambda call: next(iter(call)) + str(next(iter(call.values())))[:9],
 )
 def test_other_calls_take_the_sequence_whole(monkeypatch, lengths, call):
-    monkeypatch.setattr(pieces, "PIECE_SIZE_ON_CPU", 16)
+    set_piece_size(monkeypatch, 16)
     with torch.no_grad():
         small_model(num_hidden_layers=1).eval()(random_ids(1, 61), **call)
     assert lengths == [61]
@@ -197,7 +202,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_a_model_makes_nothing_longer_than_a_piece_but_embeddings_and_output(monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE_SIZE_ON_CPU", 64)
+    set_piece_size(monkeypatch, 64)
     model = small_model(hidden_size=64).eval().model
     largest = {}
     for length in (128, 1024):
