@@ -38,7 +38,7 @@ from transformers.utils import logging
 import retnet_hf
 from retnet_hf.gradients import rotate_step
 from retnet_hf.layout import Layout
-from retnet_hf.modeling_retnet import RetNetDecoderLayer
+from retnet_hf.modeling_retnet import RetNetDecoderLayer, RetNetModel
 from retnet_hf.operators import Operator, Step
 from retnet_hf.plan import Plan, Rotation, Scaling
 from retnet_hf.retention_forms import StepDecay, recurrent_step_
@@ -62,7 +62,9 @@ def default_folder() -> Path:
 
 def shallow_copy(module: nn.Module) -> nn.Module:
     """A copy of a module and of everything in it, which shares parameters and buffers with the module."""
-    return copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
+    shared = [*module.parameters(), *module.buffers()]
+    shared += [each.kernels for each in module.modules() if isinstance(each, RetNetModel)]  # recognised by their identity
+    return copy.deepcopy(module, {id(thing): thing for thing in shared})
 
 
 class TracedRotation(Rotation):
