@@ -52,10 +52,11 @@ def compile(
     and every call that records a gradient. Since the parameters are shared, training or moving the copy trains or moves the
     model; `original` returns a model without any of this.
 
-    If weights are replaced, moved, or changed in place by an optimizer or by `load_state_dict`, their layers compute as in
-    the model, and one warning says so: call `compile` again. Without fused weights, programs read values that changed in
-    place. Three changes are not seen: of fused weights through `weight.data`, of fused weights after `torch.compile` has
-    compiled the copy, and of quantised weights in place. Numbers such as the eps of a norm are part of a program.
+    If weights are replaced, moved or changed, their layers compute as in the model, and one warning says so: call `compile`
+    again. Without fused weights, programs read values that change in place. Changes of fused weights that PyTorch does not
+    count, those of its fused optimizers or through `weight.data`, are seen when the next prompt is read; changes of quantised
+    weights in place, and of fused ones after `torch.compile` has compiled the copy, are not. Numbers such as the eps of a
+    norm are part of a program.
 
     Args:
         model: a causal RetNet, usually a `RetNetForCausalLM` or `RetNetModel`, on a CPU in float32 or half precision.

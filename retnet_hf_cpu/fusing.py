@@ -99,7 +99,7 @@ class SharedProducts:
 
     Args:
         layers: the linear layers.
-        products: of the layers.
+        products: of the layers; those of linear layers have a copy of the weights.
     """
 
     def __init__(self, layers: list[nn.Module], products: Products) -> None:
@@ -107,14 +107,16 @@ class SharedProducts:
         self.snapshot = ModuleSnapshot(layers, values=products.are_linear)
 
     def output(self, hidden_states: Tensor, place: int) -> Tensor | None:
-        """(..., in) -> (..., out) of one of the layers; None where the layer has to compute by itself."""
+        """(B, T, in) -> (B, T, out) of one of the layers; None where the layer has to compute by itself."""
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or hidden_states.dtype != self.dtype:
             return None
-        if not self.products.are_linear and hidden_states.shape[:-1] != (1, 1):
+        copied, compiling = self.products.are_linear, torch.compiler.is_compiling()
+        if not copied and hidden_states.shape[:-1] != (1, 1):
             return None
-        if self.products.has_kept(hidden_states) or self.is_unchanged():
+        reads_prompt = copied and not compiling and hidden_states.shape[-2] > 1
+        if self.products.has_kept(hidden_states) or self.is_unchanged(reads_prompt):
             return self.products.output(hidden_states, place)
-        if not torch.compiler.is_compiling():
+        if not compiling:
             warn_of_change()
             for layer in self.layers:
                 layer.shared = None
@@ -122,9 +124,19 @@ class SharedProducts:
 
     # A compiler cannot ask for the address of a tensor, and takes the answer as it is when it compiles.
     @torch.compiler.assume_constant_result
-    def is_unchanged(self) -> bool:
+    def is_unchanged(self, look_at_values: bool) -> bool:
         """Whether the weights are those that the products were made of."""
-        return self.snapshot.is_unchanged()
+        return self.snapshot.is_unchanged() and not (look_at_values and self.has_other_values())
+
+    def has_other_values(self) -> bool:
+        """Whether the diagonals of the weights differ from those of the copies.
+
+        It is asked for each prompt, where it takes no time. The fused optimizers of PyTorch change weights without counting
+        that, and so does whoever changes `weight.data`.
+        """
+        (product,) = self.products.products
+        parts = product.operands[0].split(product.sizes)
+        return not all(layer.weight.diagonal().equal(part.diagonal()) for layer, part in zip(self.layers, parts))
 
     def __reduce__(self) -> tuple:
         return nothing, ()

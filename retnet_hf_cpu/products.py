@@ -13,7 +13,7 @@ quantised, which torchao itself dequantises for every token. Measured on two cor
     int4, groups of 32            12 to 15 GB/s          2.2 to 3
 
 The memory gives 35 GB/s. Arithmetic bounds the kernels of integers. With int8, torchao 0.18 itself takes twice the time of
-the bfloat16 layer on a CPU. Its weights are recognised by their class's name and attributes, so that torchao is not imported.
+the bfloat16 layer on a CPU. Its weights are recognised by the name of their class, so that torchao is not imported.
 """
 
 import functools

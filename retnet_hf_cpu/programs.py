@@ -44,7 +44,7 @@ from retnet_hf.plan import Plan, Rotation, Scaling
 from retnet_hf.retention_forms import StepDecay, recurrent_step_
 from retnet_hf.retention_state import RetNetStateLayer
 
-from .fusing import nothing, projection_groups
+from .fusing import FastLinear, nothing, projection_groups
 from .products import OneOfProducts, products_of
 from .snapshots import ModuleSnapshot, warn_of_change
 
@@ -151,14 +151,14 @@ class LayerProgram:
         run: the program.
         layer: the layer whose weights the operands are.
         inputs: that the program was made for, as `DecodeStep.forward` takes them.
-        copied: whether operands are copies of the weights, which do not see values that change in place.
+        fused: first layers of the projections whose weights the program reads from a copy.
     """
 
-    def __init__(self, run: Run, layer: nn.Module, inputs: tuple, copied: bool) -> None:
+    def __init__(self, run: Run, layer: nn.Module, inputs: tuple, fused: list[FastLinear]) -> None:
         hidden_states, state, _, self.rotations, self.operands = inputs
         self.run, self.dtype, self.state_shape = run, hidden_states.dtype, state.shape
         self.layer_idx = layer.retention.layer_idx
-        self.snapshot = ModuleSnapshot([layer], values=copied)
+        self.fused, self.snapshot = fused, ModuleSnapshot([layer], values=bool(fused))
 
     def computes(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> bool:
         """Whether the program computes what the layer would: one present token, with a state that may be overwritten."""
@@ -177,6 +177,10 @@ class LayerProgram:
         if not state.dtype == operator.decay.keep.dtype == torch.float32 or state.shape != self.state_shape:
             return False
         return state.is_contiguous() and not self.snapshot.has_inner_hooks()
+
+    def is_valid(self) -> bool:
+        """Whether the layer is the one that the program was made of."""
+        return self.snapshot.is_unchanged() and all(linear.shared is not None for linear in self.fused)
 
     def __call__(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor:
         """(1, 1, D) -> (1, 1, D). The state reads the token."""
@@ -220,7 +224,7 @@ class CompiledLayer(RetNetDecoderLayer):
         if usable and not torch.compiler.is_compiling():
             past = past_key_values.layers[self.retention.layer_idx]
             if program.computes(hidden_states, plan, past):
-                if program.snapshot.is_unchanged():
+                if program.is_valid():
                     return program(hidden_states, plan, past)
                 self.program = None
                 warn_of_change()
@@ -334,6 +338,5 @@ def layer_programs(
         path = program_path(folder, config, twin, [*inputs[:3], *inputs[3], *operands])
         if path not in runs:
             runs[path] = kept_or_made(path, DecodeStep(twin), inputs)
-        copied = any(linear in fused for linear in layer.modules())
-        programs.append(LayerProgram(runs[path], layer, inputs, copied))
+        programs.append(LayerProgram(runs[path], layer, inputs, [linear for linear in layer.modules() if linear in fused]))
     return programs

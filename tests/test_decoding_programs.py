@@ -206,13 +206,21 @@ def test_other_weights_and_modules_end_programs_with_a_warning(made, tmp_path, c
     expected = decoded(original(fast))
     same(decoded(fast), expected)
     assert not made
-    # adapters have hooks of their own, and in another type the program is not asked
-    assert number_of_programs(fast) == (0 if warnings else 2)
+    assert len(warnings) == 2 - number_of_programs(fast)
+    assert len(warnings) == (0 if fast.dtype == torch.float64 else 2)  # hidden states of another type are told apart first
 
 
-def test_new_values_of_fused_weights_end_programs(made, tmp_path):
+@torch.no_grad()
+def copy_data(model, weights: dict[str, Tensor]) -> None:
+    """Changes the values of weights in a way that PyTorch does not count, as its fused optimizers do."""
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(weights[name])
+
+
+@pytest.mark.parametrize("change", [nn.Module.load_state_dict, copy_data])
+def test_new_values_of_fused_weights_end_programs(made, tmp_path, change):
     fast = compiled(small_model(), tmp_path, fuse=True)
-    fast.load_state_dict(small_model(seed=3).state_dict())
+    change(fast, small_model(seed=3).state_dict())
     same(decoded(fast), decoded(small_model(seed=3)))
     assert not made
     assert number_of_programs(fast) == 0
