@@ -54,9 +54,9 @@ def compile(
 
     If weights are replaced, moved or changed, their layers compute as in the model, and one warning says so: call `compile`
     again. Without fused weights, programs read values that change in place. Changes of fused weights that PyTorch does not
-    count, those of its fused optimizers or through `weight.data`, are seen when the next prompt is read; changes of quantised
-    weights in place, and of fused ones after `torch.compile` has compiled the copy, are not. Numbers such as the eps of a
-    norm are part of a program.
+    count, those of its fused optimizers or through `weight.data`, are seen when the next prompt is read. Changes of
+    quantised weights in place, and of fused ones after `torch.compile` has compiled the copy, are not seen. Numbers such as
+    the eps of a norm are part of a program.
 
     Args:
         model: a causal RetNet, usually a `RetNetForCausalLM` or `RetNetModel`, on a CPU in float32 or half precision.
