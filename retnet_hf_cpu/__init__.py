@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from retnet_hf import RetNetForCausalLM
 from retnet_hf.modeling_retnet import RetNetDecoderLayer, RetNetPreTrainedModel, RetNetRetention
 
-from .fusing import FastLinear, fused_weights, projection_groups
+from .fusing import FastLinear, fused_weights, install, projection_groups
 from .products import products_of
 from .programs import CompiledLayer, default_folder, layer_programs, shallow_copy
 
@@ -80,33 +80,27 @@ def compile(
             f"device {model.device}, {model.dtype} and bidirectional={model.config.bidirectional}."
         )
     fast = original(model)
-    head = fast.lm_head if isinstance(fast, RetNetForCausalLM) else None
-    tied = head is not None and head.weight is fast.get_input_embeddings().weight
     groups = [[fast.get_submodule(f"{path}.{name}") for name in names] for path, names in projection_groups(fast)]
-    fused = fused_weights(groups if head is None or tied else [*groups, [head]], measure) if fuse else {}
+    head = fast.lm_head if isinstance(fast, RetNetForCausalLM) else None
+    if head is not None and head.weight is not fast.get_input_embeddings().weight:
+        groups.append([head])
+    fused = fused_weights(groups, measure) if fuse else {}
     if programs:
         layers = [layer for layer in fast.modules() if has_step(layer)]
         made = layer_programs(layers, fast.config, default_folder() if folder is None else Path(folder), fused)
         for layer, program in zip(layers, made):
-            if program is not None:
-                CompiledLayer.install(layer, program)
-    install_products(groups, head, fused)
+            layer.__class__, layer.program = CompiledLayer, program
+    products = None if head is None or head in fused else products_of([head])
+    if products is not None and not products.are_linear:
+        install([head], products)
+    for layers in (layers for layers in groups if layers[0] in fused):
+        install(layers, products_of(layers, fused[layers[0]]))
     return fast
 
 
 def has_step(layer: nn.Module) -> bool:
     """Whether it is a layer of retention alone, without softmax attention."""
     return type(layer) is RetNetDecoderLayer and layer.is_retention and type(layer.retention) is RetNetRetention
-
-
-def install_products(groups: list[list[nn.Module]], head: nn.Module | None, fused: dict[nn.Module, Tensor]) -> None:
-    """Lets linear layers compute by products: those that are fused, and the head if a kernel is faster than the layer."""
-    for layers in groups:
-        if layers[0] in fused:
-            FastLinear.install(layers, products_of(layers, fused[layers[0]]))
-    products = None if head is None else products_of([head], fused.get(head))
-    if products is not None and (head in fused or not products.are_linear):
-        FastLinear.install([head], products)
 
 
 def original(fast: Model) -> Model:
@@ -116,8 +110,10 @@ def original(fast: Model) -> Model:
     """
     plain = shallow_copy(fast)
     for module in plain.modules():
-        if isinstance(module, (FastLinear, CompiledLayer)):
-            module.restore()
+        if isinstance(module, (CompiledLayer, FastLinear)):
+            for name in module.added:
+                delattr(module, name)
+            module.__class__ = module.original_class
     return plain
 
 

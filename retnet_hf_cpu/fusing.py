@@ -139,37 +139,29 @@ class SharedProducts:
         return not all(layer.weight.diagonal().equal(part.diagonal()) for layer, part in zip(self.layers, parts))
 
     def __reduce__(self) -> tuple:
-        return nothing, ()
-
-
-def nothing() -> None:
-    """What a copied or pickled object becomes that belongs to one model in one process."""
-    return None
+        return type(None), ()
 
 
 class FastLinear(nn.Linear):
-    """A linear layer of a fast copy: its parameters are those of the layer that it replaces.
+    """A linear layer of a fast copy, with the parameters of the layer that it was.
 
     Attributes:
-        shared: products of this layer and of others that have the same input. place: of this layer in them.
+        shared: products of this layer and of others that have the same input; None to compute as a linear layer.
+        place: of this layer in them.
     """
 
     shared: SharedProducts | None
     place: int
-
-    @staticmethod
-    def install(layers: list[nn.Module], products: Products) -> None:
-        """Makes linear layers of one input take their outputs from products."""
-        shared = SharedProducts(layers, products)
-        for place, layer in enumerate(layers):
-            layer.__class__ = FastLinear
-            layer.shared, layer.place = shared, place
-
-    def restore(self) -> None:
-        """Makes it a linear layer again."""
-        self.__class__ = nn.Linear
-        del self.shared, self.place
+    original_class = nn.Linear
+    added = ("shared", "place")
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         output = None if self.shared is None else self.shared.output(hidden_states, self.place)
         return super().forward(hidden_states) if output is None else output
+
+
+def install(layers: list[nn.Module], products: Products) -> None:
+    """Makes linear layers of one input take their outputs from products."""
+    shared = SharedProducts(layers, products)
+    for place, layer in enumerate(layers):
+        layer.__class__, layer.shared, layer.place = FastLinear, shared, place

@@ -31,20 +31,18 @@ import transformers
 from huggingface_hub import constants
 from torch import Tensor, nn
 from torch.func import functional_call
-from transformers.cache_utils import Cache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 import retnet_hf
 from retnet_hf.gradients import rotate_step
-from retnet_hf.layout import Layout
 from retnet_hf.modeling_retnet import RetNetDecoderLayer, RetNetModel
-from retnet_hf.operators import Operator, Step
+from retnet_hf.operators import Step
 from retnet_hf.plan import Plan, Rotation, Scaling
 from retnet_hf.retention_forms import StepDecay, recurrent_step_
 from retnet_hf.retention_state import RetNetStateLayer
 
-from .fusing import FastLinear, nothing, projection_groups
+from .fusing import projection_groups
 from .products import OneOfProducts, products_of
 from .snapshots import ModuleSnapshot, warn_of_change
 
@@ -68,7 +66,7 @@ def shallow_copy(module: nn.Module) -> nn.Module:
 
 
 class TracedRotation(Rotation):
-    """A rotation by tensors that are inputs of the program."""
+    """A rotation by cosines and sines that are inputs of the program."""
 
     def __init__(self, rotations: list[Tensor]) -> None:
         self.turn, self.narrows = rotate_step, ()
@@ -76,20 +74,19 @@ class TracedRotation(Rotation):
 
 
 class TracedStep(Step):
-    """The operator of one present token, with a decay (1, M, 1, 1) that is an input of the program."""
+    """The operator of one present token, with a decay that is an input of the program."""
 
     def __init__(self, keep: Tensor) -> None:
         self.decay, self.step_ = StepDecay(keep, None), recurrent_step_
 
 
 class TracedState:
-    """What a traced layer sees of its state: matrices (1, M, K, V) that the step changes in place."""
+    """A state whose matrices are an input of the program, which changes them in place. Positions are counted outside."""
 
     def __init__(self, state: Tensor) -> None:
         self.state = state
 
-    def update(self, key: Tensor, value: Tensor, query: Tensor, operator: Operator, layout: Layout) -> Tensor:
-        """As `RetNetStateLayer.update`, without the position, which is counted outside the program."""
+    def update(self, key: Tensor, value: Tensor, query: Tensor, operator: TracedStep, layout: None) -> Tensor:
         output, _ = operator(query, key, value, self.state)
         return output
 
@@ -143,22 +140,20 @@ def twin_of(layer: nn.Module, fused: dict[nn.Module, Tensor]) -> nn.Module | Non
 
 
 class LayerProgram:
-    """The program of a layer's step, with the operands of this layer.
-
-    Pickling and copying drop it: programs belong to the process.
+    """The program of a layer's step, with the operands of this layer. Pickling and copying drop it.
 
     Args:
         run: the program.
         layer: the layer whose weights the operands are.
         inputs: that the program was made for, as `DecodeStep.forward` takes them.
-        fused: first layers of the projections whose weights the program reads from a copy.
+        fused: the first ones of projections whose weights the program reads from a copy.
     """
 
-    def __init__(self, run: Run, layer: nn.Module, inputs: tuple, fused: list[FastLinear]) -> None:
+    def __init__(self, run: Run, layer: nn.Module, inputs: tuple, fused: list[nn.Module]) -> None:
         hidden_states, state, _, self.rotations, self.operands = inputs
         self.run, self.dtype, self.state_shape = run, hidden_states.dtype, state.shape
-        self.layer_idx = layer.retention.layer_idx
-        self.fused, self.snapshot = fused, ModuleSnapshot([layer], values=bool(fused))
+        self.layer_idx, self.fused = layer.retention.layer_idx, fused
+        self.snapshot = ModuleSnapshot([layer], values=bool(fused))
 
     def computes(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> bool:
         """Whether the program computes what the layer would: one present token, with a state that may be overwritten."""
@@ -166,14 +161,11 @@ class LayerProgram:
             return False
         if past.record_past or not past.is_initialized or not past.can_be_overwritten or torch.is_autocast_enabled("cpu"):
             return False
-        operator, rotate = plan.operators[self.layer_idx], plan.rotate
+        operator, rotate, state = plan.operators[self.layer_idx], plan.rotate, past.recurrent_states
         if type(operator) is not Step or operator.step_ is not recurrent_step_ or operator.decay.write is not None:
             return False
-        if self.rotations and (
-            type(rotate) is not Rotation or rotate.turn is not rotate_step or self.dtype in rotate.narrows
-        ):
+        if self.rotations and (rotate.turn is not rotate_step or self.dtype in rotate.narrows):
             return False
-        state = past.recurrent_states
         if not state.dtype == operator.decay.keep.dtype == torch.float32 or state.shape != self.state_shape:
             return False
         return state.is_contiguous() and not self.snapshot.has_inner_hooks()
@@ -191,37 +183,25 @@ class LayerProgram:
         return output
 
     def __reduce__(self) -> tuple:
-        return nothing, ()
+        return type(None), ()
 
 
 class CompiledLayer(RetNetDecoderLayer):
-    """A layer of a fast copy: its modules and parameters are those of the layer that it replaces.
+    """A layer of a fast copy, with the modules and parameters of the layer that it was.
 
-    It is a class and not a `forward` in the layer's dictionary, by which the model would take it for a hooked layer.
+    It is a class, since a `forward` in the layer's dictionary would be taken for a hook.
 
     Attributes:
         program: computes the steps of one token, as long as the weights are those that it was made of.
     """
 
     program: LayerProgram | None
+    original_class = RetNetDecoderLayer
+    added = ("program",)
 
-    @staticmethod
-    def install(layer: nn.Module, program: LayerProgram) -> None:
-        """Makes a layer compute its decode steps by a program."""
-        layer.__class__ = CompiledLayer
-        layer.program = program
-
-    def restore(self) -> None:
-        """Makes it a plain layer again."""
-        self.__class__ = RetNetDecoderLayer
-        del self.program
-
-    def forward(
-        self, hidden_states: Tensor, plan: Plan, past_key_values: Cache | None = None, **kwargs
-    ) -> Tensor:  # (B, T, D)
-        program = self.program
-        usable = program is not None and past_key_values is not None and not self.training
-        if usable and not torch.compiler.is_compiling():
+    def forward(self, hidden_states, plan, past_key_values=None, **kwargs):
+        program = None if past_key_values is None or self.training else self.program
+        if program is not None and not torch.compiler.is_compiling():
             past = past_key_values.layers[self.retention.layer_idx]
             if program.computes(hidden_states, plan, past):
                 if program.is_valid():
@@ -239,13 +219,11 @@ def machine() -> dict[str, str]:
     if information.is_file():
         lines = information.read_text(encoding="utf-8").splitlines()
         instructions = next((line for line in lines if line.startswith(("flags", "Features"))), instructions)
-    source = hashlib.sha256()
-    for path in (path for folder in SOURCES for path in sorted(folder.glob("*.py"))):
-        source.update(path.read_bytes())
+    sources = (path.read_bytes() for folder in SOURCES for path in sorted(folder.glob("*.py")))
     return {
         "machine": f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {instructions}",
         "versions": f"python {platform.python_version()} torch {torch.__version__} transformers {transformers.__version__}",
-        "source": source.hexdigest(),
+        "source": hashlib.sha256(b"".join(sources)).hexdigest(),
     }
 
 

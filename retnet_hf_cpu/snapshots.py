@@ -45,12 +45,12 @@ class ModuleSnapshot:
         self.marks = self._marks()
 
     def _marks(self) -> list[int | tuple]:
-        things = [thing for owners in self.owners for thing in owners.values()]
-        return [self._mark_of(thing) if type(thing) is nn.Parameter else id(thing) for thing in things]
+        def mark(thing: nn.Module | nn.Parameter | None) -> int | tuple:
+            if type(thing) is not nn.Parameter:
+                return id(thing)
+            return thing.data_ptr(), thing.stride(), thing._version if self.values and not thing.is_inference() else None
 
-    def _mark_of(self, weight: nn.Parameter) -> tuple:
-        version = weight._version if self.values and not weight.is_inference() else None
-        return weight.data_ptr(), weight.stride(), version
+        return [mark(thing) for owners in self.owners for thing in owners.values()]
 
     def is_unchanged(self) -> bool:
         """Whether the same submodules are in the same places, and the same weights in the same memory."""
