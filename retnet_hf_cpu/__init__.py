@@ -48,9 +48,9 @@ def compile(
     - Programs and head read weights in half precision, and those of torchao (`Int8WeightOnlyConfig`, and
       `IntxWeightOnlyConfig` with `torch.int4` in groups), by the fastest kernel. Those of 4 bits are packed into new memory.
 
-    Everything else the layers compute as in the model: prompts, several sequences, padding, autocast, hooks, training mode,
-    and every call that records a gradient. Since the parameters are shared, training or moving the copy trains or moves the
-    model; `original` returns a model without any of this.
+    Programs serve one token of one sequence. Fused products serve prompts and several sequences, too. With autocast, hooks,
+    training mode, a recorded gradient or `torch.export`, the layers compute as in the model. Since the parameters are
+    shared, training or moving the copy trains or moves the model. `original` returns a model without any of this.
 
     If weights are replaced, moved or changed, their layers compute as in the model, and one warning says so: call `compile`
     again. Without fused weights, programs read values that change in place. Changes of fused weights that PyTorch does not
@@ -106,7 +106,7 @@ def has_step(layer: nn.Module) -> bool:
 def original(fast: Model) -> Model:
     """A plain model that shares the parameters of a fast copy, without programs and fused products: to train, adapt or save.
 
-    Of a plain model, it is a plain copy that shares the parameters.
+    Given a plain model, it returns a plain copy that shares the parameters.
     """
     plain = shallow_copy(fast)
     for module in plain.modules():

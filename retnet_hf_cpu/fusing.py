@@ -22,6 +22,7 @@ from .products import TRIAL_BYTES, Products, is_clearly_faster, is_linear
 from .snapshots import ModuleSnapshot, warn_of_change
 
 
+is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # new in PyTorch 2.7
 _verdicts: dict[tuple, bool] = {}  # of the trials in this process, by kind of product and number of threads
 
 
@@ -111,7 +112,7 @@ class SharedProducts:
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or hidden_states.dtype != self.dtype:
             return None
         copied, compiling = self.products.are_linear, torch.compiler.is_compiling()
-        if not copied and hidden_states.shape[:-1] != (1, 1):
+        if is_exporting() or (not copied and hidden_states.shape[:-1] != (1, 1)):
             return None
         reads_prompt = copied and not compiling and hidden_states.shape[-2] > 1
         if self.products.has_kept(hidden_states) or self.is_unchanged(reads_prompt):

@@ -229,6 +229,18 @@ def test_new_values_of_fused_weights_end_programs(made, tmp_path, change):
     assert made
 
 
+def test_new_values_of_fused_weights_are_seen_between_two_tokens(made, tmp_path):
+    plain = small_model()
+    fast = compiled(small_model(), tmp_path, fuse=True)
+    states = [state_after(model) for model in (fast, plain)]
+    with torch.no_grad():
+        for model in (fast, plain):
+            model.load_state_dict(small_model(seed=3).state_dict())
+        found, expected = (model(PROMPT[:, :1], past_key_values=state) for model, state in zip((fast, plain), states))
+    close(found.logits, expected.logits)
+    assert not made
+
+
 def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
     """Several sequences, several tokens, padding, gradients, a record of the past, hooks, autocast, no state to change."""
     plain = small_model()

@@ -324,6 +324,25 @@ def test_a_compiled_copy_sees_other_types_and_layers(change, compiler, ids):
     assert actual.dtype != before.dtype or (actual - before).abs().max() > 1e-3
 
 
+class Logits(nn.Module):
+    def __init__(self, model: RetNetForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(ids, use_cache=False).logits
+
+
+def test_an_exported_copy_is_the_program_of_the_model(ids):
+    model = small_model(num_hidden_layers=1)
+    fast = fused(model)
+    with torch.no_grad():
+        program = torch.export.export(Logits(fast), (ids,), strict=False)
+        torch.testing.assert_close(program.module()(ids), logits(model, ids))
+    assert set(program.state_dict) == set(Logits(model).state_dict())
+    assert fused_layers(fast)
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """Time passes in products alone: so many seconds for a type of weight, and whether it is contiguous."""
