@@ -157,18 +157,18 @@ class LayerProgram:
 
     def computes(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> bool:
         """Whether the program computes what the layer would: one present token, with a state that may be overwritten."""
-        if hidden_states.shape[:2] != (1, 1) or hidden_states.dtype != self.dtype or not hidden_states.is_contiguous():
+        operator, rotate, state = plan.operators[self.layer_idx], plan.rotate, past.recurrent_states
+        if type(operator) is not Step or operator.step_ is not recurrent_step_ or operator.decay.write is not None:
             return False
         if past.record_past or not past.is_initialized or not past.can_be_overwritten or torch.is_autocast_enabled("cpu"):
             return False
-        operator, rotate, state = plan.operators[self.layer_idx], plan.rotate, past.recurrent_states
-        if type(operator) is not Step or operator.step_ is not recurrent_step_ or operator.decay.write is not None:
+        if hidden_states.dtype != self.dtype or not hidden_states.is_contiguous() or not state.is_contiguous():
             return False
         if self.rotations and (rotate.turn is not rotate_step or self.dtype in rotate.narrows):
             return False
         if not state.dtype == operator.decay.keep.dtype == torch.float32 or state.shape != self.state_shape:
             return False
-        return state.is_contiguous() and not self.snapshot.has_inner_hooks()
+        return not self.snapshot.has_inner_hooks()
 
     def is_valid(self) -> bool:
         """Whether the layer is the one that the program was made of."""

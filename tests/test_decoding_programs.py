@@ -229,9 +229,10 @@ def test_new_values_of_fused_weights_end_programs(made, tmp_path, change):
     assert made
 
 
-def test_new_values_of_fused_weights_are_seen_between_two_tokens(made, tmp_path):
+@pytest.mark.parametrize("programs", [False, True])
+def test_new_values_of_fused_weights_are_seen_between_two_tokens(made, tmp_path, programs):
     plain = small_model()
-    fast = compiled(small_model(), tmp_path, fuse=True)
+    fast = retnet_hf_cpu.compile(small_model(), tmp_path, programs=programs, measure=False)
     states = [state_after(model) for model in (fast, plain)]
     with torch.no_grad():
         for model in (fast, plain):
@@ -356,9 +357,10 @@ def test_adapted_layers_have_no_program(made, tmp_path, name):
 
 def test_files_differ_by_what_a_program_is_made_of(made, tmp_path):
     models = [small_model(), small_model(dtype=torch.bfloat16).to(torch.bfloat16), small_model(rms_norm_eps=1e-3)]
-    models += [small_model(intermediate_size=48), small_model(use_rotary=False), small_model()]
-    for layer in models[-1].model.layers:
+    models += [small_model(intermediate_size=48), small_model(use_rotary=False), small_model(), small_model()]
+    for layer, other in zip(models[-1].model.layers, models[-2].model.layers):
         layer.retention.head_norm.eps = 0.5
+        other.mlp.act_fn = nn.Tanh()
     for model in models:
         compiled(model, tmp_path)
     compiled(models[0], tmp_path, fuse=True)
@@ -430,3 +432,7 @@ def test_the_head_of_half_precision_is_a_product_with_a_vector(tmp_path, monkeyp
         logits = fast.lm_head(torch.ones(1, 1, 32, dtype=torch.bfloat16))
     expected = fast.lm_head.weight.double().sum(1)
     close(logits[0, 0].double(), expected.detach(), 2**-8)
+    monkeypatch.undo()
+    with torch.no_grad():
+        for ids in (PROMPT, random_ids(3, 1)):
+            assert fast(ids).logits.equal(original(fast)(ids).logits)

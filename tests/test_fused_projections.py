@@ -185,11 +185,12 @@ def test_an_adapter_can_come_and_be_merged_and_saved(tmp_path, ids):
     torch.testing.assert_close(logits(loaded, ids), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_autocast_computes_as_before(ids):
+def test_autocast_computes_as_before(ids, monkeypatch):
     model = small_model()
     fast = fused(model)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(logits(fast, ids), logits(model, ids))
+        assert count_products(fast, ids, monkeypatch) == count_products(model, ids, monkeypatch)
     assert fused_layers(fast) == EVERY
 
 
