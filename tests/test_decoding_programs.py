@@ -281,6 +281,14 @@ def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
     handle.remove()
 
 
+def test_hidden_states_of_another_type_are_an_error_as_in_the_model(made, tmp_path):
+    plain = small_model()
+    for model in (plain, compiled(plain, tmp_path, fuse=True)):
+        state = state_after(model)
+        with torch.no_grad(), pytest.raises(RuntimeError, match="same dtype"):
+            model(inputs_embeds=torch.ones(1, 1, 32, dtype=torch.float64), past_key_values=state)
+
+
 def test_long_prompts_are_read_in_pieces_as_by_the_model(made, tmp_path, monkeypatch):
     monkeypatch.setattr("retnet_hf.plan.PIECE_SIZE_ON_CPU", 16)
     model, calls = small_model(), []
@@ -357,10 +365,11 @@ def test_adapted_layers_have_no_program(made, tmp_path, name):
 
 def test_files_differ_by_what_a_program_is_made_of(made, tmp_path):
     models = [small_model(), small_model(dtype=torch.bfloat16).to(torch.bfloat16), small_model(rms_norm_eps=1e-3)]
-    models += [small_model(intermediate_size=48), small_model(use_rotary=False), small_model(), small_model()]
-    for layer, other in zip(models[-1].model.layers, models[-2].model.layers):
-        layer.retention.head_norm.eps = 0.5
-        other.mlp.act_fn = nn.Tanh()
+    models += [small_model(intermediate_size=48), small_model(use_rotary=False)]
+    models += [small_model() for _ in range(3)]
+    for one, another, third in zip(*(model.model.layers for model in models[-3:])):
+        one.retention.head_norm.eps = 0.5
+        another.mlp.act_fn, third.mlp.act_fn = nn.Tanh(), nn.Sigmoid()
     for model in models:
         compiled(model, tmp_path)
     compiled(models[0], tmp_path, fuse=True)

@@ -334,11 +334,12 @@ class Logits(nn.Module):
         return self.model(ids, use_cache=False).logits
 
 
-def test_an_exported_copy_is_the_program_of_the_model(ids):
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_copy_is_the_program_of_the_model(strict, ids):
     model = small_model(num_hidden_layers=1)
     fast = fused(model)
     with torch.no_grad():
-        program = torch.export.export(Logits(fast), (ids,), strict=False)
+        program = torch.export.export(Logits(fast), (ids,), strict=strict)
         torch.testing.assert_close(program.module()(ids), logits(model, ids))
     assert set(program.state_dict) == set(Logits(model).state_dict())
     assert fused_layers(fast)
