@@ -65,7 +65,7 @@ def test_a_quantised_model_generates(quantised):
             quantised(ids, attention_mask=mask).logits[mask.bool()], expected(ids, attention_mask=mask).logits[mask.bool()]
         )
         state = quantised(ids, attention_mask=mask).past_key_values
-    assert {layer.recurrent_state.dtype for layer in state.layers} == {torch.float32}
+    assert {layer.recurrent_states.dtype for layer in state.layers} == {torch.float32}
     for options in ({}, {"num_beams": 3}, {"use_cache": False}):
         tokens = greedy(quantised, ids, 12, attention_mask=mask, **options)
         assert tokens.equal(greedy(expected, ids, 12, attention_mask=mask, **options))
@@ -89,5 +89,5 @@ def test_a_quantised_bfloat16_model_keeps_decays_and_state_in_float32(tmp_path):
     with torch.no_grad():
         out = half(random_ids(2, 21))
     assert out.logits.dtype == torch.bfloat16
-    assert {layer.recurrent_state.dtype for layer in out.past_key_values.layers} == {torch.float32}
+    assert {layer.recurrent_states.dtype for layer in out.past_key_values.layers} == {torch.float32}
     assert greedy(half, random_ids(2, 7), 12).shape == (2, 19)
