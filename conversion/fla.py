@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""flash-linear-attention's RetNet: fla-hub/retnet-*, linear-moe-hub/RetNet-340M, and whatever was trained with it.
+"""flash-linear-attention's RetNet: fla-hub/retnet-*, linear-moe-hub/RetNet-340M, and other models trained with it.
 
 Both layouts of names: `mlp.gate_proj` alone, holding gate and up projection (uploads of 2024), or both by themselves; and
 the head norm as `g_norm` or `g_norm_swish_gate`, depending on the kernel that computed it.
@@ -24,7 +24,7 @@ from .plan import (
     dialect_moves,
     fields_of_transformers,
     model_from,
-    require_field,
+    require_fields,
     require_plain_retnet,
     require_published_decays,
     saved_tensors,
@@ -80,7 +80,9 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         ValueError: naming the field of the configuration that fla has no option for.
     """
     ours = model.config
-    for field, *allowed in (
+    require_fields(
+        ours,
+        NAME,
         ("rotary_endpoint", False),
         ("embedding_multiplier", 1),
         ("use_embedding_norm", False),
@@ -88,8 +90,7 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         ("residual_multiplier", 1),
         ("output_gate_act", "silu", "swish"),
         ("hidden_act", "silu", "swish"),
-    ):
-        require_field(ours, NAME, field, *allowed)
+    )
     require_published_decays(ours, NAME)
     require_plain_retnet(ours, NAME)
 

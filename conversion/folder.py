@@ -10,9 +10,7 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from retnet_hf.image_processing_metaformer import MetaFormerImageProcessor
-from retnet_hf.image_processing_rmt import RMTImageProcessor
-from retnet_hf.image_processing_vir import ViRImageProcessor
+from retnet_hf.image_processing_retention import MetaFormerImageProcessor, RMTImageProcessor, ViRImageProcessor
 
 from .card import converted_card, licence_of
 from .checkpoint import Checkpoint

@@ -281,25 +281,28 @@ def model_from(plan: Callable[[dict[str, Shape], dict | None], Plan], state_dict
     return planned.build(state_dict.__getitem__)
 
 
-def require_field(config: PreTrainedConfig, target_format: str, name: str, *allowed: Any) -> None:
-    """A field that the other format has one value for.
+def require_fields(config: PreTrainedConfig, target_format: str, *allowed: tuple[Any, ...]) -> None:
+    """Fields that the other format has only some values for, each with those values: ("hidden_act", "silu", "swish").
 
     Raises:
         ValueError: where the configuration has another.
     """
-    value = getattr(config, name)
-    if value not in allowed:
-        choices = " or ".join(repr(choice) for choice in allowed)
-        raise ValueError(f"{name} must be {choices} for the format {target_format}, which cannot express {value!r}.")
+    for name, *values in allowed:
+        value = getattr(config, name)
+        if value not in values:
+            choices = " or ".join(repr(choice) for choice in values)
+            raise ValueError(f"{name} must be {choices} for the format {target_format}, which cannot express {value!r}.")
 
 
 def require_plain_retnet(config: RetNetConfig, target_format: str) -> None:
-    """No option of RetNetConfig that the format of no other RetNet has.
+    """No option of RetNetConfig that no format of another RetNet has.
 
     Raises:
         ValueError: where the configuration has one.
     """
-    for name, allowed in (
+    require_fields(
+        config,
+        target_format,
         ("use_rotary", True),
         ("use_head_norm", True),
         ("use_gated_mlp", True),
@@ -308,8 +311,7 @@ def require_plain_retnet(config: RetNetConfig, target_format: str) -> None:
         ("use_qk_norm", False),
         ("layer_types", ["linear_attention"] * config.num_hidden_layers),
         ("retention_window", None),
-    ):
-        require_field(config, target_format, name, allowed)
+    )
     given = config.rope_parameters
     plain = {"rope_theta": 10000, "rope_type": "default", "partial_rotary_factor": 1}
     if plain | given != plain:

@@ -21,7 +21,7 @@ from retnet_hf.modeling_metaformer import (
 )
 
 from .errors import CheckpointError
-from .plan import Change, Dropped, Move, Plan, Reshaped, Shape, empty_model, model_from, require_field, saved_tensors
+from .plan import Change, Dropped, Move, Plan, Reshaped, Shape, empty_model, model_from, require_fields, saved_tensors
 
 
 NAME = "poolformer"
@@ -207,8 +207,7 @@ def to_poolformer(
         ValueError: naming the field of the configuration that PoolFormer has no option for.
     """
     ours = model.config
-    require_field(ours, NAME, "token_mixers", ["pooling"] * len(ours.depths))
-    require_field(ours, NAME, "layer_norm_eps", 1e-5)
+    require_fields(ours, NAME, ("token_mixers", ["pooling"] * len(ours.depths)), ("layer_norm_eps", 1e-5))
     config = ours.to_dict()
     fields = {field: config[field] for field in _SAME_FIELDS if field in config}
     name = "PoolFormerModel" if isinstance(model, MetaFormerModel) else "PoolFormerForImageClassification"

@@ -29,7 +29,7 @@ from .plan import (
     empty_model,
     model_from,
     renamed,
-    require_field,
+    require_fields,
     saved_tensors,
 )
 
@@ -193,15 +193,16 @@ def to_rmt(model: RMTForImageClassification | RMTBackbone) -> tuple[dict[str, Te
         ValueError: naming the field of the configuration that the peer has no argument for.
     """
     ours, dense = model.config, isinstance(model, RMTBackbone)
-    for field, *allowed in (
+    require_fields(
+        ours,
+        NAME,
         ("rope_theta", 10000),
         ("hidden_act", "gelu"),
         ("projection_act", "silu", "swish"),
         ("layer_norm_eps", 1e-6),
         ("batch_norm_eps", 1e-5),
         ("token_classifier_input", None, "hidden_states"),
-    ):
-        require_field(ours, NAME, field, *allowed)
+    )
     if len(ours.depths) != 4:
         raise ValueError(f"depths must be of four stages for the format {NAME}, got {ours.depths!r}.")
     if dense and ours.out_features != ours.stage_names[1:]:

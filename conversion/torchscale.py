@@ -25,7 +25,7 @@ from .plan import (
     dialect_moves,
     empty_model,
     model_from,
-    require_field,
+    require_fields,
     require_plain_retnet,
     require_published_decays,
     saved_tensors,
@@ -82,7 +82,7 @@ def plan_with_prefixes(
     ours = RetNetConfig(**config)
     moves = planned_moves(ours, body, head, tied_twice=head in shapes, model_class=model_class)
     used = {source for move in moves for source in move.sources}
-    # what is left over is told by Plan.check; a checkpoint without the buffers loses nothing
+    # a checkpoint without the buffers loses nothing; Plan.check reports tensors that are left over
     moves = [move for move in moves if move.targets or move.sources[0] in shapes]
     moves += [Move((name,), (TORCHSCALE.ours(name),)) for name in shapes if name not in used]
     return Plan(target_format, model_class, ours, moves)
@@ -111,7 +111,7 @@ def planned_moves(
 
     Args:
         body: the prefix of all names but the head's. head: the name of the head.
-        tied_twice: whether a head that is tied to the embedding is written all the same.
+        tied_twice: whether the checkpoint has a head even if it is tied to the embedding.
     """
 
     def theirs(name: str) -> str:
@@ -153,7 +153,9 @@ def to_torchscale(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str
 
 def torchscale_arguments(ours: RetNetConfig, target_format: str) -> dict[str, Any]:
     """Arguments of torchscale's RetNetConfig, most of which syncdoth's config.json shares, for this configuration."""
-    for field, *allowed in (
+    require_fields(
+        ours,
+        target_format,
         ("key_expansion", 1),
         ("rotary_endpoint", True),
         ("use_output_gate", True),
@@ -161,8 +163,7 @@ def torchscale_arguments(ours: RetNetConfig, target_format: str) -> dict[str, An
         ("head_norm_affine", False),
         ("feature_map", None),
         ("num_key_value_heads", ours.num_attention_heads),
-    ):
-        require_field(ours, target_format, field, *allowed)
+    )
     require_plain_retnet(ours, target_format)
     scaled, deep = ours.hidden_size**0.5, (2 * ours.num_hidden_layers) ** 0.25
     for field, value in (("embedding_multiplier", scaled), ("residual_multiplier", deep)):

@@ -19,7 +19,7 @@ from retnet_hf.loading import Split
 from retnet_hf.modeling_vir import ViRForImageClassification
 
 from .errors import CheckpointError
-from .plan import Change, Dropped, Move, Plan, Shape, empty_model, model_from, renamed, require_field, saved_tensors
+from .plan import Change, Dropped, Move, Plan, Shape, empty_model, model_from, renamed, require_fields, saved_tensors
 
 
 NAME = "vir_official"
@@ -115,7 +115,7 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
     if heads is None:
         raise CheckpointError(
             f"a hidden size of {hidden_size} is of no ViR of the authors, so that the format {NAME} needs a configuration "
-            "with num_heads, which no tensor tells"
+            "with num_heads, which no tensor shows"
         )
     own_position = not arguments.get("no_embed_class", True) and pooling == "class_token"
     patches = shapes["pos_embed"][1] - own_position
@@ -176,7 +176,9 @@ def to_vir_official(model: ViRForImageClassification) -> tuple[dict[str, Tensor]
         ValueError: naming the field of the configuration that the peer has no argument for.
     """
     ours = model.config
-    for field, *allowed in (
+    require_fields(
+        ours,
+        NAME,
         ("hidden_act", "gelu"),
         ("bidirectional", False),
         ("qkv_bias", True),
@@ -184,8 +186,7 @@ def to_vir_official(model: ViRForImageClassification) -> tuple[dict[str, Tensor]
         ("use_retention_norm", False),
         ("retention_act", None),
         ("layer_norm_eps", 1e-6),
-    ):
-        require_field(ours, NAME, field, *allowed)
+    )
     if ours.decays() != ViRConfig(num_attention_heads=ours.num_attention_heads, hidden_size=ours.hidden_size).decays():
         raise ValueError(f"decay_schedule must be 'log_linear' for the format {NAME}, got {ours.decay_schedule!r}.")
     mean = ours.pooling.startswith("mean")

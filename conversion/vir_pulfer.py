@@ -18,7 +18,7 @@ from retnet_hf.configuration_vir import ViRConfig
 from retnet_hf.modeling_vir import ViRForImageClassification
 
 from .errors import CheckpointError
-from .plan import Change, Known, Move, Plan, Shape, empty_model, model_from, renamed, require_field, saved_tensors
+from .plan import Change, Known, Move, Plan, Shape, empty_model, model_from, renamed, require_fields, saved_tensors
 
 
 NAME = "vir_pulfer"
@@ -169,7 +169,9 @@ def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], 
         ValueError: naming the field of the configuration that the peer has no argument for.
     """
     ours = model.config
-    for field, *allowed in (
+    require_fields(
+        ours,
+        NAME,
         ("pooling", "last_patch"),
         ("num_channels", 3),
         ("intermediate_size", 4 * ours.hidden_size),
@@ -182,8 +184,7 @@ def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], 
         ("retention_act", "gelu"),
         ("use_layer_scale", False),
         ("layer_norm_eps", 1e-5),
-    ):
-        require_field(ours, NAME, field, *allowed)
+    )
     if ours.patch_shape[0] != ours.patch_shape[1]:
         raise ValueError(f"patch_size must be one number for the format {NAME}, got {ours.patch_size!r}.")
     positions = math.prod(ours.grid_shape)

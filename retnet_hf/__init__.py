@@ -11,10 +11,15 @@ from .configuration_retnet import RetNetConfig
 from .configuration_rmt import RMTConfig
 from .configuration_vir import ViRConfig
 from .context_parallel import context_parallel, shard_sequence
-from .image_processing_metaformer import MetaFormerImageProcessor, MetaFormerImageProcessorPil
-from .image_processing_retention import by_backend
-from .image_processing_rmt import RMTImageProcessor, RMTImageProcessorPil
-from .image_processing_vir import ViRImageProcessor, ViRImageProcessorPil
+from .image_processing_retention import (
+    MetaFormerImageProcessor,
+    MetaFormerImageProcessorPil,
+    RMTImageProcessor,
+    RMTImageProcessorPil,
+    ViRImageProcessor,
+    ViRImageProcessorPil,
+    by_backend,
+)
 from .model_types import register
 from .modeling_metaformer import (
     MetaFormerBackbone,

@@ -48,11 +48,11 @@ pip install retnet-hf
 """
 _DECODER = """\
 : trained like a transformer, decoded like a recurrent
-network. Its state takes {state_bytes:,} bytes per sequence, however long the text is."""
+network. Its state takes {state_bytes} bytes per sequence, however long the text is."""
 _HYBRID = """\
  with layers of softmax attention: those of
-retention keep {state_bytes:,} bytes per sequence, however long the text is; the others keep
-{token_numbers:,} numbers of each token that they may look back to."""
+retention keep {state_bytes} bytes per sequence, however long the text is; the others keep {token_numbers} numbers of each
+token that they may look back to."""
 _ENCODER = """\
  that reads in both directions:
 a token sees those before and after it, in time linear in the length of the text."""
@@ -75,8 +75,7 @@ from transformers import pipeline
 classifier = pipeline("image-classification", model="{name}")
 print(classifier("picture.png"))
 """
-_IMAGE_MODEL = """\
-from retnet_hf import {model_class}
+_IMAGE_MODEL = """from retnet_hf import {model_class}
 from transformers import AutoImageProcessor
 
 processor = AutoImageProcessor.from_pretrained("{name}")
@@ -108,7 +107,8 @@ def model_card(
     if config.model_type == "retnet":
         task, auto_class = TASKS[suffix], f"AutoModel{suffix.removeprefix('Model')}"
         nature = _ENCODER if config.bidirectional else _HYBRID if config.is_hybrid else _DECODER
-        nature = nature.format(state_bytes=4 * config.state_size, token_numbers=config.cache_size_per_token)
+        sizes = {"state_bytes": f"{4 * config.state_size:,}", "token_numbers": f"{config.cache_size_per_token:,}"}
+        nature = nature.format(**sizes)
         rows = {
             "hidden size": config.hidden_size,
             "layers": config.num_hidden_layers,

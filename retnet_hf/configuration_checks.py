@@ -1,9 +1,33 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The checks of fields that configurations share."""
+"""Parts of several configurations: checks of fields, and sizes by name."""
+
+from typing import Any
 
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
+
+
+class PresetsMixin:
+    """Sizes by name. A configuration lists the fields of each in `_presets`."""
+
+    _presets: dict[str, dict[str, Any]]
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """The names that `from_preset` takes."""
+        return tuple(cls._presets)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any):
+        """Configuration of a named size; any field may be overridden.
+
+        Raises:
+            ValueError: for an unknown name.
+        """
+        if name not in cls._presets:
+            raise ValueError(f"preset must be one of {', '.join(cls._presets)}, got {name!r}.")
+        return cls(**(cls._presets[name] | overrides))
 
 
 class FieldChecks:
@@ -19,24 +43,31 @@ class FieldChecks:
     def one_of(self, field: str, allowed: tuple[str, ...]) -> None:
         self.require(getattr(self.config, field) in allowed, field, "one of " + ", ".join(allowed))
 
-    def positive(self, *fields: str) -> None:
+    def positive(self, *fields: str, allowed: str = "positive") -> None:
         for field in fields:
-            self.require(getattr(self.config, field) > 0, field, "positive")
+            self.require(getattr(self.config, field) > 0, field, allowed)
 
     def positive_integer(self, *fields: str) -> None:
+        self.positive(*fields, allowed="a positive integer")
+
+    def positive_integers(self, *fields: str) -> None:
         for field in fields:
-            self.require(getattr(self.config, field) > 0, field, "a positive integer")
+            self.require(all(number > 0 for number in getattr(self.config, field)), field, "positive integers")
+
+    def positive_integer_or_none(self, *fields: str) -> None:
+        for field in fields:
+            value = getattr(self.config, field)
+            self.require(value is None or value > 0, field, "a positive integer or None")
 
     def rate(self, *fields: str) -> None:
         for field in fields:
             self.require(0 <= getattr(self.config, field) < 1, field, "in [0, 1)")
 
-    def activation(self, *fields: str) -> None:
+    def activation(self, *fields: str, allowed: str = "a name of transformers.activations.ACT2FN") -> None:
         for field in fields:
             value = getattr(self.config, field)  # None only in a field whose type allows it
             names = value if isinstance(value, list) else [value]
-            known = all(name is None or name in ACT2FN for name in names)
-            self.require(known, field, "a name of transformers.activations.ACT2FN")
+            self.require(all(name is None or name in ACT2FN for name in names), field, allowed)
 
     def decay_schedule(self, schedules: tuple[str, ...]) -> None:
         """The name of a schedule, or a list of decays."""
@@ -44,11 +75,8 @@ class FieldChecks:
         if isinstance(schedule, str):
             self.one_of("decay_schedule", schedules)
         else:
-            self.require(
-                len(schedule) == heads and all(0 < decay <= 1 for decay in schedule),
-                "decay_schedule",
-                f"a list of num_attention_heads ({heads}) numbers in (0, 1]",
-            )
+            numbers = len(schedule) == heads and all(0 < decay <= 1 for decay in schedule)
+            self.require(numbers, "decay_schedule", f"a list of num_attention_heads ({heads}) numbers in (0, 1]")
 
     def decay_range(self) -> None:
         """The first and the last time constant of the schedule "geometric"."""

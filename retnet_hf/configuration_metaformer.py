@@ -17,17 +17,19 @@ TOKEN_MIXERS = ("pooling", "retention", "manhattan", "attention", "identity")
 MIXERS_WITH_HEADS = ("retention", "manhattan", "attention")
 MIXERS_WITH_DECAY = ("retention", "manhattan")
 
-# name: (hidden_sizes, depths, layer_scale_init_value, drop_path_rate)
-_SHAPES = {
-    # small ones for experiments, in the proportions of S12
-    "tiny": ([16, 32, 80, 128], [2, 2, 6, 2], 1e-5, 0.0),
-    "mini": ([32, 64, 160, 256], [2, 2, 6, 2], 1e-5, 0.0),
-    # PoolFormer, arXiv 2111.11418 table 1, with the stochastic depth of its training runs
-    "s12": ([64, 128, 320, 512], [2, 2, 6, 2], 1e-5, 0.1),
-    "s24": ([64, 128, 320, 512], [4, 4, 12, 4], 1e-5, 0.1),
-    "s36": ([64, 128, 320, 512], [6, 6, 18, 6], 1e-6, 0.2),
-    "m36": ([96, 192, 384, 768], [6, 6, 18, 6], 1e-6, 0.3),
-    "m48": ([96, 192, 384, 768], [8, 8, 24, 8], 1e-6, 0.4),
+_SIZES = {
+    name: {"hidden_sizes": sizes, "depths": depths, "layer_scale_init_value": layer_scale, "drop_path_rate": drop_path_rate}
+    for name, sizes, depths, layer_scale, drop_path_rate in (
+        # small ones for experiments, in the proportions of S12
+        ("tiny", [16, 32, 80, 128], [2, 2, 6, 2], 1e-5, 0.0),
+        ("mini", [32, 64, 160, 256], [2, 2, 6, 2], 1e-5, 0.0),
+        # PoolFormer, arXiv 2111.11418 table 1, with the stochastic depth of its training runs
+        ("s12", [64, 128, 320, 512], [2, 2, 6, 2], 1e-5, 0.1),
+        ("s24", [64, 128, 320, 512], [4, 4, 12, 4], 1e-5, 0.1),
+        ("s36", [64, 128, 320, 512], [6, 6, 18, 6], 1e-6, 0.2),
+        ("m36", [96, 192, 384, 768], [6, 6, 18, 6], 1e-6, 0.3),
+        ("m48", [96, 192, 384, 768], [8, 8, 24, 8], 1e-6, 0.4),
+    )
 }
 
 
@@ -35,12 +37,12 @@ _SHAPES = {
 class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
     r"""Configuration of a MetaFormer (arXiv 2111.11418). The defaults are those of PoolFormer-S12.
 
-    Every list has one value per stage.
+    Every list has one value per stage. The presets have pooling in every stage.
 
     Args:
         num_channels (`int`): colour channels of the images.
-        image_size (`int` or a pair): size trained on, for tools that ask. Nothing is limited by it: any size is taken.
-        token_mixers (`str` or `list[str]`): what mixes the tokens of each stage, one name for all or a list:
+        image_size (`int` or a pair): size of the training images, for tools that ask. The model accepts any size.
+        token_mixers (`str` or `list[str]`): the mixer of the tokens of each stage, one name for all or a list:
             "pooling", the mean of a window less the token itself (PoolFormer);
             "retention", over the tokens row by row, with decay γ^|n-m|;
             "manhattan", retention over the grid, with decay γ^(|Δx| + |Δy|);
@@ -54,8 +56,8 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
         key_expansion, value_expansion (`float`): size of all queries, and of all values, over that of the stage.
         qkv_bias (`bool`): whether the projections to queries, keys, values and gate have biases.
-        bidirectional (`bool`): False: "retention" and "attention" show a token only those before it, and "manhattan" its own
-            row and those above.
+        bidirectional (`bool`): False: a token sees itself and earlier tokens in "retention" and "attention", and its own row
+            and the rows above in "manhattan".
         decay_schedule (`str` or `list[list[float]]`): γ of head i of H of "retention" and "manhattan":
             "rmt", 1 - 2^(-2 - 4 i / H), as RMT has it in its first stages; "power_of_two", 1 - 2^(-5 - i), and "log_linear",
             1 - exp(linspace(ln 1/32, ln 1/512)), as RetNet has it; "geometric", exp(-1/τ), whose time constants τ grow by
@@ -66,8 +68,8 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             activation.
         use_head_norm (`bool`): RMS norm of each head's output of "retention" and "manhattan".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise".
-        use_layer_scale (`bool`), layer_scale_init_value (`float`): factors on the branches of a block, and what they start
-            from.
+        use_layer_scale (`bool`), layer_scale_init_value (`float`): factors on the branches of a block, and their initial
+            value.
         layer_norm_eps (`float`): epsilon of every norm.
         drop_path_rate (`float`): stochastic depth of the last block; it rises linearly from 0 at the first.
         initializer_range (`float`): standard deviation of the weights.
@@ -90,6 +92,7 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
     """
 
     model_type = "metaformer"
+    _presets = _SIZES
     _per_stage = ("token_mixers", "depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides", "padding")
 
     num_channels: int = 3
@@ -122,23 +125,6 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
 
-    @classmethod
-    def presets(cls) -> tuple[str, ...]:
-        """Names that `from_preset` knows."""
-        return tuple(_SHAPES)
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> "MetaFormerConfig":
-        """Configuration of a named size, with pooling in every stage; any field may be overridden.
-
-        Raises:
-            ValueError: for an unknown name.
-        """
-        if name not in _SHAPES:
-            raise ValueError(f"preset must be one of {', '.join(_SHAPES)}, got {name!r}.")
-        fields = dict(zip(("hidden_sizes", "depths", "layer_scale_init_value", "drop_path_rate"), _SHAPES[name]))
-        return cls(**(fields | overrides))
-
     def __post_init__(self, **kwargs: Any) -> None:
         if isinstance(self.token_mixers, str):
             self.token_mixers = [self.token_mixers] * len(self.depths)
@@ -168,53 +154,45 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
         check = FieldChecks(self)
         self._check_stages(check)
-        check.require(
-            all(name in TOKEN_MIXERS for name in self.token_mixers), "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}"
-        )
-        for field in ("depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides"):
-            check.require(all(number > 0 for number in getattr(self, field)), field, "positive integers")
+        sizes, stages = self.hidden_sizes, list(zip(self.token_mixers, self.hidden_sizes, self.num_attention_heads))
+        known = all(name in TOKEN_MIXERS for name in self.token_mixers)
+        check.require(known, "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}")
+        check.positive_integers("depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides")
         check.require(all(number >= 0 for number in self.padding), "padding", "0 or positive")
         check.require(self.pool_size > 0 and self.pool_size % 2 == 1, "pool_size", "odd and positive")
-        check.require(
-            all(int(self.mlp_ratio * size) > 0 for size in self.hidden_sizes),
-            "mlp_ratio",
-            f"such that times each of hidden_sizes ({self.hidden_sizes}) it is 1 or more",
-        )
+        not_empty = all(int(self.mlp_ratio * size) > 0 for size in sizes)
+        check.require(not_empty, "mlp_ratio", f"such that times each of hidden_sizes ({sizes}) it is 1 or more")
+        check.positive("key_expansion", "value_expansion")
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
-            check.require(getattr(self, field) > 0, field, "positive")
-            for name, size, heads in zip(self.token_mixers, self.hidden_sizes, self.num_attention_heads):
-                expanded = size * getattr(self, field)
-                check.require(
-                    name not in MIXERS_WITH_HEADS
-                    or abs(expanded - round(expanded)) < 1e-6
-                    and round(expanded) > 0
-                    and round(expanded) % heads == 0,
-                    "num_attention_heads",
-                    f"such that each divides the size of its stage (hidden_sizes is {self.hidden_sizes}) times "
-                    f"{field} ({getattr(self, field)}) into {what} of whole size",
-                )
+            expansion = getattr(self, field)
+            expanded = [(size * expansion, heads) for name, size, heads in stages if name in MIXERS_WITH_HEADS]
+            check.require(
+                all(abs(size - round(size)) < 1e-6 and round(size) > 0 and round(size) % n == 0 for size, n in expanded),
+                "num_attention_heads",
+                f"such that each divides the size of its stage (hidden_sizes is {sizes}) times {field} ({expansion}) into "
+                f"{what} of whole size",
+            )
         check.activation("hidden_act", "output_gate_act")
         check.one_of("retention_form", FORMS)
         check.positive("num_channels", "layer_norm_eps", "initializer_range", "layer_scale_init_value")
         check.rate("drop_path_rate")
-
         check.decay_range()
         schedule = self.decay_schedule
         if isinstance(schedule, str):
             check.one_of("decay_schedule", ("rmt", *DECAY_SCHEDULES))
-        else:
-            stages = len(self.depths)
-            check.require(len(schedule) == stages, "decay_schedule", f"a list of one list per stage (depths has {stages})")
-            for name, decays, heads in zip(self.token_mixers, schedule, self.num_attention_heads):
-                check.require(
-                    name not in MIXERS_WITH_DECAY or len(decays) == heads and all(0 < decay <= 1 for decay in decays),
-                    "decay_schedule",
-                    f"for each stage one number in (0, 1] per head (num_attention_heads is {self.num_attention_heads})",
-                )
+            return
+        allowed = f"a list of one list per stage (depths has {len(stages)})"
+        check.require(len(schedule) == len(stages), "decay_schedule", allowed)
+        decaying = [(decays, heads) for decays, (name, _, heads) in zip(schedule, stages) if name in MIXERS_WITH_DECAY]
+        check.require(
+            all(len(decays) == heads and all(0 < decay <= 1 for decay in decays) for decays, heads in decaying),
+            "decay_schedule",
+            f"for each stage one number in (0, 1] per head (num_attention_heads is {self.num_attention_heads})",
+        )
 
 
 def _heads_of_about_32(size: int) -> int:
-    """The most heads that divide a hidden size into heads no narrower than 32; one head where there is none."""
+    """The largest number of heads, each at least 32 wide, that divides a hidden size; 1 if there is none."""
     return next((heads for heads in range(size // 32, 1, -1) if size % heads == 0), 1)
 
 

@@ -48,7 +48,7 @@ class RetNetConfig(PreTrainedConfig):
     r"""Configuration of a RetNet (arXiv 2307.08621). The defaults are those of the fla-hub checkpoints, at 1.3B.
 
     A published `config.json` of either dialect, flash-linear-attention's or torchscale's and syncdoth's, is read as it is:
-    their spellings are translated, and what saves is ours.
+    their spellings are translated. It is saved in ours.
 
     Args:
         vocab_size (`int`): number of tokens.
@@ -77,8 +77,8 @@ class RetNetConfig(PreTrainedConfig):
         sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
         retention_window (`int`, *optional*): softmax attention over the last so many tokens, itself included, beside the
             retention of each layer of it: with its queries, keys and values, times a factor that each head learns.
-        rotary_endpoint (`bool`): rotation frequencies theta^(-linspace(0, 1, K/2)), as torchscale has them, in the place of
-            the usual theta^(-2i/K).
+        rotary_endpoint (`bool`): rotation frequencies theta^(-linspace(0, 1, K/2)), as torchscale has them, instead of the
+            usual theta^(-2i/K).
         rope_parameters (`dict`, *optional*): `rope_theta` (10000); `rope_type`, "default", "linear", "llama3" or "yarn",
             with the numbers that transformers' models have for each; and `partial_rotary_factor` (1), the share of the pairs
             of a head that turn, the first of them.
@@ -88,7 +88,7 @@ class RetNetConfig(PreTrainedConfig):
         use_output_gate (`bool`), output_gate_act (`str`): the gate on the retention's output, and its activation.
         use_head_norm (`bool`), head_norm_affine (`bool`): RMS norm of each head's output, and whether it has a weight,
             shared by all heads. Alias of the latter: `elementwise_affine`.
-        use_gated_mlp (`bool`): down(act(gate x) * up x) in the place of down(act(up x)).
+        use_gated_mlp (`bool`): down(act(gate x) * up x) instead of down(act(up x)).
         feature_map (`str` or `list[str]`, *optional*): activation applied to queries and keys, a name of ACT2FN; or for each
             layer a name or None.
         embedding_multiplier (`float`): factor on the embeddings. use_embedding_norm (`bool`): RMS norm after it.
@@ -189,7 +189,7 @@ class RetNetConfig(PreTrainedConfig):
 
     @classmethod
     def presets(cls) -> tuple[str, ...]:
-        """Names that `from_preset` knows."""
+        """The names of `from_preset`."""
         return tuple(_SHAPES)
 
     @classmethod
@@ -248,7 +248,7 @@ class RetNetConfig(PreTrainedConfig):
         return plan | {"layers.*.mlp.down_proj": "rowwise"}
 
     def validate_rope(self) -> None:
-        """Transformers' validation, after ours, which speaks of what a state needs and in sentences."""
+        """Checks of what a state needs, and then those of transformers."""
         check, given = FieldChecks(self), self.rope_parameters or {}
         rope_type, theta = given.get("rope_type", "default"), given.get("rope_theta", 10000.0)
         factor = given.get("partial_rotary_factor", 1.0)
@@ -294,7 +294,7 @@ class RetNetConfig(PreTrainedConfig):
             self.layer_types = ["linear_attention"] * value  # as many as there are, where all are alike
 
     def to_dict(self) -> dict[str, Any]:
-        """As ever, without `layer_types` where all are retention, as files have it that know of no other."""
+        """All fields, without `layer_types` if all layers are retention: earlier files do not have it."""
         content = super().to_dict()
         if not self.is_hybrid:
             content.pop("layer_types", None)
@@ -336,7 +336,7 @@ class RetNetConfig(PreTrainedConfig):
 
     @property
     def state_size(self) -> int:
-        """Numbers that the layers of retention keep of a sequence, whatever its length."""
+        """Numbers that the layers of retention keep of a sequence of any length."""
         layers = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
         matrices = sum(map(self.state_heads, layers)) * self.head_dim * self.value_head_dim
         windowed = 0 if self.retention_window is None else self.retention_window - 1

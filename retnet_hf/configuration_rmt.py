@@ -2,8 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """RMT configuration: four stages described by lists of numbers, and the published sizes by name."""
 
-from typing import Any
-
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
@@ -14,48 +12,53 @@ from .configuration_stages import StagedConfigMixin
 ATTENTION_TYPES = ("decomposed", "whole")
 TOKEN_CLASSIFIER_INPUTS = ("hidden_states", "projection")
 
-# name: (hidden_sizes, depths, num_attention_heads, mlp_ratios, decomposed stages, decay_exponent_ranges,
-#        stages with layer scale, drop_path_rate), from arXiv 2309.11523 and the authors' code
-_SHAPES = {
-    "tiny": ([64, 128, 256, 512], [2, 2, 8, 2], [4, 4, 8, 16], [3, 3, 3, 3], 2, [4, 4, 6, 6], 0, 0.1),
-    "small": ([64, 128, 256, 512], [3, 4, 18, 4], [4, 4, 8, 16], [4, 4, 3, 3], 3, [4, 4, 6, 6], 0, 0.15),
-    "base": ([80, 160, 320, 512], [4, 8, 25, 8], [5, 5, 10, 16], [4, 4, 3, 3], 3, [5, 5, 6, 6], 2, 0.4),
-    "large": ([112, 224, 448, 640], [4, 8, 25, 8], [7, 7, 14, 20], [4, 4, 3, 3], 3, [6, 6, 6, 6], 2, 0.5),
+# arXiv 2309.11523 and the authors' code
+_SIZES = {
+    name: {
+        "hidden_sizes": sizes,
+        "depths": depths,
+        "num_attention_heads": heads,
+        "mlp_ratios": mlp_ratios,
+        "attention_types": ["decomposed"] * decomposed + ["whole"] * (4 - decomposed),
+        "decay_exponent_ranges": ranges,
+        "use_layer_scale": [False] * (4 - scaled) + [True] * scaled,
+        "drop_path_rate": drop_path_rate,
+    }
+    for name, sizes, depths, heads, mlp_ratios, decomposed, ranges, scaled, drop_path_rate in (
+        ("tiny", [64, 128, 256, 512], [2, 2, 8, 2], [4, 4, 8, 16], [3, 3, 3, 3], 2, [4, 4, 6, 6], 0, 0.1),
+        ("small", [64, 128, 256, 512], [3, 4, 18, 4], [4, 4, 8, 16], [4, 4, 3, 3], 3, [4, 4, 6, 6], 0, 0.15),
+        ("base", [80, 160, 320, 512], [4, 8, 25, 8], [5, 5, 10, 16], [4, 4, 3, 3], 3, [5, 5, 6, 6], 2, 0.4),
+        ("large", [112, 224, 448, 640], [4, 8, 25, 8], [7, 7, 14, 20], [4, 4, 3, 3], 3, [6, 6, 6, 6], 2, 0.5),
+    )
 }
-_TOKEN_LABEL = "-token-label"
-# The paper's names; a star marks training with token labels.
-_PAPER_NAMES = {
-    "T": "tiny",
-    "S": "small",
-    "B": "base",
-    "L": "large",
-    "S*": "small" + _TOKEN_LABEL,
-    "B*": "base" + _TOKEN_LABEL,
-    "L*": "large" + _TOKEN_LABEL,
+_TOKEN_LABEL = {
+    f"{name}-token-label": fields | {"token_classifier_input": "hidden_states"}
+    for name, fields in _SIZES.items()
+    if name != "tiny"
 }
-_PRESETS = (*_SHAPES, *(name for name in _PAPER_NAMES.values() if name.endswith(_TOKEN_LABEL)), *_PAPER_NAMES)
 
 
 @strict
 class RMTConfig(StagedConfigMixin, PreTrainedConfig):
     r"""Configuration of an RMT (arXiv 2309.11523). The defaults are those of RMT-T.
 
-    Every list has one value per stage.
+    Every list has one value per stage. The presets have their names in the paper too, "T" to "L"; a star marks training with
+    token labels.
 
     Args:
         num_channels (`int`): colour channels of the images.
-        image_size (`int` or a pair): size trained on, for tools that ask. Nothing is limited by it: any size is taken.
+        image_size (`int` or a pair): size of the training images, for tools that ask. The model accepts any size.
         hidden_sizes (`list[int]`): width of each stage; the first is even, as the stem begins with half of it.
         depths (`list[int]`): blocks of each stage.
         num_attention_heads (`list[int]`): heads of each stage, each with its own decay.
         mlp_ratios (`list[float]`): width of the feed-forward over the stage's width, rounded down.
         attention_types (`list[str]`): "whole", all tokens attend to all with decay γ^(|Δrow| + |Δcolumn|), or
-            "decomposed", along the rows with γ^|Δcolumn| and along the columns of what comes of it with γ^|Δrow|.
+            "decomposed", along the rows with γ^|Δcolumn|, then along the columns with γ^|Δrow|.
         decay_exponents (`list[float]`), decay_exponent_ranges (`list[float]`): γ of head i of N is
             1 - 2^(-exponent - range · i / N).
         rope_theta (`float`): the tokens, counted row by row, are rotated by frequencies rope_theta^(-linspace(0, 1, K/2)).
-        use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): factors on the branches of a block, and what they
-            start from.
+        use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): factors on the branches of a block, and their
+            initial value.
         projection_size (`int`): width of the classifier's hidden layer.
         token_classifier_input (`str`, *optional*): adds the classifier of single tokens of the token-label releases (the
             starred ones), on the last stage's "hidden_states" or on their "projection".
@@ -83,6 +86,12 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
     """
 
     model_type = "rmt"
+    _presets = (
+        _SIZES
+        | _TOKEN_LABEL
+        | {name[0].upper(): fields for name, fields in _SIZES.items()}
+        | {f"{name[0].upper()}*": fields for name, fields in _TOKEN_LABEL.items()}
+    )
     _per_stage = (
         "hidden_sizes",
         "depths",
@@ -94,11 +103,9 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         "use_layer_scale",
     )
 
-    # convolutions read what all ranks have projected, between the weights that are shared out
+    # outputs are gathered, because convolutions between the sharded weights read the channels of all ranks
     base_model_tp_plan = {
-        "stages.*.blocks.*.attention.q_proj": "colwise_gather_output",
-        "stages.*.blocks.*.attention.k_proj": "colwise_gather_output",
-        "stages.*.blocks.*.attention.v_proj": "colwise_gather_output",
+        **{f"stages.*.blocks.*.attention.{name}_proj": "colwise_gather_output" for name in "qkv"},
         "stages.*.blocks.*.attention.o_proj": "rowwise_split_input",
         "stages.*.blocks.*.mlp.fc1": "colwise_gather_output",
         "stages.*.blocks.*.mlp.fc2": "rowwise_split_input",
@@ -127,81 +134,35 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
 
-    @classmethod
-    def presets(cls) -> tuple[str, ...]:
-        """Names that `from_preset` knows."""
-        return _PRESETS
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> "RMTConfig":
-        """Configuration of a published size; any field may be overridden.
-
-        Raises:
-            ValueError: for an unknown name.
-        """
-        if name not in _PRESETS:
-            raise ValueError(f"preset must be one of {', '.join(_PRESETS)}, got {name!r}.")
-        name = _PAPER_NAMES.get(name, name)
-        size = name.removesuffix(_TOKEN_LABEL)
-        hidden_sizes, depths, heads, mlp_ratios, decomposed, ranges, scaled, drop_path_rate = _SHAPES[size]
-        fields = {
-            "hidden_sizes": hidden_sizes,
-            "depths": depths,
-            "num_attention_heads": heads,
-            "mlp_ratios": mlp_ratios,
-            "attention_types": ["decomposed"] * decomposed + ["whole"] * (4 - decomposed),
-            "decay_exponent_ranges": ranges,
-            "use_layer_scale": [False] * (4 - scaled) + [True] * scaled,
-            "drop_path_rate": drop_path_rate,
-            "token_classifier_input": None if size == name else "hidden_states",
-        }
-        return cls(**(fields | overrides))
-
     def decays(self, stage: int) -> list[float]:
         """γ of each head of a stage, in double precision."""
-        heads, exponent, span = (
-            self.num_attention_heads[stage],
-            self.decay_exponents[stage],
-            self.decay_exponent_ranges[stage],
-        )
+        heads = self.num_attention_heads[stage]
+        exponent, span = self.decay_exponents[stage], self.decay_exponent_ranges[stage]
         return [1 - 2.0 ** (-exponent - span * head / heads) for head in range(heads)]
 
     def validate_architecture(self) -> None:
         """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
         check = FieldChecks(self)
         self._check_stages(check)
-        for field in ("hidden_sizes", "depths", "num_attention_heads"):
-            check.require(all(number > 0 for number in getattr(self, field)), field, "positive integers")
-        check.require(
-            self.hidden_sizes[0] % 2 == 0, "hidden_sizes", "even in the first stage, whose half the stem begins with"
+        sizes, heads = self.hidden_sizes, self.num_attention_heads
+        check.positive_integers("hidden_sizes", "depths", "num_attention_heads")
+        even_half = sizes[0] % 2 == 0
+        check.require(even_half, "hidden_sizes", "even in the first stage, whose half is the width of the stem")
+        even = all(size % (2 * number) == 0 for size, number in zip(sizes, heads))
+        allowed = f"such that each of hidden_sizes ({sizes}) divides into heads of even size"
+        check.require(even, "num_attention_heads", allowed)
+        not_empty = all(int(ratio * size) > 0 for ratio, size in zip(self.mlp_ratios, sizes))
+        check.require(not_empty, "mlp_ratios", f"such that times hidden_sizes ({sizes}) it is 1 or more")
+        known = all(name in ATTENTION_TYPES for name in self.attention_types)
+        check.require(known, "attention_types", f"a list of {' and '.join(ATTENTION_TYPES)}")
+        between = all(0 < decay < 1 for stage in range(len(self.depths)) for decay in self.decays(stage))
+        allowed = (
+            f"such that with decay_exponent_ranges ({self.decay_exponent_ranges}) every decay "
+            "1 - 2^(-exponent - range · head / heads) lies between 0 and 1"
         )
-        check.require(
-            all(size % (2 * heads) == 0 for size, heads in zip(self.hidden_sizes, self.num_attention_heads)),
-            "num_attention_heads",
-            f"such that each of hidden_sizes ({self.hidden_sizes}) divides into heads of even size",
-        )
-        check.require(
-            all(int(ratio * size) > 0 for ratio, size in zip(self.mlp_ratios, self.hidden_sizes)),
-            "mlp_ratios",
-            f"such that times hidden_sizes ({self.hidden_sizes}) it is 1 or more",
-        )
-        check.require(
-            all(name in ATTENTION_TYPES for name in self.attention_types),
-            "attention_types",
-            f"a list of {' and '.join(ATTENTION_TYPES)}",
-        )
-        for stage in range(len(self.depths)):
-            check.require(
-                all(0 < decay < 1 for decay in self.decays(stage)),
-                "decay_exponents",
-                f"such that with decay_exponent_ranges ({self.decay_exponent_ranges}) every decay "
-                "1 - 2^(-exponent - range · head / heads) lies between 0 and 1",
-            )
-        check.require(
-            self.token_classifier_input is None or self.token_classifier_input in TOKEN_CLASSIFIER_INPUTS,
-            "token_classifier_input",
-            f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}",
-        )
+        check.require(between, "decay_exponents", allowed)
+        known = self.token_classifier_input in (None, *TOKEN_CLASSIFIER_INPUTS)
+        check.require(known, "token_classifier_input", f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}")
         check.activation("hidden_act", "projection_act")
         check.positive("num_channels", "projection_size", "layer_scale_init_value")
         check.positive("layer_norm_eps", "batch_norm_eps", "initializer_range")

@@ -1,15 +1,25 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What configurations of models in stages share: one list for each thing that the stages differ in."""
+"""Base classes of the configurations of image models: feature maps of a backbone, and lists with a value per stage."""
 
 from typing import Any
 
 from transformers.backbone_utils import BackboneConfigMixin
 
-from .configuration_checks import FieldChecks
+from .configuration_checks import FieldChecks, PresetsMixin
 
 
-class StagedConfigMixin(BackboneConfigMixin):
+class VisionConfigMixin(PresetsMixin, BackboneConfigMixin):
+    """Names the outputs of the stem and of `stages` stages, and chooses the feature maps of a backbone among them."""
+
+    def _name_stages(self, stages: int, kwargs: dict[str, Any]) -> None:
+        self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, stages + 1)]
+        self.set_output_features_output_indices(
+            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
+        )
+
+
+class StagedConfigMixin(VisionConfigMixin):
     """`_per_stage` names the fields with one value per stage, depths and hidden_sizes among them."""
 
     base_model_fsdp_plan = {"stages.*.blocks.*": "free_full_weight"}
@@ -17,15 +27,12 @@ class StagedConfigMixin(BackboneConfigMixin):
     def __post_init__(self, **kwargs: Any) -> None:
         for field in self._per_stage:
             setattr(self, field, list(getattr(self, field)))
-        self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, len(self.depths) + 1)]
-        self.set_output_features_output_indices(
-            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
-        )
+        self._name_stages(len(self.depths), kwargs)
         super().__post_init__(**kwargs)
 
     @property
     def num_hidden_layers(self) -> int:
-        """Hidden states that the model returns beside the stem's: one per stage."""
+        """Number of hidden states that the model returns after the stem's: one per stage."""
         return len(self.depths)
 
     @property

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The schedules of decay that go by a name in more than one configuration."""
+"""Schedules of decay by name, for the configurations of all models."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: S
     Args:
         schedule: "power_of_two", 1 - 2^(-5-i), equation 8 of arXiv 2307.08621; "log_linear",
             1 - exp(linspace(ln 1/32, ln 1/512)), that of its training runs; "geometric", exp(-1/τ), with time constants τ in
-            tokens that each are the same multiple of the one before; "alibi", exp(-2^(-8(i+1)/H)), the slopes of ALiBi
+            tokens that grow by one factor from head to head; "alibi", exp(-2^(-8(i+1)/H)), the slopes of ALiBi
             (arXiv 2108.12409); "none", 1; or γ itself, of each head.
         decay_range: the first and the last τ of "geometric". A single head has their geometric mean.
     """
@@ -34,7 +34,7 @@ def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: S
 
 
 def _spaced(first: float, last: float, count: int, alone: float | None = None) -> list[float]:
-    """Numbers at equal distances, and what stands for them if there is only one: the first, unless told otherwise."""
+    """`count` numbers at equal distances. A single number is `alone` or, without it, `first`."""
     if count == 1:
         return [first if alone is None else alone]
     return [first + (last - first) * place / (count - 1) for place in range(count)]

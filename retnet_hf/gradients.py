@@ -9,6 +9,7 @@ stay in the cache. PyTorch differentiates the plain operations where they are co
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,17 +42,16 @@ def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if needs_autograd():
         first, second = vectors.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
-    recorded = torch.is_grad_enabled() and vectors.requires_grad
-    return (Rotation.apply if recorded else Rotation.forward)(vectors, cos, sin)
-
-
-def step_angles(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The angles of `rotate` (B|1, 1, 1, K/2) as `rotate_step` takes them (B|1, 1, 1, K)."""
-    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    if torch.is_grad_enabled() and vectors.requires_grad:
+        return Rotation.apply(vectors, cos, sin)
+    return Rotation.forward(None, vectors, cos, sin)
 
 
 def rotate_step(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`rotate` for one token, (B, H, 1, K), in fewer operations: their number bounds the time of a decoding step."""
+    """`rotate` for one token, (B, H, 1, K), in fewer operations: their number bounds the time of a decoding step.
+
+    Cosines and sines are (B|1, 1, 1, K): [cos, cos] and [-sin, sin] of those that `rotate` takes.
+    """
     return torch.addcmul(vectors * cos, vectors.roll(vectors.shape[-1] // 2, -1), sin)
 
 
@@ -59,19 +59,16 @@ class Rotation(torch.autograd.Function):
     """See `rotate`. The gradient is rotated back, by the negative angles."""
 
     @staticmethod
-    def forward(vectors, cos, sin):
+    def forward(ctx, vectors, cos, sin):
+        if ctx is not None:
+            ctx.dtype = vectors.dtype
+            ctx.save_for_backward(cos, sin)
         first, second = vectors.chunk(2, dim=-1)
         rotated = torch.empty_like(vectors, dtype=torch.promote_types(vectors.dtype, cos.dtype))
         rotated_first, rotated_second = rotated.chunk(2, dim=-1)
         torch.mul(first, cos, out=rotated_first).addcmul_(second, sin, value=-1)
         torch.mul(first, sin, out=rotated_second).addcmul_(second, cos)
         return rotated
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        vectors, cos, sin = inputs
-        ctx.dtype = vectors.dtype
-        ctx.save_for_backward(cos, sin)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -83,8 +80,9 @@ def rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor
     """hidden_states / sqrt(mean of their squares + eps) · weight, over the last dimension, in the type of hidden_states."""
     if hidden_states.device.type != "cpu" or needs_autograd():  # other devices have a kernel for it
         return plain_rms_norm(hidden_states, weight, eps)
-    normed, _ = (RMSNorm.apply if torch.is_grad_enabled() else RMSNorm.forward)(hidden_states, weight, eps)
-    return normed
+    if torch.is_grad_enabled():
+        return RMSNorm.apply(hidden_states, weight, eps)
+    return RMSNorm.forward(None, hidden_states, weight, eps)
 
 
 def plain_rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -97,24 +95,20 @@ class RMSNorm(torch.autograd.Function):
     """See `rms_norm`. Keeps the input and one number for each row."""
 
     @staticmethod
-    def forward(hidden_states, weight, eps):
+    def forward(ctx, hidden_states, weight, eps):
         narrow = hidden_states.dtype not in (torch.float32, torch.float64)
         wide = hidden_states.float() if narrow else hidden_states
         norm = torch.linalg.vector_norm(wide, 2, -1, True)
         scale = torch.addcmul(norm.new_full((), eps), norm, norm, value=1 / wide.shape[-1]).rsqrt_()
         normed = wide * scale
         normed = normed if weight is None else normed.mul_(weight)
-        return normed.to(hidden_states.dtype) if narrow else normed, scale
+        if ctx is not None:
+            ctx.eps = eps
+            ctx.save_for_backward(hidden_states, weight, scale)
+        return normed.to(hidden_states.dtype) if narrow else normed
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        hidden_states, weight, ctx.eps = inputs
-        _, scale = output
-        ctx.mark_non_differentiable(scale)
-        ctx.save_for_backward(hidden_states, weight, scale)
-
-    @staticmethod
-    def backward(ctx, gradient, _):
+    def backward(ctx, gradient):
         hidden_states, weight, scale = ctx.saved_tensors
         if torch.is_grad_enabled():  # the caller wants to differentiate these gradients
             normed = plain_rms_norm(hidden_states, weight, ctx.eps)
@@ -148,26 +142,22 @@ class SiLUGate(torch.autograd.Function):
     """See `gated`. Keeps values and gate, and activates the gate again."""
 
     @staticmethod
-    def forward(values, gate):
+    def forward(ctx, values, gate):
+        ctx.save_for_backward(values, gate)
         output = torch.empty_like(values, dtype=torch.promote_types(values.dtype, gate.dtype))
         for tokens in token_blocks(values):
             torch.mul(values[..., tokens, :], F.silu(gate[..., tokens, :]), out=output[..., tokens, :])
         return output
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
     def backward(ctx, gradient):
         values, gate = ctx.saved_tensors
         if torch.is_grad_enabled():  # the caller wants to differentiate these gradients
             return tuple(gradients_where_asked((values * F.silu(gate),), (values, gate), (gradient,)))
-        values_gradient, gate_gradient = (
-            torch.empty_like(part) if asked else None for part, asked in zip((values, gate), ctx.needs_input_grad)
-        )
+        values_gradient = torch.empty_like(values) if ctx.needs_input_grad[0] else None
+        gate_gradient = torch.empty_like(gate) if ctx.needs_input_grad[1] else None
         for tokens in token_blocks(values):
-            own, own_values, own_gate = (part[..., tokens, :] for part in (gradient, values, gate))
+            own, own_values, own_gate = gradient[..., tokens, :], values[..., tokens, :], gate[..., tokens, :]
             if values_gradient is not None:
                 torch.mul(own, F.silu(own_gate), out=values_gradient[..., tokens, :])
             if gate_gradient is not None:
@@ -175,12 +165,38 @@ class SiLUGate(torch.autograd.Function):
         return values_gradient, gate_gradient
 
 
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether a linear layer is its weight and nothing else: not quantised, adapted, sharded or hooked."""
-    if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter or module.bias is not None:
-        return False
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return "forward" not in vars(module) and not any(hooks)
+def mean_cross_entropy(
+    head: nn.Linear,
+    hidden_states: Tensor,
+    labels: Tensor,
+    with_logits: bool = True,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Cross entropy of a language model with this head, and its logits (B, T, V) unless `with_logits` is False.
+
+    Both are computed together if the head is its weight and nothing else: not quantised, adapted, sharded or hooked.
+
+    Args:
+        hidden_states: (B, T, D). labels: (B, T), shifted already.
+        num_items_in_batch: labels that count, in all parts of a batch; those of `labels` if absent.
+
+    Returns:
+        the loss, float32, or float64 where hidden_states is, and the logits.
+    """
+    labels = labels.to(hidden_states.device)
+    rows, targets = hidden_states.flatten(0, 1), labels.flatten()
+    hooks = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks
+    plain = type(head) is nn.Linear and type(head.weight) is nn.Parameter and head.bias is None
+    if plain and not hooks and "forward" not in vars(head):
+        total, logits = linear_cross_entropy(rows, head.weight, targets, ignore_index, with_logits)
+    else:
+        logits = head(rows)
+        total = summed_cross_entropy(logits, targets, ignore_index)
+    items = (labels != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
+    loss = total / (items.to(total.device) if isinstance(items, Tensor) else items)
+    return loss, logits.unflatten(0, labels.shape) if with_logits else None
 
 
 def linear_cross_entropy(
@@ -204,7 +220,7 @@ def linear_cross_entropy(
         return plain_linear_cross_entropy(hidden_states, weight, labels, ignore_index)
     recorded = torch.is_grad_enabled()
     asked = recorded and hidden_states.requires_grad, recorded and weight.requires_grad
-    return LinearCrossEntropy.apply(hidden_states, weight, labels, ignore_index, with_logits, *asked)[:2]
+    return LinearCrossEntropy.apply(hidden_states, weight, labels, ignore_index, with_logits, *asked)
 
 
 def plain_linear_cross_entropy(
@@ -212,15 +228,20 @@ def plain_linear_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """`linear_cross_entropy` in PyTorch's own operations."""
     logits = F.linear(hidden_states, weight)
+    return summed_cross_entropy(logits, labels, ignore_index), logits
+
+
+def summed_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
+    """The sum over rows of -ln softmax(logits)[label], float32, or float64 where the logits are."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide, labels, ignore_index=ignore_index, reduction="sum"), logits
+    return F.cross_entropy(wide, labels, ignore_index=ignore_index, reduction="sum")
 
 
 class LinearCrossEntropy(torch.autograd.Function):
     """See `linear_cross_entropy`. Keeps gradients of the *sum*, not of the mean, so that float16 does not lose them."""
 
     @staticmethod
-    def forward(hidden_states, weight, labels, ignore_index, with_logits, for_hidden_states, for_weight):
+    def forward(ctx, hidden_states, weight, labels, ignore_index, with_logits, for_hidden_states, for_weight):
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         loss = torch.zeros((), dtype=dtype, device=weight.device)
         all_logits = F.linear(hidden_states, weight) if with_logits else None
@@ -246,18 +267,13 @@ class LinearCrossEntropy(torch.autograd.Function):
                 hidden_gradient[block] = gradient @ weight
             if for_weight:
                 weight_gradient += gradient.T @ rows
-        return loss, all_logits, hidden_gradient, weight_gradient
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        hidden_states, weight, labels, ctx.ignore_index, *_ = inputs
-        *_, hidden_gradient, weight_gradient = output
-        ctx.mark_non_differentiable(*(tensor for tensor in (hidden_gradient, weight_gradient) if tensor is not None))
+        ctx.ignore_index = ignore_index
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden_states, weight, labels, hidden_gradient, weight_gradient)
+        return loss, all_logits
 
     @staticmethod
-    def backward(ctx, loss_gradient, logits_gradient, *_):
+    def backward(ctx, loss_gradient, logits_gradient):
         hidden_states, weight, labels, *of_sum = ctx.saved_tensors
         if torch.is_grad_enabled():  # the caller wants to differentiate these gradients
             results = plain_linear_cross_entropy(hidden_states, weight, labels, ctx.ignore_index)

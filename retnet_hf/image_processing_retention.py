@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""From pictures to `pixel_values`: what the image processors of ViR, RMT and MetaFormer share.
+"""From pictures to `pixel_values`: the image processors of ViR, RMT and MetaFormer.
 
-Every processor comes twice, as in transformers: the class with the plain name computes with torchvision where that is
-installed and with Pillow and NumPy elsewhere, the class ending in "Pil" with Pillow and NumPy everywhere.
+Every processor comes twice, as in transformers: the class with the plain name computes with torchvision if that is installed
+and else with Pillow and NumPy, the class ending in "Pil" with Pillow and NumPy everywhere.
 """
 
 import numpy as np
@@ -26,7 +26,10 @@ from transformers.utils import is_torchvision_available
 
 
 def rgb_of_picture(picture: PIL.Image.Image) -> np.ndarray:
-    """A picture of any mode -> (3, height, width) uint8. What is transparent shows white; 16 bits become 8."""
+    """A picture of any mode -> (3, height, width) uint8. Transparent pixels become white, and 16 bits become 8.
+
+    The conversion of transformers clips 16 bits to white, and does not composite every mode with transparency.
+    """
     if picture.mode.startswith("I"):  # "I;16" in its byte orders, and "I", to which Pillow widens 16 bits
         grey = np.asarray(picture).clip(0, 65535) / 257
         picture = PIL.Image.fromarray(grey.round().astype(np.uint8))
@@ -39,12 +42,12 @@ def rgb_of_picture(picture: PIL.Image.Image) -> np.ndarray:
 def rgb_of_array(image: np.ndarray | Tensor, input_data_format: ChannelDimension | str | None = None) -> Tensor:
     """An array with 1, 3 or 4 channels, first or last -> (3, height, width), float32 for floats and uint8 for all else.
 
-    Booleans and uint16 are scaled to 256 levels. What is transparent shows white, which is 1.0 where numbers are floats.
+    Booleans and uint16 are scaled to 256 levels. Transparent pixels become white, which is 1.0 among floats.
 
     Raises:
-        ValueError: if the channels are others, or the fourth is that of floats outside of [0, 1].
+        ValueError: for another number of channels, or for four channels of floats outside of [0, 1].
     """
-    if isinstance(image, np.ndarray):  # torch takes neither foreign byte orders nor backward strides
+    if isinstance(image, np.ndarray):  # torch takes neither foreign byte orders nor negative strides
         image = torch.from_numpy(np.array(image, dtype=image.dtype.newbyteorder("="), order="C"))
     image = image.detach()
     if input_data_format is None:
@@ -84,11 +87,15 @@ class RetentionImageProcessorKwargs(ImagesKwargs, total=False):
     crop_pct: float | int | None
 
 
+# transformers looks for the options of a processor under its own name
+ViRImageProcessorKwargs = RMTImageProcessorKwargs = MetaFormerImageProcessorKwargs = RetentionImageProcessorKwargs
+
+
 class RetentionImageProcessing:
-    """What both backends do in the same way, before the backend among the base classes of an image processor.
+    """The part that both backends have in common; it comes before the backend in the base classes of an image processor.
 
     Images are converted to RGB, resized to `size`, rescaled by 1/255 and normalised by the mean and standard deviation of
-    ImageNet. `size` is always the size of what comes out, {"height": …, "width": …} or one number for both.
+    ImageNet. `size` is always the size of the output, {"height": …, "width": …} or one number for both.
 
     With `crop_pct`, an image keeps its proportions, as in the evaluation of timm: it is resized until it covers
     `size` / `crop_pct`, and the centre of size `size` is cut out of it. Without, it is stretched to `size`.
@@ -110,6 +117,7 @@ class RetentionImageProcessing:
     image_mean = IMAGENET_DEFAULT_MEAN
     image_std = IMAGENET_DEFAULT_STD
 
+    # transformers documents this method and `_preprocess` as the places where a processor adds options
     def _standardize_kwargs(self, size=None, crop_pct: float | None = None, **kwargs) -> dict:
         kwargs = super()._standardize_kwargs(size=size, **kwargs)
         height, width = (kwargs["size"].height, kwargs["size"].width) if size is not None else (None, None)
@@ -122,13 +130,10 @@ class RetentionImageProcessing:
             raise ValueError(f"crop_pct must be in (0, 1], or None for no crop, got {crop_pct!r}.")
         return kwargs | {"crop_pct": crop_pct}
 
-    def _prepare_images_structure(self, images: ImageInput, expected_ndims: int = 3) -> list:
-        def with_channel(image):  # (height, width) -> (1, height, width)
-            return image[None] if getattr(image, "ndim", None) == 2 else image
-
-        images = self.fetch_images(images)
-        images = list(map(with_channel, images)) if isinstance(images, list | tuple) else with_channel(images)
-        return super()._prepare_images_structure(images, expected_ndims=expected_ndims)
+    def fetch_images(self, images: ImageInput) -> ImageInput:
+        """Images, or lists of them, with a first dimension of channels also for (height, width)."""
+        images = super().fetch_images(images)
+        return images[None] if getattr(images, "ndim", None) == 2 else images
 
     def process_image(
         self,
@@ -137,7 +142,7 @@ class RetentionImageProcessing:
         input_data_format: ChannelDimension | str | None = None,
         **kwargs,
     ) -> np.ndarray | Tensor:
-        """One image -> (channels, height, width), in the way the backend keeps it."""
+        """One image -> (channels, height, width), in the type of the backend, converted by the two functions above."""
         if do_convert_rgb:
             is_picture = isinstance(image, PIL.Image.Image)
             image = rgb_of_picture(image) if is_picture else rgb_of_array(image, input_data_format)
@@ -166,22 +171,74 @@ class RetentionImageProcessorPil(RetentionImageProcessing, PilBackend):
     """With Pillow and NumPy."""
 
     def resize(self, image: np.ndarray, size: SizeDict, resample: int | None = None, **kwargs) -> np.ndarray:
-        """Resizes (channels, height, width) to `size`: in 256 levels what is uint8, and anything else as float32."""
+        """Resizes (channels, height, width) to `size`: uint8 in 256 levels, any other type as float32."""
         if image.dtype == np.uint8:
             return super().resize(image, size, resample, **kwargs)
         channels = [PIL.Image.fromarray(channel.astype(np.float32)) for channel in image]
         return np.stack([np.asarray(channel.resize((size.width, size.height), resample)) for channel in channels])
 
 
-if is_torchvision_available():
+_WITH_TORCHVISION = (RetentionImageProcessing, TorchvisionBackend)
 
-    class RetentionImageProcessor(RetentionImageProcessing, TorchvisionBackend):
-        """With torchvision."""
 
-else:
+class RetentionImageProcessor(*(_WITH_TORCHVISION if is_torchvision_available() else (RetentionImageProcessorPil,))):
+    """With torchvision, or with Pillow and NumPy if torchvision is not installed."""
 
-    class RetentionImageProcessor(RetentionImageProcessorPil):
-        """With Pillow and NumPy, for want of torchvision."""
+
+class ViRImageProcessor(RetentionImageProcessor):
+    """Prepares images for ViR, whose authors evaluate on a centre crop of 0.9, resized bicubically.
+
+    The arguments are those of `RetentionImageProcessing`.
+
+    Example:
+
+    ```python
+    >>> import numpy as np
+    >>> from retnet_hf import ViRImageProcessor
+
+    >>> processor = ViRImageProcessor(size=32)
+    >>> processor(np.zeros((48, 40, 3), dtype=np.uint8), return_tensors="pt").pixel_values.shape
+    torch.Size([1, 3, 32, 32])
+    ```
+    """
+
+    crop_pct = 0.9
+
+
+class ViRImageProcessorPil(RetentionImageProcessorPil):
+    """`ViRImageProcessor` with Pillow and NumPy, whether or not torchvision is installed."""
+
+    crop_pct = 0.9
+
+
+class RMTImageProcessor(RetentionImageProcessor):
+    """Prepares images for RMT, whose authors evaluate 224 pixels on a centre crop of 0.875, and larger sizes on one of 1.
+
+    The arguments are those of `RetentionImageProcessing`.
+    """
+
+    crop_pct = 0.875
+
+
+class RMTImageProcessorPil(RetentionImageProcessorPil):
+    """`RMTImageProcessor` with Pillow and NumPy, whether or not torchvision is installed."""
+
+    crop_pct = 0.875
+
+
+class MetaFormerImageProcessor(RetentionImageProcessor):
+    """Prepares images for MetaFormer; 0.9 is the centre crop of PoolFormer up to S36, its M36 and M48 have 0.95.
+
+    The arguments are those of `RetentionImageProcessing`.
+    """
+
+    crop_pct = 0.9
+
+
+class MetaFormerImageProcessorPil(RetentionImageProcessorPil):
+    """`MetaFormerImageProcessor` with Pillow and NumPy, whether or not torchvision is installed."""
+
+    crop_pct = 0.9
 
 
 def by_backend(plain: type, pil: type) -> dict[str, type]:

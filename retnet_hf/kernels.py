@@ -25,11 +25,7 @@ class Kernels(NamedTuple):
 
     runs_on: Callable[[torch.device], bool]
     chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # as `chunkwise_retention`; None: by decay tables
-    step_: Callable[..., Tensor]  # as `recurrent_step_`
-
-    def on(self, device: torch.device) -> "Kernels":
-        """These kernels where they run on the device, else PyTorch's operations."""
-        return self if self.runs_on(device) else TORCH
+    step_: Callable[..., tuple[Tensor, Tensor]]  # as `recurrent_step_`
 
 
 def _everywhere(device: torch.device) -> bool:

@@ -234,6 +234,14 @@ def tensor_parallel_share(load_config: Any) -> tuple[int, int] | None:
     return mesh.get_local_rank(), mesh.size()
 
 
+def tensor_parallel_share_of(weight: Tensor) -> tuple[int, int] | None:
+    """As `tensor_parallel_share`, told by a weight that is shared out along a mesh dimension named "tp"."""
+    mesh = getattr(weight, "device_mesh", None)
+    if mesh is None or "tp" not in (mesh.mesh_dim_names or ()):
+        return None
+    return mesh.get_local_rank("tp"), mesh.size(mesh.mesh_dim_names.index("tp"))
+
+
 def load_any_dialect(model: PreTrainedModel, state_dict, checkpoint_files, load_config, *args, **kwargs):
     """`PreTrainedModel._load_pretrained_model`, for weights in any dialect.
 
@@ -254,3 +262,30 @@ def load_any_dialect(model: PreTrainedModel, state_dict, checkpoint_files, load_
     if transforms:
         forget_transforms(model, transforms)
     return loaded
+
+
+class DialectLoading:
+    """What a RetNet does while `from_pretrained` loads it, as a base class of its models."""
+
+    _keys_to_ignore_on_load_unexpected = [TORCHSCALE.unused]
+
+    @staticmethod
+    def _load_pretrained_model(model: PreTrainedModel, state_dict, checkpoint_files, load_config, *args, **kwargs):
+        """Transformers' loading, for weights in any dialect."""
+        model.share_heads(tensor_parallel_share(load_config))
+        return load_any_dialect(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+
+    def share_heads(self, share: tuple[int, int] | None) -> None:
+        """Tells modules that hold numbers of all heads, by their attribute `share`, the (rank, ranks) that share them."""
+        for module in self.modules() if share is not None else ():
+            if hasattr(module, "share"):
+                module.share = share
+
+    def find_share_of_heads(self) -> None:
+        """The same, where weights that are shared out say so: those of a distributed checkpoint do not pass the loader."""
+        for layer in self.layers:
+            if getattr(layer, "is_retention", False):
+                weight = layer.retention.q_proj.weight
+                if hasattr(weight, "device_mesh"):
+                    self.share_heads(tensor_parallel_share_of(weight))
+                return

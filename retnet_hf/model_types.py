@@ -37,8 +37,8 @@ def claim_model_type(config_class: type[PreTrainedConfig]) -> None:
     our_name = f"{config_class.__module__}.{config_class.__qualname__}"
     if other_name not in (None, our_name):
         logger.warning(
-            f"The model_type {model_type!r} was registered for {other_name}, and is registered for {our_name} "
-            "from now on. The classes of both can still be used by name."
+            f"The model_type {model_type!r} was registered with AutoConfig for {other_name}. "
+            f"It is registered for {our_name} from now on. The classes of both can still be used by name."
         )
     AutoConfig.register(model_type, config_class, exist_ok=True)
     _CLAIMED.add(config_class)

@@ -22,11 +22,10 @@ from transformers.utils import TransformersKwargs
 from .configuration_metaformer import MetaFormerConfig
 from .eager_attention import eager_attention_forward
 from .head_decay import HeadDecay
-from .layout import plain_layout
-from .operators import operator_factory
 from .retention_2d import downward_manhattan_retention, manhattan_map, manhattan_retention
 from .retention_forms import default_chunk_size
 from .vision_blocks import (
+    ChannelsLast,
     FeedForward,
     ImageClassifierMixin,
     ResidualBranch,
@@ -36,6 +35,7 @@ from .vision_blocks import (
     asks_for_maps,
     classifier,
     drop_path_rates,
+    retention_operator,
 )
 
 
@@ -64,7 +64,7 @@ class MetaFormerIdentity(nn.Module):
 
 
 class MetaFormerHeads(nn.Module):
-    """What the mixers with heads share: projections to queries, keys and values, and back."""
+    """Base of the mixers with heads: projections to queries, keys and values, and back."""
 
     def __init__(self, config: MetaFormerConfig, stage: int) -> None:
         super().__init__()
@@ -114,14 +114,13 @@ class MetaFormerRetention(MetaFormerHeads):
     def retain(
         self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, output_maps: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Retention among the tokens; its map too, if asked for, and then the output is made of it."""
-        grid = query.shape[2:4]
+        """Retention among the tokens of (B, H, R, L, K or V) and, with `output_maps`, its map (B, H, T, T)."""
+        grid, form = query.shape[2:4], "parallel" if output_maps else self.config.retention_form
         query, key, value = (tensor.flatten(2, 3) for tensor in (query, key, value))  # (B, H, T, .)
-        layout, chunk_size = plain_layout(query.shape[2], query.device), default_chunk_size(query.shape[-1], value.shape[-1])
-        options = {"with_final": False, "bidirectional": self.config.bidirectional, "output_maps": output_maps}
-        operator = operator_factory(self.config.retention_form, layout, chunk_size, **options)(log_decay)
-        output, _ = operator(query, key, value)
-        return output.unflatten(2, grid), operator.maps
+        chunk_size = default_chunk_size(query.shape[-1], value.shape[-1])
+        operator = retention_operator(form, log_decay, query.shape[2], chunk_size, self.config.bidirectional, output_maps)
+        output, _, maps = operator(query, key, value, None)
+        return output.unflatten(2, grid), maps
 
 
 class MetaFormerManhattanRetention(MetaFormerRetention):
@@ -169,14 +168,11 @@ MIXER_CLASSES = {
 }
 
 
-class MetaFormerNorm(nn.GroupNorm):
+class MetaFormerNorm(ChannelsLast, nn.GroupNorm):
     """Norm over all tokens and channels of an image, with one weight and bias per channel, on (B, R, L, C)."""
 
     def __init__(self, config: MetaFormerConfig, size: int) -> None:
         super().__init__(1, size, eps=config.layer_norm_eps)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return super().forward(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 class MetaFormerBlock(GradientCheckpointingLayer):
@@ -237,7 +233,6 @@ class MetaFormerStage(nn.Module):
 
 class MetaFormerPreTrainedModel(VisionPreTrainedModel):
     config: MetaFormerConfig
-    config_class = MetaFormerConfig
     base_model_prefix = "metaformer"
     _no_split_modules = ["MetaFormerBlock"]
     _input_embed_layer = "stem"

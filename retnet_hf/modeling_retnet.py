@@ -8,10 +8,7 @@ plan once (plan.py). A layer rotates and retains by it, whether it trains, reads
 Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V value size, D hidden size.
 """
 
-import inspect
 import math
-from collections.abc import Callable
-from functools import wraps
 
 import torch
 from torch import Tensor, nn
@@ -33,21 +30,23 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto import AutoModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
-from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .cards import ModelCardMixin
 from .configuration_retnet import RetNetConfig
 from .generation_retnet import RetNetGeneration
-from .gradients import gated, is_plain_linear, linear_cross_entropy, rms_norm
+from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
-from .kernels import load_kernels
-from .layout import Layout
-from .loading import TORCHSCALE, load_any_dialect, tensor_parallel_share
-from .plan import Call, Plan, layout_of_call, pieces_of, plans_of
-from .retention_split import Context
-from .retention_state import RetNetState, RetNetStateLayer, borrowed, install_retention_layers
-from .softmax_attention import AttentionPlan
+from .integer_angles import integer_frequencies
+from .kernels import TORCH, load_kernels
+from .loading import DialectLoading
+from .pieces import pieces_of, read_pieces
+from .plan import HALF_PRECISION, Layout, MappedPlan, Plan, Rotation, Scaling, layout_of, operators_of
+from .retention_forms import FORMS, default_chunk_size, multiplies_bfloat16
+from .retention_packed import continued_layout, packed_operators
+from .retention_split import Context, layout_of_ranks, split_operators
+from .retention_state import RetNetState, RetNetStateLayer, borrowed, first_in_use, install_retention_layers
+from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
 
 
 class RetNetDecay(HeadDecay):
@@ -67,26 +66,19 @@ class RetNetDecay(HeadDecay):
     def of_layers(self, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """(M,) of each layer, on this rank: of all heads, or of the key/value heads where heads share a state."""
         rank, ranks = self.share
-        log_decay = self(dtype, device)  # (H,), or (layers, H)
-        shared: dict[int, Tensor] = {}
-
-        def heads(layer: int, step: int) -> Tensor:
-            if log_decay.dim() == 2:
-                return log_decay[layer, ::step].chunk(ranks)[rank]
-            if step not in shared:
-                shared[step] = log_decay[::step].chunk(ranks)[rank]
-            return shared[step]
-
-        return [heads(layer, step) for layer, step in enumerate(self.heads_per_state)]
+        dtype, layers = torch.promote_types(dtype, torch.float32), []
+        log_decay = self.log_decay.to(device).to(dtype) * 2**-56  # (H,), or (layers, H)
+        for layer, step in enumerate(self.heads_per_state):
+            if log_decay.dim() == 1 and layer > 0 and step == self.heads_per_state[0]:
+                layers.append(layers[0])
+            else:
+                own = log_decay if log_decay.dim() == 1 else log_decay[layer]
+                layers.append(own[::step].chunk(ranks)[rank])
+        return layers
 
 
 class RetNetRotaryEmbedding(nn.Module):
-    """Cosines and sines of position times frequency, exact at any position.
-
-    A frequency is kept as an integer, in units of 2^-64 turns per token. Its product with a position wraps around modulo
-    2^64, which drops whole turns and nothing else: after a million tokens the angle is as accurate as after one. No cast
-    of the model to another type touches integers.
-    """
+    """Cosines and sines of position times frequency, exact at any position: see `integer_angles.py`."""
 
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__()
@@ -95,9 +87,9 @@ class RetNetRotaryEmbedding(nn.Module):
         self.frequency = nn.Buffer(self.compute_frequency(), persistent=False)
 
     def compute_frequency(self, device: torch.device | None = None) -> Tensor:
-        """(K/2,) int64: theta^(-2i/K), or theta^(-linspace(0, 1, K/2)) with the end point, in units of 2^-64 turns.
+        """(K/2,) int64: theta^(-2i/K), or theta^(-linspace(0, 1, K/2)) with the end point.
 
-        Those of other types are transformers', in its float32. Pairs that a partial rotation leaves out have 0.
+        Frequencies of other types are transformers', in its float32. Pairs that a partial rotation leaves out have 0.
         """
         config, parameters = self.config, self.config.rope_parameters
         pairs = int(config.head_dim * parameters.get("partial_rotary_factor", 1.0)) // 2
@@ -108,14 +100,12 @@ class RetNetRotaryEmbedding(nn.Module):
             with torch.device("cpu"):  # these are numbers, whatever device models are made on
                 found, self.attention_scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
             radians = found.tolist()
-        turns = [angle / (2 * math.pi) for angle in radians] + [0.0] * (config.head_dim // 2 - pairs)
-        return torch.tensor([round(turn * 2**64) for turn in turns], dtype=torch.int64, device=device)
+        return integer_frequencies(radians + [0.0] * (config.head_dim // 2 - pairs), device)
 
     def forward(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """position (B|1, T) int64 -> cos, sin (B|1, 1, T, K/2), float32 or wider."""
-        dtype = torch.promote_types(dtype, torch.float32)
         phase = position[:, None, :, None] * self.frequency.to(position.device)
-        angle = phase.to(dtype) * (2 * math.pi / 2**64)
+        angle = phase.to(torch.promote_types(dtype, torch.float32)) * (2 * math.pi / 2**64)
         if self.attention_scaling != 1.0:
             return angle.cos() * self.attention_scaling, angle.sin() * self.attention_scaling
         return angle.cos(), angle.sin()
@@ -204,7 +194,7 @@ class RetNetTokenMixer(nn.Module):
 
     def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of hidden states (B, T, D): queries (B, H, T, K), keys (B, G, T, K) and values (B, G, T, V)."""
-        shape = (*hidden_states.shape[:-1], -1)
+        shape = (*hidden_states.shape[:-1], -1)  # (B, T, heads)
         query = self.q_proj(hidden_states).view(*shape, self.head_dim).transpose(1, 2)
         key = self.k_proj(hidden_states).view(*shape, self.head_dim).transpose(1, 2)
         value = self.v_proj(hidden_states).view(*shape, self.value_head_dim).transpose(1, 2)
@@ -233,18 +223,17 @@ class RetNetRetention(RetNetTokenMixer):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the plan computes it."""
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        query, key, value = self.heads(hidden_states)
-        output, maps = self.retain(query, key, value, plan, past)  # (B, T, H V)
-        if self.g_proj is not None:
-            output = gated(output, self.g_proj(hidden_states), self.gate_fn)
+        output, maps = self.gated_retention(hidden_states, *self.heads(hidden_states), plan, past)
         return self.o_proj(output), maps
 
-    def retain(
-        self, query: Tensor, key: Tensor, value: Tensor, plan: Plan, past: RetNetStateLayer | None
+    def gated_retention(
+        self, hidden_states: Tensor, query: Tensor, key: Tensor, value: Tensor, plan: Plan, past: RetNetStateLayer | None
     ) -> tuple[Tensor, Tensor | None]:
+        """Equation 8 up to W_O: (B, T, H V), and the retention map."""
         query, key = plan.rotate(self.feature_map(query), self.feature_map(key))
         output, maps = plan.retain(self.layer_idx, query, key, value, past)  # (B, H, T, V)
-        return self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype), maps
+        output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
+        return output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn), maps
 
 
 class RetNetAttention(RetNetTokenMixer):
@@ -274,17 +263,13 @@ class RetNetWindowedRetention(RetNetRetention):
         super().__init__(config, layer_idx)
         self.window_scale = RetNetHeadScale(config.num_attention_heads)
 
-    def forward(self, hidden_states, plan, past_key_values=None, **kwargs):
-        """As `RetNetRetention.forward`."""
-        past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        query, key, value = self.heads(hidden_states)
-        output, maps = self.retain(query, key, value, plan, past)
-        if self.g_proj is not None:
-            output = gated(output, self.g_proj(hidden_states), self.gate_fn)
+    def gated_retention(self, hidden_states, query, key, value, plan, past):
+        """As in `RetNetRetention`."""
+        output, maps = super().gated_retention(hidden_states, query, key, value, plan, past)
         query, key = plan.rotate(query, key)  # scales the queries, too
         past = None if past is None else past.window
         windowed, _ = plan.window.attend(self, query, key, value.to(query.dtype), past, scaling=1.0)
-        return self.o_proj(output + self.window_scale(windowed).flatten(2).to(output.dtype)), maps
+        return output + self.window_scale(windowed).flatten(2).to(output.dtype), maps
 
 
 class RetNetMLP(nn.Module):
@@ -331,22 +316,17 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
-        branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
-        mixer = self.retention if self.is_retention else self.attention
-        branch, _ = mixer(branch, plan=plan, past_key_values=past_key_values, **kwargs)
-        hidden_states = self.join(hidden_states, branch, self.retention_norm)
-
-        branch = self.mlp_norm(hidden_states) if self.pre_norm else hidden_states
-        return self.join(hidden_states, self.mlp(branch), self.mlp_norm)
-
-    def join(self, stream: Tensor, branch: Tensor, norm: nn.Module) -> Tensor:
-        if self.residual_multiplier != 1.0:
-            stream = stream * self.residual_multiplier
-        stream = stream + (self.dropout(branch) if self.training else branch)
-        return stream if self.pre_norm else norm(stream)
+        alpha, mixer = self.residual_multiplier, self.retention if self.is_retention else self.attention
+        if self.pre_norm:
+            branch, _ = mixer(self.retention_norm(hidden_states), plan=plan, past_key_values=past_key_values, **kwargs)
+            hidden_states = alpha * hidden_states + self.dropout(branch)
+            return alpha * hidden_states + self.dropout(self.mlp(self.mlp_norm(hidden_states)))
+        branch, _ = mixer(hidden_states, plan=plan, past_key_values=past_key_values, **kwargs)
+        hidden_states = self.retention_norm(alpha * hidden_states + self.dropout(branch))
+        return self.mlp_norm(alpha * hidden_states + self.dropout(self.mlp(hidden_states)))
 
 
-class RetNetPreTrainedModel(ModelCardMixin, PreTrainedModel):
+class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
     config: RetNetConfig
     config_class = RetNetConfig
     base_model_prefix = "model"
@@ -358,7 +338,6 @@ class RetNetPreTrainedModel(ModelCardMixin, PreTrainedModel):
     _supports_sdpa = True  # in the layers of a hybrid that are not retention
     _supports_flash_attn = True
     _supports_attention_backend = True
-    _keys_to_ignore_on_load_unexpected = [TORCHSCALE.unused]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -374,32 +353,6 @@ class RetNetPreTrainedModel(ModelCardMixin, PreTrainedModel):
             depth = (8 * self.config.num_hidden_layers) ** 0.25
             shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0
             init.xavier_uniform_(module.weight, gain=module.xavier_gain / shrink)
-
-    @staticmethod
-    def _load_pretrained_model(model: "RetNetPreTrainedModel", state_dict, checkpoint_files, load_config, *args, **kwargs):
-        """Transformers' loading, for weights in any dialect."""
-        share = tensor_parallel_share(load_config)
-        for module in model.modules() if share is not None else ():
-            if isinstance(module, (RetNetDecay, RetNetHeadScale)):
-                module.share = share
-        return load_any_dialect(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
-
-
-def use_cache_if_state_given(forward: Callable) -> Callable:
-    """Makes `use_cache` default to True where a state is given, whatever the configuration says.
-
-    Trainer leaves `config.use_cache` False behind. Such a model would read a state that it is given and not update it.
-    """
-    names = list(inspect.signature(forward).parameters)[1:]
-
-    @wraps(forward)
-    def wrapper(self, *args, **kwargs):
-        kwargs.update(zip(names, args))
-        if kwargs.get("past_key_values") is not None and kwargs.get("use_cache") is None:
-            kwargs["use_cache"] = True
-        return forward(self, **kwargs)
-
-    return wrapper
 
 
 class RetNetModel(RetNetPreTrainedModel):
@@ -420,13 +373,14 @@ class RetNetModel(RetNetPreTrainedModel):
         self.norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps) if pre_norm else nn.Identity()
         self.decay = RetNetDecay(config)
         self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
-        self.kernels = load_kernels(config.kernels)
+        self.kernels = TORCH if config.bidirectional else load_kernels(config.kernels)
+        self.chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
+        self.scaling = config.head_dim**-0.5
+        self.has_softmax_attention = config.is_hybrid or config.retention_window is not None
         self.context: Context | None = None
         self.gradient_checkpointing = False
         self.post_init()
 
-    @use_cache_if_state_given
-    @merge_with_config_defaults
     @capture_outputs
     def forward(
         self,
@@ -447,11 +401,12 @@ class RetNetModel(RetNetPreTrainedModel):
             position_ids: (B, T). Needed only for packed documents: a position that does not exceed the one before it starts
                 a new document. `cu_seq_lens_q` and `seq_idx`, as transformers' collators give them, say the same, and are
                 needed where a document begins with padding.
-            past_key_values: a `RetNetState`, or an empty cache of transformers. With use_cache=True the state reads these
-                tokens, in place; with use_cache=False it is left as it is. Where `cu_seq_lens_q`, the (D + 1,) boundaries of
-                D documents in one row (1, T), is given too, and the state is not empty, document i continues from row i of
-                the state, as if it were alone. A document whose first position in `position_ids` is 0, or below that of its
-                row, starts from an empty state, which overwrites the row.
+            past_key_values: a `RetNetState`, or an empty cache of transformers. The state reads these tokens, in place; with
+                use_cache=False it is left as it is. Where `cu_seq_lens_q`, the (D + 1,) boundaries of D documents in one row
+                (1, T), is given too, and the state is not empty, document i continues from row i of the state, as if it were
+                alone. A document whose first position in `position_ids` is 0, or below that of its row, starts from an empty
+                state, which overwrites the row.
+            use_cache: whether to return a state; True by default if one is given, else `config.use_cache`.
             state_rows: (D,) integers, for documents that continue: the row of each in past_key_values, no two alike.
             retention_form: "auto", "parallel", "recurrent" or "chunkwise"; `config.retention_form` if absent.
             output_attentions: returns the retention maps Q Kᵀ ⊙ D of every layer, (B, H, T, T), in the parallel form.
@@ -461,54 +416,33 @@ class RetNetModel(RetNetPreTrainedModel):
         """
         if (input_ids is None) ^ (inputs_embeds is not None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds.")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
-        if inputs_embeds.dim() != 3:
-            given = ("inputs_embeds", inputs_embeds) if input_ids is None else ("input_ids", input_ids)
+        hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if hidden_states.dim() != 3:
+            name, given = ("inputs_embeds", inputs_embeds) if input_ids is None else ("input_ids", input_ids)
             raise ValueError(
                 "input_ids must be (batch, tokens), or inputs_embeds (batch, tokens, hidden size), got "
-                f"{given[0]} {tuple(given[1].shape)}."
+                f"{name} {tuple(given.shape)}."
             )
+        if use_cache is None:
+            use_cache = past_key_values is not None or self.config.use_cache
         past = self.past_of_call(past_key_values, use_cache)
-        call = self.call(inputs_embeds, attention_mask, position_ids, past, retention_form, **kwargs)
-        hidden_states = self.embed(inputs_embeds)
-        pieces = [slice(None)] if self.context is not None or self.has_hooked_layers else pieces_of(self.config, call)
-        if len(pieces) == 1:
-            hidden_states = self.read(hidden_states, self.plans(call), past, **kwargs)
+        options = {"retention_form": retention_form, **kwargs}
+
+        if not isinstance(self.layers[0], nn.Identity):  # as in a later stage of transformers' pipelines
+            if self.config.embedding_multiplier != 1.0:
+                hidden_states = hidden_states * self.config.embedding_multiplier
+            hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
+        pieces = []
+        if not torch.is_grad_enabled():
+            pieces = pieces_of(self, hidden_states.shape, **options)
+        if len(pieces) > 1:
+            hidden_states = read_pieces(self, pieces, hidden_states, attention_mask, position_ids, past, **options)
         else:
-            hidden_states = self.read_pieces(hidden_states, pieces, call, past, **kwargs)
-        kept = past if use_cache and not self.config.bidirectional else None
-        if isinstance(kept, RetNetState) and not torch.compiler.is_compiling():
-            kept.used_by(self, input_ids)
-        return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=kept)
-
-    def past_of_call(self, past_key_values: Cache | None, use_cache: bool | None) -> Cache | None:
-        """The state that layers update: the one given, a new one, or a borrowed one that is left as it is."""
-        if self.config.bidirectional:
-            if past_key_values is not None:
-                raise ValueError("past_key_values must be None in a bidirectional model: a token sees those after it too.")
-            return None
-        if past_key_values is None:
-            return RetNetState(self.config) if use_cache else None
-        past_key_values = install_retention_layers(past_key_values, self.config)
-        return past_key_values if use_cache else borrowed(past_key_values)
-
-    def call(self, *args, **kwargs) -> Call:
-        """The arguments of a call, as `plan.Call` takes them."""
-        return Call(*args, drops_state=self.training and self.gradient_checkpointing, **kwargs)
-
-    def plans(self, call: Call, layout: Layout | None = None) -> dict[str, Plan | AttentionPlan]:
-        """The plan of each kind of layer, by the names of `config.layer_types`."""
-        decays = self.decay.of_layers(call.dtype, call.device)
-        return plans_of(self.config, call, decays, self.rotary, self.kernels, self.context, layout)
-
-    def embed(self, inputs_embeds: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D), what enters the first layer."""
-        if isinstance(self.layers[0], nn.Identity):  # a later stage of transformers' pipelines
-            return inputs_embeds
-        if self.config.embedding_multiplier != 1.0:
-            inputs_embeds = inputs_embeds * self.config.embedding_multiplier
-        return self.embed_dropout(inputs_embeds if self.embed_norm is None else self.embed_norm(inputs_embeds))
+            plans = self.plan(hidden_states, attention_mask, position_ids, past, **options)
+            hidden_states = self.read(hidden_states, plans, past, **kwargs)
+        if isinstance(past, RetNetState) and not torch.compiler.is_compiling():
+            past.used_by(self, input_ids if self.context is None else None)
+        return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past if use_cache else None)
 
     def read(
         self, hidden_states: Tensor, plans: dict[str, Plan | AttentionPlan], past_key_values: Cache | None, **kwargs
@@ -518,44 +452,99 @@ class RetNetModel(RetNetPreTrainedModel):
             hidden_states = layer(hidden_states, plan=plans[kind], past_key_values=past_key_values, **kwargs)
         return self.norm(hidden_states)
 
-    def read_pieces(
-        self, hidden_states: Tensor, pieces: list[slice], call: Call, past_key_values: Cache | None, **kwargs
-    ) -> Tensor:
-        """`read`, piece by piece, with a state between the pieces."""
-        layout, output = layout_of_call(call), torch.empty_like(hidden_states)
-        past_key_values = RetNetState(self.config) if past_key_values is None else past_key_values
-        for tokens in pieces:
-            part = hidden_states[:, tokens]
-            own = self.call(part, past_key_values=past_key_values, retention_form=call.retention_form)
-            output[:, tokens] = self.read(part, self.plans(own, layout.of_tokens(tokens)), past_key_values, **kwargs)
-        return output
+    def past_of_call(self, past_key_values: Cache | None, use_cache: bool) -> Cache | None:
+        """The state that layers update: the one given, a new one, or a borrowed one that leaves the one given as it is."""
+        if self.config.bidirectional:
+            if past_key_values is not None:
+                raise ValueError("past_key_values must be None in a bidirectional model: a token sees those after it too.")
+            return None
+        if past_key_values is None:
+            return RetNetState(self.config) if use_cache and not self.drops_state else None
+        past_key_values = install_retention_layers(past_key_values, self.config)
+        if self.drops_state and first_in_use(past_key_values.layers).is_initialized:
+            raise ValueError(
+                "past_key_values must be empty when training with gradient checkpointing, which drops the state."
+            )
+        return past_key_values if use_cache else borrowed(past_key_values)
 
     @property
-    def has_hooked_layers(self) -> bool:
-        """Whether something fetches weights before each call of a layer: accelerate's offloading, or FSDP."""
-        layer = self.layers[0]
-        return "forward" in vars(layer) or bool(layer._forward_pre_hooks)
+    def drops_state(self) -> bool:
+        """Whether layers are called without their state, as gradient checkpointing does."""
+        return self.training and self.gradient_checkpointing
 
+    def plan(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        retention_form: str | None = None,
+        layout: Layout | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Tensor | None,
+    ) -> dict[str, Plan | AttentionPlan | AttentionOfState]:
+        """The plan of a call for each kind of layer, by the names of `config.layer_types`.
 
-def mean_loss(
-    head: nn.Linear,
-    hidden_states: Tensor,  # (B, T, D)
-    labels: Tensor,  # (B, T), not shifted any more
-    with_logits: bool = True,
-    num_items_in_batch: Tensor | int | None = None,
-    ignore_index: int = -100,
-    **kwargs,
-) -> tuple[Tensor, Tensor | None]:
-    """Cross entropy of a language model, and its logits (B, T, vocab_size) unless `with_logits` is False.
+        This is the only place that asks for the kind of call: sequences that are split over ranks, packed documents that
+        continue from rows of a state, or rows that continue from the rows of a state, if there is one.
 
-    Both together, so that copies of the logits need no memory. The loss is float32, or float64 where hidden states are.
-    """
-    labels = labels.to(hidden_states.device)
-    rows, targets = hidden_states.flatten(0, 1), labels.flatten()
-    total, logits = linear_cross_entropy(rows, head.weight, targets, ignore_index, with_logits)
-    items = (labels != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
-    loss = total / (items.to(total.device) if isinstance(items, Tensor) else items)
-    return loss, logits.unflatten(0, labels.shape) if with_logits else None
+        Args:
+            inputs_embeds: (B, T, D), of which shape, dtype and device matter. Other arguments as in `forward`.
+            layout: of the tokens, where it is known.
+        """
+        config, (batch, length, _) = self.config, inputs_embeds.shape
+        dtype, device = inputs_embeds.dtype, inputs_embeds.device
+        layers = None if past_key_values is None else past_key_values.layers
+        past = None if layers is None else first_in_use(layers)
+        form = retention_form or config.retention_form
+        if form not in FORMS:
+            raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
+        maps = config.output_attentions if output_attentions is None else output_attentions
+        if maps and form not in ("auto", "parallel"):
+            raise ValueError(
+                f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
+                "the other forms never compute the retention map."
+            )
+        self.find_share_of_heads()
+        decays = self.decay.of_layers(dtype, device)
+        call = (batch, length), device, attention_mask, position_ids
+        continues = past is not None and past.is_initialized
+        packed = continues and kwargs.get("cu_seq_lens_q") is not None
+        narrows, in_place = (), False
+        if self.context is not None:
+            layout = layout_of_ranks(self.context, past, *call, retention_form, maps, **kwargs)
+            position = self.context.unfold(layout.position)
+            operators = split_operators(decays, layout, self.chunk_size, past is not None)
+        elif packed:
+            layout = continued_layout(config, layers, self.chunk_size, *call, retention_form, maps, **kwargs)
+            position, in_place = layout.position, True
+            operators = packed_operators(decays, layout)
+        else:
+            layout = layout_of(*call, past, **kwargs) if layout is None else layout
+            position, kernels = layout.position, self.kernels if self.kernels.runs_on(device) else TORCH
+            if kernels.chunkwise is not None:
+                narrows = HALF_PRECISION
+            elif length > self.chunk_size and not torch.compiler.is_compiling() and multiplies_bfloat16(device):
+                narrows = (torch.bfloat16,)
+            operators, in_place = operators_of(
+                decays, layout, form, self.chunk_size, past is not None, config.bidirectional, kernels
+            )
+        angle = None if self.rotary is None else self.rotary(position, dtype)
+        rotate = Scaling(self.scaling) if angle is None else Rotation(angle, self.scaling, narrows)
+        if maps:
+            plan = MappedPlan(layout, rotate, decays, past is not None, config.bidirectional)
+        else:
+            plan = Plan(layout, rotate, operators, decays, in_place)
+        plans = {"linear_attention": plan}
+        if self.has_softmax_attention:
+            rotate = Scaling(1.0) if angle is None else Rotation(angle, 1.0, HALF_PRECISION)
+            if packed:
+                others = {kind: AttentionOfState(rotate) for kind in config.layer_types}
+            else:
+                others = attention_plans(config, layout, batch, dtype, rotate, layers, maps)
+            plan.window = others.pop("linear_attention", None)
+            plans |= others
+        return plans
 
 
 class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin):
@@ -629,11 +618,12 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         hidden_states, loss = outputs.last_hidden_state[:, kept, :], None
-        if labels is not None and self.loss_function is ForCausalLMLoss and is_plain_linear(self.lm_head):
+        own_loss = labels is not None and self.loss_function is ForCausalLMLoss
+        if own_loss and labels.shape == hidden_states.shape[:2]:
             shifted = kwargs.pop("shift_labels", None)
             if shifted is None:
                 shifted = F.pad(labels[:, 1:], (0, 1), value=kwargs.get("ignore_index", -100))
-            loss, logits = mean_loss(self.lm_head, hidden_states, shifted, not skip_logits, **kwargs)
+            loss, logits = mean_cross_entropy(self.lm_head, hidden_states, shifted, not skip_logits, **kwargs)
         else:
             logits = self.lm_head(hidden_states)
             if labels is not None:
@@ -689,8 +679,8 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
             **kwargs,
         )
         hidden_states, loss = outputs.last_hidden_state, None
-        if labels is not None and self.loss_function is ForMaskedLMLoss and is_plain_linear(self.lm_head):
-            loss, logits = mean_loss(self.lm_head, hidden_states, labels, **kwargs)
+        if labels is not None and self.loss_function is ForMaskedLMLoss:
+            loss, logits = mean_cross_entropy(self.lm_head, hidden_states, labels, **kwargs)
         else:
             logits = self.lm_head(hidden_states)
             if labels is not None:

@@ -6,7 +6,9 @@ Shapes in comments: B images, R rows and L columns of tokens, T = R · L tokens 
 C channels of a stage.
 """
 
+import copy
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +26,9 @@ from .gradients import rotate
 from .head_decay import HeadDecay
 from .integer_angles import angles, integer_frequencies
 from .vision_blocks import (
+    ChannelsLast,
     ImageClassifierMixin,
     ResidualBranch,
-    SharedTensors,
     StagedBackboneMixin,
     StagedModelMixin,
     VisionPreTrainedModel,
@@ -36,8 +38,10 @@ from .vision_blocks import (
 )
 
 
-class RMTGeometry(SharedTensors):
+class RMTGeometry:
     """Rotations and decays of all blocks of a stage in one call.
+
+    A plain class, because FSDP2 casts floats in tuples and dataclasses to the type of the parameters.
 
     Attributes:
         cos, sin: (T, 1, K/2), float32 or wider.
@@ -56,6 +60,13 @@ class RMTGeometry(SharedTensors):
         self.cos, self.sin = angle.cos(), angle.sin()
         self.decay, self.row_decay, self.column_decay = decay, row_decay, column_decay
 
+    def to(self, device: torch.device, **kwargs: Any) -> "RMTGeometry":
+        """The same on another device; accelerate calls this where the blocks of a stage are on several."""
+        moved = copy.copy(self)
+        for name, tensor in vars(self).items():
+            setattr(moved, name, None if tensor is None else tensor.to(device, **kwargs))
+        return moved
+
 
 class RMTPositions(nn.Module):
     """Decay of each head and rotation of each position, for a grid of any size."""
@@ -69,7 +80,7 @@ class RMTPositions(nn.Module):
         self.frequency = nn.Buffer(self.compute_frequency(), persistent=False)
 
     def compute_frequency(self, device: torch.device | None = None) -> Tensor:
-        """(K/2,) int64: theta^(-linspace(0, 1, K/2)), as `integer_frequencies` has it."""
+        """(K/2,) int64, the `integer_frequencies` of theta^(-linspace(0, 1, K/2))."""
         pairs = self.config.hidden_sizes[self.stage] // self.config.num_attention_heads[self.stage] // 2
         radians = [self.config.rope_theta ** (-pair / max(pairs - 1, 1)) for pair in range(pairs)]
         return integer_frequencies(radians, device)
@@ -94,8 +105,8 @@ class RMTPositions(nn.Module):
 class RMTAttention(nn.Module):
     """Manhattan self-attention, whole or decomposed, with locally enhanced position encoding (LePE).
 
-    The decay is added to the scores as a logarithm, under the softmax, as the released models have it; the paper multiplies
-    the softmax by it.
+    The scores get the logarithm of the decay before the softmax, as in the released models; the paper multiplies the softmax
+    by the decay.
     """
 
     def __init__(self, config: RMTConfig, stage: int) -> None:
@@ -153,8 +164,8 @@ class RMTAttention(nn.Module):
     def _map(self, query: Tensor, key: Tensor, geometry: RMTGeometry, grid: tuple[int, int]) -> Tensor:
         """Which token attends to which, (B, H, T, T).
 
-        A decomposed stage goes along the rows, then along the columns. The two together are one map, since a token reaches
-        another in a single way: along its own column to the row of the other, and along that row.
+        A decomposed stage attends along the rows, then along the columns. The product of both maps is one map, since a token
+        reaches another in one way only: along its own column to the row of the other, then along that row.
         """
         if not self.decomposed:
             return attention_map(query.transpose(1, 2), key.transpose(1, 2), geometry.decay, self.scaling)
@@ -166,14 +177,11 @@ class RMTAttention(nn.Module):
         return attention.flatten(4, 5).flatten(2, 3)
 
 
-class RMTDepthwiseConvolution(nn.Conv2d):
-    """A convolution of each channel by itself, over tokens (B, R, L, C)."""
+class RMTDepthwiseConvolution(ChannelsLast, nn.Conv2d):
+    """A convolution of each channel separately, over tokens (B, R, L, C)."""
 
     def __init__(self, channels: int, kernel_size: int) -> None:
         super().__init__(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return super().forward(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 class RMTMLP(nn.Module):
@@ -282,7 +290,6 @@ class RMTStage(nn.Module):
 
 class RMTPreTrainedModel(VisionPreTrainedModel):
     config: RMTConfig
-    config_class = RMTConfig
     base_model_prefix = "rmt"
     _no_split_modules = ["RMTBlock"]
     _input_embed_layer = "stem"
@@ -295,7 +302,7 @@ class RMTPreTrainedModel(VisionPreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, RMTPositions):
             init.copy_(module.frequency, module.compute_frequency(module.frequency.device))
-        elif isinstance(module, nn.Conv2d):  # as the authors leave them, in PyTorch's own initialisation
+        elif isinstance(module, nn.Conv2d):  # PyTorch's own initialisation, as in the authors' code
             init.kaiming_uniform_(module.weight, a=math.sqrt(5))
             bound = module.weight[0].numel() ** -0.5
             init.uniform_(module.bias, -bound, bound)
@@ -323,7 +330,7 @@ class RMTProjection(nn.Module):
 
 
 class RMTForImageClassification(ImageClassifierMixin, RMTPreTrainedModel):
-    """RMT with a classifier of images and, in the token-label releases, a classifier of tokens beside it.
+    """RMT with a classifier of images and, in the token-label releases, a classifier of tokens.
 
     With a token classifier, the logits are those of the image plus half of the largest over its tokens, in training too.
     """

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """ViR: a vision transformer whose attention is retention over the patches, row by row (arXiv 2310.19731).
 
-Shapes in comments: B images, R rows and L columns of patches, P = R · L patches counted row by row, T tokens (the patches
-and, where there is one, the class token after them), H heads, K head size, D hidden size.
+Shapes in comments: B images, R rows and L columns of patches, P = R · L patches counted row by row, T tokens (the patches,
+then the class token if the model has one), H heads, K head size, D hidden size.
 """
 
 import math
@@ -29,12 +29,11 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vir import ViRConfig
 from .head_decay import HeadDecay
-from .layout import plain_layout
-from .operators import Operator, operator_factory
 from .retention_forms import FORMS, choose_form, default_chunk_size
 from .vision_blocks import (
     FeedForward,
     ImageClassifierMixin,
+    Operator,
     ResidualBranch,
     VisionBackboneMixin,
     VisionPreTrainedModel,
@@ -42,11 +41,14 @@ from .vision_blocks import (
     check_pixel_values,
     classifier,
     drop_path_rates,
+    retention_operator,
 )
 
 
 class ViRPlan:
-    """What all layers share in one call. A plain class, because FSDP2 casts floats in tuples and dataclasses.
+    """The operator and the states of all layers in one call.
+
+    A plain class, because FSDP2 casts floats in tuples and dataclasses to the type of the parameters.
 
     Attributes:
         operator: computes the retention of every layer.
@@ -59,16 +61,11 @@ class ViRPlan:
 
     def retain(self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
         """The output (B, H, T, K) of a layer's retention and, if the call asks for it, its map (B, H, T, T)."""
-        operator = self.operator
-        if operator.log_decay.device != query.device:  # layers may be on different devices
-            operator = operator.to(query.device)
         state = None if self.states is None else self.states[layer_idx]
-        if state is not None and operator.in_place and torch.is_grad_enabled():
-            state = state.clone()  # the backward pass needs the old one
-        output, state = operator(query, key, value, state)
+        output, state, maps = self.operator(query, key, value, state)
         if self.states is not None:
             self.states[layer_idx] = state
-        return output, operator.maps
+        return output, maps
 
 
 class ViREmbeddings(nn.Module):
@@ -222,7 +219,6 @@ class ViRBlock(GradientCheckpointingLayer):
 
 class ViRPreTrainedModel(VisionPreTrainedModel):
     config: ViRConfig
-    config_class = ViRConfig
     base_model_prefix = "vir"
     _no_split_modules = ["ViREmbeddings", "ViRBlock"]
     _input_embed_layer = "patch_embeddings"
@@ -249,7 +245,7 @@ class ViRModel(ViRPreTrainedModel):
     """Embeddings and blocks, without a head.
 
     Args:
-        use_mask_token: whether there is a token to put in the place of masked patches.
+        use_mask_token: whether the model has a token that replaces masked patches.
     """
 
     def __init__(self, config: ViRConfig, use_mask_token: bool = False) -> None:
@@ -275,19 +271,19 @@ class ViRModel(ViRPreTrainedModel):
         r"""
         Args:
             pixel_values: (B, num_channels, height, width).
-            bool_masked_pos: (B, P) bool, True where the mask token takes the place of a patch.
-            interpolate_pos_encoding: takes images of any size that patches divide, and interpolates the positions.
+            bool_masked_pos: (B, P) bool, True for patches that the mask token replaces.
+            interpolate_pos_encoding: accepts images of any whole number of patches, and interpolates the positions.
             retention_form: "auto", "parallel", "recurrent" or "chunkwise"; `config.retention_form` if absent. Memory is
                 quadratic in the number of patches in the parallel form, linear in the others.
             output_attentions: returns the retention maps Q Kᵀ ⊙ D of every layer, (B, H, T, T), in the parallel form.
 
         Returns:
             last_hidden_state: (B, T, D), after the last norm: the patches row by row and, with a `config.pooling` of
-            "class_token", that token; twice as many with `config.mirror_sequence`. pooler_output: (B, D), as
-            `config.pooling` says.
+            "class_token", that token; twice as many with `config.mirror_sequence`. pooler_output: (B, D), by
+            `config.pooling`.
 
         Raises:
-            ValueError: for inputs that do not fit the configuration or each other, in a sentence.
+            ValueError: for inputs that do not fit the configuration or each other.
         """
         self._check(pixel_values)
         image_shape = tuple(pixel_values.shape[2:])
@@ -337,12 +333,12 @@ class ViRModel(ViRPreTrainedModel):
             retention_form: as in `forward`.
 
         Yields:
-            for each band, last_hidden_state: (B, T, D) its patches and, after those of the last band, the class token, if
-                there is one. pooler_output: (B, D) with the last band, None before.
+            for each band, last_hidden_state: (B, T, D) its patches and, in the last band, the class token if the model has
+                one. pooler_output: (B, D) with the last band, None before.
 
         Raises:
-            ValueError: for bands that do not fit the configuration or `image_size`, and in a model in which a token sees
-                those after it.
+            ValueError: for bands that do not fit the configuration or `image_size`, and in a model whose tokens see later
+                tokens.
 
         Example:
 
@@ -444,11 +440,10 @@ class ViRModel(ViRPreTrainedModel):
             states = [None] * len(self.layers)
 
         log_decay = self.decay(hidden_states.dtype, hidden_states.device)
-        plans = {}
-        for size in set(lengths):
-            layout = plain_layout(size, hidden_states.device)
-            operator_of = operator_factory(form, layout, chunk_size, states is not None, config.bidirectional, output_maps)
-            plans[size] = ViRPlan(operator_of(log_decay), states)
+        plans = {
+            size: ViRPlan(retention_operator(form, log_decay, size, chunk_size, config.bidirectional, output_maps), states)
+            for size in set(lengths)
+        }
         pieces = hidden_states.split(lengths, dim=1)
         outputs = [self._transform(piece, plans[piece.shape[1]], return_dict=True, **kwargs) for piece in pieces]
         if len(outputs) == 1:
@@ -519,12 +514,10 @@ class ViRForMaskedImageModeling(ViRPreTrainedModel):
         self,
         pixel_values: torch.FloatTensor | None = None,
         bool_masked_pos: Tensor | None = None,
-        interpolate_pos_encoding: bool | None = None,
-        retention_form: str | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedImageModelingOutput:
         r"""
-        Arguments as in `ViRModel.forward`.
+        Takes all arguments of `ViRModel.forward`; those after `bool_masked_pos` by name.
 
         Returns:
             reconstruction: (B, num_channels, height, width). loss: with `bool_masked_pos`, the mean absolute error of the
@@ -542,14 +535,7 @@ class ViRForMaskedImageModeling(ViRPreTrainedModel):
         torch.Size([1, 3, 224, 224])
         ```
         """
-        outputs: BaseModelOutputWithPooling = self.vir(
-            pixel_values,
-            bool_masked_pos=bool_masked_pos,
-            interpolate_pos_encoding=interpolate_pos_encoding,
-            retention_form=retention_form,
-            return_dict=True,
-            **kwargs,
-        )
+        outputs = self.vir(pixel_values, bool_masked_pos=bool_masked_pos, return_dict=True, **kwargs)
         decoded = self.decoder(feature_map(self.config, outputs.last_hidden_state, pixel_values))
         pixels = decoded.unflatten(1, (self.config.num_channels, *self.config.patch_shape))
         reconstruction = pixels.permute(0, 1, 4, 2, 5, 3).reshape(pixel_values.shape)

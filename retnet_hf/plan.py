@@ -1,71 +1,235 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The plan of a call: layout, rotation and operators, computed once for all layers of one kind.
+"""The plan of a call, computed once for all layers: layout of the tokens, rotation, and one operator for each layer.
 
-`plans_of` is the only place that asks which kind of call this is. A plan is complete when it is made, and layers do not ask
-again: they rotate queries and keys by the plan, and retain or attend by it.
+A layout says which tokens are present, where documents begin, and at which position each token stands. An operator is a
+function of queries, keys, values and a state, with decays and layout filled in:
+
+    operator(query, key, value, state) -> (output, state)
+
+    query (B, H, T, K)     key (B, G, T, K)     value (B, G, T, V)     output (B, H, T, V)     state (B, M, K, V) or None
+
+A plan is complete when it is made, and layers do not ask again which kind of call this is.
 """
 
+import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
-from transformers.configuration_utils import PreTrainedConfig
+from torch.nn.functional import pad
 
-from .gradients import rotate, rotate_step, step_angles
+from .gradients import rotate, rotate_step
 from .kernels import TORCH, Kernels
-from .layout import Layout, OnDevice, layout_of
-from .operators import Operator, operator_factory
-from .retention_forms import FORMS, default_chunk_size, multiplies_bfloat16
-from .retention_packed import PackedRetention, continued_layout
-from .retention_split import Context, SplitRetention, layout_of_ranks
-from .retention_state import RetNetStateLayer, require_retention_alone
-from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
-from .state_layer import StateLayer, first_in_use
+from .retention_forms import (
+    AS_GIVEN,
+    choose_form,
+    decay_map,
+    decay_tables,
+    document_ends,
+    map_times_values,
+    recurrent_retention,
+    retention_in_chunks,
+    retention_map,
+    self_retention,
+    step_decay,
+    token_order,
+    without_autocast,
+)
 
 
 HALF_PRECISION = (torch.bfloat16, torch.float16)
-PIECE_SIZE_ON_CPU = 2**11  # tokens times sequences of a piece in which a long sequence is read where no gradient is recorded
-PIECE_SIZE_ELSEWHERE = 2**15
+
+# (query, key, value, state) -> (output, state). A returned state is None where nobody wants it.
+Operator = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
-class Call:
-    """The arguments of one call to the model that decide its plan, as `RetNetModel.forward` documents them.
+class OnDevice:
+    """An object that moves to another device with the tensors in its attributes, as accelerate moves a layer's arguments.
+
+    A plain class and neither a tuple nor a dataclass: FSDP2 would cast the decays inside those to the parameters' dtype.
+    """
+
+    def to(self, device: torch.device | str, **kwargs: Any) -> Any:
+        """A copy on the device."""
+        return _moved(self, device, {})
+
+
+def _moved(value: Any, device: torch.device | str, done: dict[int, Any]) -> Any:
+    if id(value) not in done:  # what two attributes share, such as the operator of all layers, stays shared
+        if isinstance(value, Tensor):
+            done[id(value)] = value.to(device)
+        elif isinstance(value, OnDevice):
+            done[id(value)] = twin = copy.copy(value)
+            twin.__dict__ = {name: _moved(part, device, done) for name, part in vars(value).items()}
+        elif isinstance(value, tuple) and hasattr(value, "_fields"):
+            done[id(value)] = type(value)(*(_moved(part, device, done) for part in value))
+        elif isinstance(value, functools.partial):
+            options = {name: _moved(part, device, done) for name, part in value.keywords.items()}
+            done[id(value)] = functools.partial(value.func, **options)
+        elif isinstance(value, (list, tuple)):
+            done[id(value)] = type(value)(_moved(part, device, done) for part in value)
+        else:
+            done[id(value)] = value
+    return done[id(value)]
+
+
+class Layout(OnDevice):
+    """The tokens of one call. Dimensions B|1 are 1 where all rows are alike.
 
     Args:
-        inputs_embeds: (B, T, D), of which shape, dtype and device matter.
-        drops_state: whether layers are called without their state, as gradient checkpointing does in training.
+        position: (B|1, T) int64 position of each token.
+        next_position: (B|1, T) int64 position of the token that would follow each token.
+        present: (B, T) bool, False where a token is absent; None if all tokens are present.
+        starts: (B|1, T) bool, True where a document starts; None if no token starts one.
+
+    Attributes:
+        order: the present tokens at the front of each row, for the operators.
+        tokens: number of columns that the call adds to what a state has read.
     """
 
     def __init__(
-        self,
-        inputs_embeds: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        retention_form: str | None = None,
-        drops_state: bool = False,
-        cu_seq_lens_q: Tensor | None = None,
-        seq_idx: Tensor | None = None,
-        state_rows: Tensor | list[int] | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        **kwargs: Any,
+        self, position: Tensor, next_position: Tensor, present: Tensor | None = None, starts: Tensor | None = None
     ) -> None:
-        self.shape, self.dtype, self.device = inputs_embeds.shape[:2], inputs_embeds.dtype, inputs_embeds.device
-        self.attention_mask, self.position_ids, self.retention_form = attention_mask, position_ids, retention_form
-        self.cu_seq_lens_q, self.seq_idx, self.state_rows = cu_seq_lens_q, seq_idx, state_rows
-        self.output_attentions, self.output_hidden_states = output_attentions, output_hidden_states
-        self.drops_state = drops_state
-        self.layers: list[StateLayer] | None = None if past_key_values is None else past_key_values.layers
-        self.past: StateLayer | None = None if self.layers is None else first_in_use(self.layers)
+        self.position, self.next_position, self.present, self.starts = position, next_position, present, starts
+        self.tokens = position.shape[1]
+        self.order = AS_GIVEN if present is None and starts is None else token_order(present, starts)
 
-    @property
-    def continues(self) -> bool:
-        """Whether the state has read something."""
-        return self.past is not None and self.past.is_initialized
+    def advance_(self, next_position: Tensor, length: Tensor) -> None:
+        """Updates, in place, the position (B,) that follows what a state has read, and how many columns it has read ()."""
+        next_position.copy_(self.next_position[:, -1])
+        length.add_(self.tokens)
+
+    def of_tokens(self, tokens: slice) -> "Layout":
+        """The layout of some of the tokens."""
+        cut = (None if marks is None else marks[:, tokens] for marks in (self.present, self.starts))
+        return Layout(self.position[:, tokens], self.next_position[:, tokens], *cut)
+
+    def turned(self) -> "Layout":
+        """The layout of the sequence read backwards, in which documents start where they ended."""
+        present = None if self.present is None else self.present.flip(1)
+        starts = None if self.starts is None else document_ends(self.starts).flip(1)
+        return Layout(self.position.flip(1), self.next_position.flip(1), present, starts)
+
+
+def layout_of(
+    shape: tuple[int, int],
+    device: torch.device,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    past: Any = None,
+    cu_seq_lens_q: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    state_rows: Tensor | list[int] | None = None,
+    past_position: Tensor | None = None,
+    **kwargs: Any,
+) -> Layout:
+    """The layout of `shape` = (B, T) new tokens.
+
+    Args:
+        attention_mask: (B, S), 0 where a token is absent. S = T, or the columns read before and the new ones; columns of
+            later tokens are ignored.
+        position_ids: (B|1, T). Absent tokens have none. A token starts a document if its position does not exceed that of
+            the token before it. Without position_ids, present tokens are counted, beginning with `past_position`. If a
+            document begins with absent tokens, which have no position, only `cu_seq_lens_q` or `seq_idx` can say so.
+        cu_seq_lens_q: (documents + 1,) offsets of packed documents in a batch of one.
+        seq_idx: (B, T) number of the document of each token; the first document continues what was read before.
+        past: the first `StateLayer` of a state that has read something; None without a state.
+        past_position: (B,) position that follows what was read before, in the place of that of `past`.
+
+    Raises:
+        ValueError: for a mask or positions of another shape, or a state of another batch.
+    """
+    batch, length = shape
+    if past is not None and past.is_initialized:
+        past_position = past.next_position
+        if len(past_position) != batch:
+            raise ValueError(
+                f"past_key_values holds {len(past_position)} sequences, but the batch has {batch}: select or repeat "
+                "its rows to fit."
+            )
+    if state_rows is not None:
+        raise ValueError(
+            "state_rows are for packed documents, cu_seq_lens_q, that continue from rows of past_key_values, which must "
+            "have some: RetNetState.zeros(config, sequences) makes them."
+        )
+    if length == 0:
+        raise ValueError(
+            "there must be at least one new token. generate() takes ids as long as their attention_mask for the whole text: "
+            "where a state is given and only new ids, the mask needs columns for what the state has read."
+        )
+    mask = None if attention_mask is None else _new_columns(shape, attention_mask, past)
+    start = torch.zeros(1, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
+    start = start[:, None]  # (B|1, 1)
+
+    if position_ids is None:
+        if mask is None:
+            position = start + torch.arange(length, device=device)
+            next_position = position + 1
+        else:
+            next_position = start + mask.cumsum(-1)
+            position = (next_position - 1).clamp(min=0)
+        reset = None
+    else:
+        position = checked_positions(shape, position_ids)
+        next_position = position + 1
+        if mask is not None:
+            last = torch.where(mask, torch.arange(length, device=device), -1).cummax(-1).values  # (B, T) last token there
+            there = next_position.expand(mask.shape).gather(1, last.clamp(min=0))
+            next_position = torch.where(last >= 0, there, start)
+        rows = max(start.shape[0], next_position.shape[0])
+        expected = torch.cat([start.expand(rows, 1), next_position[:, :-1].expand(rows, -1)], dim=1)
+        reset = position < expected
+        reset = reset if mask is None else reset & mask
+
+    boundary = None
+    if cu_seq_lens_q is not None:
+        if batch != 1:
+            raise ValueError(f"cu_seq_lens_q describes documents packed into one row, but the batch has {batch}.")
+        boundary = torch.isin(torch.arange(length, device=device), cu_seq_lens_q[:-1].to(device))[None]
+    elif seq_idx is not None:
+        boundary = pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0))
+    if boundary is not None:
+        reset = boundary if reset is None else reset | boundary
+
+    if not torch.compiler.is_compiling():  # marks that mark nothing would only cost time
+        mask = None if mask is not None and bool(mask.all()) else mask
+        reset = None if reset is not None and not bool(reset.any()) else reset
+    return Layout(position, next_position, mask, reset)
+
+
+def _new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Tensor:
+    batch, length = shape
+    width = attention_mask.shape[-1]
+    if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or width < length:
+        raise ValueError(
+            f"attention_mask must be (batch, tokens), with one column for each of the {length} tokens and, optionally, "
+            f"those before them, got {tuple(attention_mask.shape)} for a batch of {batch}."
+        )
+    if width == length:
+        return attention_mask != 0
+    past_length = 0 if past is None else past.get_seq_length()
+    if torch.compiler.is_compiling() and isinstance(past_length, Tensor):  # a program cannot depend on its value
+        columns = past_length.clamp(max=width - length) + torch.arange(length, device=attention_mask.device)
+        return attention_mask.index_select(1, columns) != 0
+    first = min(width - length, int(past_length))
+    return attention_mask[:, first : first + length] != 0
+
+
+def checked_positions(shape: tuple[int, int], position_ids: Tensor) -> Tensor:
+    batch, length = shape
+    if position_ids.dim() == 1:
+        position_ids = position_ids[None]
+    if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:
+        raise ValueError(
+            f"position_ids must be (batch, tokens) = ({batch}, {length}) or (1, {length}), got {tuple(position_ids.shape)}."
+        )
+    if position_ids.shape[0] > 1 and length > 1 and not torch.compiler.is_compiling():
+        alike = bool((position_ids == position_ids[:1]).all())
+        return position_ids[:1] if alike else position_ids
+    return position_ids
 
 
 class Rotation(OnDevice):
@@ -78,10 +242,10 @@ class Rotation(OnDevice):
     """
 
     def __init__(self, angles: tuple[Tensor, Tensor], scale: float, narrows: tuple[torch.dtype, ...]) -> None:
-        self.turn, self.narrows = rotate, narrows
-        if angles[0].shape[2] == 1 and not torch.compiler.is_compiling():
-            self.turn, angles = rotate_step, step_angles(*angles)
-        self.of_query, self.of_key = tuple(part * scale for part in angles), angles
+        self.turn, self.narrows, (cos, sin) = rotate, narrows, angles
+        if cos.shape[2] == 1 and not torch.compiler.is_compiling():
+            self.turn, cos, sin = rotate_step, torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        self.of_query, self.of_key = (cos * scale, sin * scale), (cos, sin)
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """query (B, H, T, K), key (B, G, T, K) -> the same, rotated."""
@@ -106,161 +270,152 @@ class Plan(OnDevice):
     Args:
         layout: of the tokens.
         rotate: rotates and scales queries and keys.
-        operators: the operator of each layer; layers of equal decays share one.
+        operators: of each layer; layers of equal decays share one.
+        log_decays: (M,) ln γ of each layer.
+        in_place: whether the operators write a new state into the memory of the state that they are given.
+
+    Attributes:
         window: the plan of the softmax attention beside retention, if there is one.
     """
+
+    window = None
 
     def __init__(
         self,
         layout: Layout,
         rotate: Rotation | Scaling,
         operators: Sequence[Operator],
-        window: AttentionPlan | AttentionOfState | None = None,
+        log_decays: Sequence[Tensor],
+        in_place: bool = False,
     ) -> None:
-        self.layout, self.rotate, self.operators, self.window = layout, rotate, operators, window
+        self.layout, self.rotate, self.operators = layout, rotate, operators
+        self.log_decays, self.in_place = log_decays, in_place
 
     def retain(
-        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: RetNetStateLayer | None = None
+        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: Any = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Retention of one layer over the new tokens and over what its state holds. The state reads the new tokens.
+        """Retention of one layer over new tokens and over what its state holds. The state reads the new tokens.
 
         Args:
             query, key, value: (B, H, T, K), (B, G, T, K) and (B, G, T, V), rotated.
+            past: the `RetNetStateLayer` of the layer, or None.
 
         Returns:
             output (B, H, T, V), and the retention map (B, H, T, T) if it was asked for.
         """
-        operator = self.operators[layer_idx]
         if past is None:
-            output, _ = operator(query, key, value)
-        else:
-            output = past.update(key, value, query, operator, self.layout)
-        return output, operator.maps
+            return self.operators[layer_idx](query, key, value, None)[0], None
+        return past.update(key, value, query, self, layer_idx), None
 
 
-def plans_of(
-    config: PreTrainedConfig,
-    call: Call,
+class MappedPlan(Plan):
+    """A plan that also computes the retention maps. The output is made of them, so that a gradient by it reaches them."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        rotate: Rotation | Scaling,
+        log_decays: Sequence[Tensor],
+        with_final: bool,
+        bidirectional: bool,
+    ) -> None:
+        self.maps, operators = [], []
+        for log_decay in log_decays:
+            decay = decay_map(log_decay, layout.position.shape[1], layout.present, layout.starts, bidirectional)
+            self.maps.append(functools.partial(retention_map, decay=decay))
+            operator = chunk_operator(log_decay, layout, None, with_final)  # which reads and writes the state alone
+            tables = operator.keywords["tables"]
+            operator.keywords["tables"] = tables._replace(inner=torch.zeros_like(tables.inner))
+            operators.append(operator)
+        super().__init__(layout, rotate, operators, log_decays)
+
+    def retain(self, layer_idx, query, key, value, past=None):
+        """As `Plan.retain`."""
+        maps = self.maps[layer_idx](query, key)
+        read, _ = super().retain(layer_idx, query, key, value, past)
+        return map_times_values(maps, value) + read, maps
+
+
+def chunk_operator(
+    log_decay: Tensor, layout: Layout, chunk_size: int | None, with_final: bool, bidirectional: bool = False
+) -> Operator:
+    """The operator of the chunkwise form, or of the parallel form without a `chunk_size`."""
+    tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order, bidirectional)
+    return functools.partial(retention_in_chunks, tables=tables, order=layout.order, with_final=with_final)
+
+
+def step_operator(log_decay: Tensor, layout: Layout, step_: Operator) -> Operator:
+    """The operator of one token, in place."""
+    return functools.partial(step_, decay=step_decay(log_decay, layout.present, layout.starts))
+
+
+def function_operator(log_decay: Tensor, layout: Layout, function: Callable[..., tuple[Tensor, Tensor]]) -> Operator:
+    """The operator of a function such as `recurrent_retention`, or of a kernel of the chunkwise form."""
+    return functools.partial(apply_function, function=function, log_decay=log_decay, layout=layout)
+
+
+def apply_function(query, key, value, state, function, log_decay: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    with without_autocast(query.device.type):
+        output, state = function(query, key, value, log_decay, state, layout.present, layout.starts)
+    return output if layout.present is None else output.masked_fill(~layout.present[:, None, :, None], 0), state
+
+
+def both_ways_operator(log_decay: Tensor, layout: Layout, form: str, chunk_size: int) -> Operator:
+    """The operator of an encoder, which takes and returns no state."""
+    if form == "parallel" or layout.position.shape[1] == 1:
+        return chunk_operator(log_decay, layout, None, with_final=False, bidirectional=True)
+    (ahead,), _ = operators_of([log_decay], layout, form, chunk_size, with_final=False)
+    (back,), _ = operators_of([log_decay], layout.turned(), form, chunk_size, with_final=False)
+    return functools.partial(scan_both_ways, ahead=ahead, back=back, layout=layout)
+
+
+def scan_both_ways(query, key, value, state, ahead: Operator, back: Operator, layout: Layout) -> tuple[Tensor, None]:
+    """The sum of a scan ahead and a scan back, minus what each token retains of itself, which both scans count."""
+    forwards, _ = ahead(query, key, value, None)
+    backwards, _ = back(query.flip(2), key.flip(2), value.flip(2), None)
+    return forwards + backwards.flip(2) - self_retention(query, key, value, layout.present, forwards.dtype), None
+
+
+def operators_of(
     log_decays: Sequence[Tensor],
-    rotary: Callable[[Tensor, torch.dtype], tuple[Tensor, Tensor]] | None,
+    layout: Layout,
+    form: str,
+    chunk_size: int,
+    with_final: bool = True,
+    bidirectional: bool = False,
     kernels: Kernels = TORCH,
-    context: Context | None = None,
-    layout: Layout | None = None,
-) -> dict[str, Plan | AttentionPlan | AttentionOfState]:
-    """The plan of each kind of layer, by the names of `config.layer_types`.
+) -> tuple[list[Operator], bool]:
+    """Chooses the operators of a call.
 
     Args:
         log_decays: (M,) ln γ of each layer; layers that share a tensor share an operator.
-        rotary: gives cosines and sines (B|1, 1, T, K/2) for positions (B|1, T); None without rotation.
-        context: the ranks that share a sequence, if it is split over ranks.
-        layout: of the tokens, where it is known.
+        form: "parallel", "recurrent", "chunkwise", or "auto", which takes the fastest for the number of tokens.
+        with_final: whether the final state is wanted.
+        bidirectional: whether a token sees the tokens after it, too.
 
-    Raises:
-        ValueError: for arguments that do not fit each other, in a sentence.
+    Returns:
+        the operator of each layer, and whether they work in place.
     """
-    check_call(config, call)
-    chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
-    with_final, form = call.past is not None, call.retention_form or config.retention_form
-    maps = bool(config.output_attentions if call.output_attentions is None else call.output_attentions)
-    narrows, own_states = (), call.continues and call.cu_seq_lens_q is not None
-    if context is not None:
-        layout = layout_of_ranks(call, context, call.past)
-        position = context.unfold(layout.position)
-
-        def operator(log_decay: Tensor) -> Operator:
-            return SplitRetention(log_decay, layout, chunk_size, with_final)
-    elif own_states:
-        layout = continued_layout(call, call.past, chunk_size)
-        position = layout.position
-
-        def operator(log_decay: Tensor) -> Operator:
-            return PackedRetention(log_decay, layout)
+    length, by_kernel = layout.position.shape[1], form == "chunkwise"
+    if form == "auto":
+        form = "recurrent" if length == 1 else choose_form(length, chunk_size)
+        by_kernel = form != "recurrent"
+    in_place = form == "recurrent" and length == 1 and not bidirectional
+    if bidirectional:
+        make = functools.partial(both_ways_operator, form=form, chunk_size=chunk_size)
+    elif in_place:
+        make = functools.partial(step_operator, step_=kernels.step_)
+    elif by_kernel and kernels.chunkwise is not None:
+        make = functools.partial(function_operator, function=functools.partial(kernels.chunkwise, chunk_size=chunk_size))
+    elif form == "recurrent":
+        make = functools.partial(function_operator, function=recurrent_retention)
     else:
-        layout = layout_of_call(call) if layout is None else layout
-        position, kernels = layout.position, kernels.on(call.device)
-        if maps and form not in ("auto", "parallel"):
-            raise ValueError(
-                f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
-                "the other forms never compute the retention map."
-            )
-        operator = operator_factory(form, layout, chunk_size, with_final, config.bidirectional, maps, kernels)
-        if kernels is not TORCH:
-            narrows = HALF_PRECISION
-        elif position.shape[1] > chunk_size and multiplies_bfloat16(call.device) and not torch.compiler.is_compiling():
-            narrows = (torch.bfloat16,)
-
-    scale = config.head_dim**-0.5
-    if rotary is None:
-        of_retention, of_attention = Scaling(scale), Scaling(1.0)
-    else:
-        angles = rotary(position, call.dtype)
-        of_retention, of_attention = Rotation(angles, scale, narrows), Rotation(angles, 1.0, HALF_PRECISION)
+        size = chunk_size if form == "chunkwise" else None
+        make = functools.partial(chunk_operator, chunk_size=size, with_final=with_final)
+    operators: list[Operator] = []
     made: dict[int, Operator] = {}
     for log_decay in log_decays:
         if id(log_decay) not in made:
-            made[id(log_decay)] = operator(log_decay)
-    operators = [made[id(log_decay)] for log_decay in log_decays]
-    if own_states:
-        plans = {kind: AttentionOfState(of_attention) for kind in set(config.layer_types)}
-    else:
-        plans = attention_plans(config, layout, call.shape[0], call.dtype, of_attention, call.layers, maps)
-    plans["linear_attention"] = Plan(layout, of_retention, operators, plans.get("linear_attention"))
-    return plans
-
-
-def layout_of_call(call: Call) -> Layout:
-    """The layout of a call whose rows continue from the rows of its state."""
-    return layout_of(
-        call.shape,
-        call.device,
-        call.attention_mask,
-        call.position_ids,
-        cu_seq_lens_q=call.cu_seq_lens_q,
-        seq_idx=call.seq_idx,
-        past_length=0 if call.past is None else call.past.get_seq_length(),
-        past_position=None if call.past is None else call.past.past_position,
-    )
-
-
-def check_call(config: PreTrainedConfig, call: Call) -> None:
-    """Raises ValueError for arguments that no kind of call allows."""
-    form = call.retention_form or config.retention_form
-    if form not in FORMS:
-        raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
-    packed = call.cu_seq_lens_q is not None
-    if call.state_rows is not None and not (packed and call.continues):
-        raise ValueError(
-            "state_rows are for packed documents, cu_seq_lens_q, that continue from rows of past_key_values, which must "
-            "have some: RetNetState.zeros(config, sequences) makes them."
-        )
-    if not call.continues:
-        return
-    if packed and not all(layer.supports_packed_documents for layer in call.layers):
-        require_retention_alone(config)
-    if not packed and call.past.batch_size != call.shape[0]:
-        raise ValueError(
-            f"past_key_values holds {call.past.batch_size} sequences, but the batch has {call.shape[0]}: select or repeat "
-            "its rows to fit."
-        )
-    if call.drops_state:
-        raise ValueError("past_key_values must be empty when training with gradient checkpointing, which drops the state.")
-
-
-def pieces_of(config: PreTrainedConfig, call: Call) -> list[slice]:
-    """The pieces in which a model reads a long sequence without a gradient, so that it needs the memory of one of them.
-
-    All have about one length, a multiple of the chunk, so that the values are those of the whole sequence.
-    """
-    (batch, length), form = call.shape, call.retention_form or config.retention_form
-    whole = (
-        torch.is_grad_enabled() or torch.compiler.is_compiling() or config.bidirectional or form in ("parallel", "recurrent")
-    )
-    recorded = (config.output_attentions, config.output_hidden_states, call.output_attentions, call.output_hidden_states)
-    if whole or any(recorded) or call.cu_seq_lens_q is not None:
-        return [slice(0, length)]
-    chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
-    size = PIECE_SIZE_ON_CPU if call.device.type == "cpu" else PIECE_SIZE_ELSEWHERE
-    chunks = -(-length // chunk_size)
-    pieces = -(-chunks // max(1, size // (batch * chunk_size)))
-    size = -(-chunks // pieces) * chunk_size
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+            made[id(log_decay)] = make(log_decay, layout)
+        operators.append(made[id(log_decay)])
+    return operators, in_place

@@ -3,22 +3,22 @@
 """Manhattan retention: retention over images, every form of it, as plain functions on tensors.
 
 RMT (Fan et al., arXiv 2309.11523, section 3.2) derives it from retention in two steps. The first looks both ways along the
-sequence, with decay γ^|n-m|, and is `retention.bidirectional_retention`. The second lays the tokens out on a grid and lets
-the decay follow their Manhattan distance:
+sequence, with decay γ^|n-m|, and is `bidirectional_retention`. The second lays the tokens out on a grid, with a decay by
+their Manhattan distance:
 
     O = (Q Kᵀ ⊙ D) V,    D_nm = γ^(|x_n - x_m| + |y_n - y_m|)
 
-RMT stops there, puts a softmax on top and holds that no recurrent form is left. Without the softmax there is one, exactly:
-D factors into a decay along the rows and one down the columns, and each of them is a recurrence.
+RMT puts a softmax on top and states that no recurrent form is left. Without the softmax there is one, and it is exact: D is
+the product of a decay along the rows and a decay down the columns, and each of them is a recurrence.
 
     recurrent    S_y[x] = γ S_{y-1}[x] + k_yxᵀ v_yx        one state per column, carried from row to row
-                 o_yx = q_yx Σ_x' γ^|x-x'| S_y[x']         combined along the row; a second pass brings what is below
+                 o_yx = q_yx Σ_x' γ^|x-x'| S_y[x']         combined along the row; a second, upward pass adds the rest
     parallel     the masked product above: quadratic in the number of tokens, and the reference
     chunkwise    tiles: parallel inside each tile, recurrent between them, matrix products, linear in the number of tokens
 
-The chunkwise form splits the tokens that reach a token by where they are: in its tile, by the masked product; in another
-tile of its band of rows, by one state per row of the band, combined down the band; in another band, by one state per column,
-combined along the whole row.
+In the chunkwise form, tokens of the same tile reach a token by the masked product; those of other tiles in the same band of
+rows by one state per row of the band, combined down the band; and those of other bands by one state per column, combined
+along the whole row.
 
 Glossary, used in names and shapes:
 
@@ -29,12 +29,12 @@ Glossary, used in names and shapes:
 
 Rules that hold in every form:
 
-* A token masked out (``mask`` False) adds nothing to any other; only its own output, which is finite, has no meaning. Unlike
-  in a sequence, where an absent token is as if it had never been there, its place stays: distances are those of the grid,
-  and γ counts the step across a masked token like any other.
-* Arithmetic and state are float32, or float64 where the inputs are, and the output keeps that type.
-* Every form is differentiable in all of its operands, ln γ included. Where that is not learned, the chunkwise form keeps no
-  more than its operands for the backward pass.
+* A masked token (``mask`` False) adds nothing to any other token. Its own output is finite and has no meaning. Its place on
+  the grid stays: γ counts the step across a masked token like any other, unlike in a sequence, where masked tokens are
+  removed.
+* Arithmetic and state are float32, or float64 if an input is, and the output keeps that type.
+* Every form is differentiable in all of its operands, ln γ included. Unless ln γ is learned, the chunkwise form keeps only
+  its operands for the backward pass.
 """
 
 import math
@@ -134,7 +134,7 @@ def combine_line(states: Tensor, log_decay: Tensor, one_way: bool = False) -> Te
 
 
 class Reader(NamedTuple):
-    """What reads states (…, K, V): queries (…, K) or, turned, values (…, V), which read them as (…, V, K)."""
+    """Vectors that multiply states (…, K, V): queries (…, K) or, if `turned`, values (…, V), with the states transposed."""
 
     tensor: Tensor
     turned: bool = False
@@ -149,17 +149,17 @@ def from_chunks_passed(
     lines_one_way: bool = False,
     state: Tensor | None = None,
 ) -> list[Tensor]:
-    """What each reader has of the chunks before a token's own, of parallel lines at distance |l - l'| + |t - t'|.
+    """The part of each reader's result that comes from earlier chunks, in parallel lines at distance |l - l'| + |t - t'|.
 
-    One chunk of all lines at a time, so that no more than their states are held at once.
+    Takes one chunk of all lines at a time, so that memory holds the states of one chunk only.
 
     Args:
         readers, key, value: (B, H, G, L, N, C, K or V), L lines of N chunks of C tokens in each of G groups.
-        backwards: of the chunks after it instead. lines_one_way: only of lines l' ≤ l.
-        state: (B, H, G, L, K, V) what each line holds before its first chunk.
+        backwards: from later chunks instead. lines_one_way: only from lines l' ≤ l.
+        state: (B, H, G, L, K, V) of each line before its first chunk.
 
     Returns:
-        (B, H, G, L, N, C, V) for each reader, or K where it is turned.
+        (B, H, G, L, N, C, V) for each reader, or K if it is turned.
     """
     chunks, size = key.shape[-3:-1]
     onwards = steps_onwards(size, log_decay, backwards)
@@ -182,7 +182,7 @@ def from_chunks_passed(
 
 
 def column_states(key: Tensor, value: Tensor, log_decay: Tensor, initial_state: Tensor | None = None) -> Tensor:
-    """What the columns hold after the last row, (B, H, X, K, V)."""
+    """The states of the columns after the last row, (B, H, X, K, V)."""
     height = key.shape[2]
     to_last = powers(log_decay, places(height, log_decay).flip(0))[:, :, None, None]
     states = (key * to_last).permute(0, 1, 3, 4, 2) @ value.transpose(2, 3)
@@ -192,16 +192,24 @@ def column_states(key: Tensor, value: Tensor, log_decay: Tensor, initial_state: 
 
 
 def without_masked(key: Tensor, mask: Tensor | None) -> Tensor:
-    """Keys of zero where a token is absent: it then adds nothing."""
+    """Keys, zero for masked tokens, which then add nothing."""
     return key if mask is None else key.masked_fill(~mask[:, None, :, :, None], 0)
+
+
+def prepared(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The operands as the forms below take them: of the type they compute in, with keys of zero for masked tokens."""
+    dtype = compute_dtype(query, key, value)
+    return query.to(dtype), without_masked(key, mask).to(dtype), value.to(dtype), log_decay.to(dtype)
 
 
 def manhattan_map(
     query: Tensor, key: Tensor, log_decay: Tensor, mask: Tensor | None = None, downward: bool = False
 ) -> Tensor:
-    """Q Kᵀ ⊙ D, (B, H, T, T): what Manhattan retention has in the place of attention weights. Not normalised, and signed.
+    """Q Kᵀ ⊙ D, (B, H, T, T): the weights of Manhattan retention, like an attention map, but signed and not normalised.
 
-    Tokens are counted row by row. With `downward`, a token sees its own row and those above.
+    Tokens are counted row by row. With `downward`, a token sees its own row and the rows above.
     """
     dtype = compute_dtype(query, key)
     decay = grid_decay(log_decay.to(dtype), *query.shape[2:4], downward)
@@ -211,51 +219,27 @@ def manhattan_map(
 
 
 def parallel_downward_retention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    initial_state: Tensor | None = None,
-    mask: Tensor | None = None,
-    scores: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The masked product over a token's own row and those above. Arguments and results as `downward_manhattan_retention`."""
-    dtype = compute_dtype(query, key, value)
-    query, key, value = query.to(dtype), without_masked(key, mask).to(dtype), value.to(dtype)
-    log_decay = log_decay.to(dtype)
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, state: Tensor | None, scores: Tensor | None
+) -> Tensor:
+    """The masked product over a token's own row and the rows above, on `prepared` operands: (B, H, Y, X, V)."""
     height, width = query.shape[2:4]
     scores = manhattan_map(query, key, log_decay, downward=True) if scores is None else scores
     output = (scores @ value.flatten(2, 3)).unflatten(2, (height, width))
-    if initial_state is not None:
-        initial_state = initial_state.to(dtype)
-        seen = combine_line(initial_state.flatten(-2), log_decay).view_as(initial_state)  # (B, H, X, K, V)
-        from_above = powers(log_decay, places(height, log_decay) + 1)[:, :, None, None]
-        output = output + ((query * from_above).transpose(2, 3) @ seen).transpose(2, 3)
-    return output, column_states(key, value, log_decay, initial_state)
+    if state is None:
+        return output
+    seen = combine_line(state.flatten(-2), log_decay).view_as(state)  # (B, H, X, K, V)
+    from_above = powers(log_decay, places(height, log_decay) + 1)[:, :, None, None]
+    return output + ((query * from_above).transpose(2, 3) @ seen).transpose(2, 3)
 
 
 def recurrent_downward_retention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    initial_state: Tensor | None = None,
-    mask: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence, row by row, in memory that does not grow with their number.
-
-    Arguments and results as `downward_manhattan_retention`.
-    """
-    dtype = compute_dtype(query, key, value)
-    query, key, value = query.to(dtype), without_masked(key, mask).to(dtype), value.to(dtype)
-    log_decay = log_decay.to(dtype)
+    """The recurrence over rows, on `prepared` operands: output (B, H, Y, X, V) and final state (B, H, X, K, V)."""
     decay = log_decay.exp()[:, None, None, None]
     batch, heads, height, width, key_dim = query.shape
-    if initial_state is None:
+    if state is None:
         state = query.new_zeros(batch, heads, width, key_dim, value.shape[-1])
-    else:
-        state = initial_state.to(dtype)
-
     outputs = []
     for y in range(height):
         state = decay * state + key[:, :, y, :, :, None] * value[:, :, y, :, None, :]  # (B, H, X, K, V)
@@ -265,7 +249,7 @@ def recurrent_downward_retention(
 
 
 class Tiling(NamedTuple):
-    """A grid of tokens cut into tiles, and the ways in which it is read. The last tiles are filled up with zeros."""
+    """A grid of tokens cut into tiles, and its rows, columns and bands. Zeros fill the last tiles up."""
 
     grid: tuple[int, int]  # rows and columns
     tile: tuple[int, int]
@@ -276,12 +260,12 @@ class Tiling(NamedTuple):
         return -(-self.grid[0] // self.tile[0]), -(-self.grid[1] // self.tile[1])
 
     def fill(self, tensor: Tensor) -> Tensor:
-        """(B, H, Y, X, F) with zeros below and on the right, where keys of zero reach nobody."""
+        """(B, H, Y, X, F) with zeros below and on the right; keys of zero add nothing to any token."""
         rows, columns = (tile * tiles - length for length, tile, tiles in zip(self.grid, self.tile, self.tiles))
         return pad(tensor, (0, 0, 0, columns, 0, rows)) if rows or columns else tensor
 
     def crop(self, tensor: Tensor) -> Tensor:
-        """What `fill` has filled, without it."""
+        """The inverse of `fill`."""
         return tensor[:, :, : self.grid[0], : self.grid[1]]
 
     def rows(self, tensor: Tensor) -> Tensor:
@@ -315,7 +299,7 @@ class Tiling(NamedTuple):
         downward: bool = False,
         state: Tensor | None = None,
     ) -> list[Tensor]:
-        """What each reader has of the whole grid, given what it has of its own tile, all (B, H, Y, X, F) and filled."""
+        """Each reader's result over the whole grid, from its result `within` its tile, all (B, H, Y, X, F) and filled."""
         bands, tiles = self.tiles
 
         def added(totals: Sequence[Tensor], lines: Callable, back: Callable, *options, **others):
@@ -339,23 +323,18 @@ def chunkwise_manhattan_retention(
     key: Tensor,
     value: Tensor,
     log_decay: Tensor,
-    mask: Tensor | None = None,
     tile_size: int | tuple[int, int] | None = None,
     downward: bool = False,
-    initial_state: Tensor | None = None,
+    state: Tensor | None = None,
 ) -> Tensor:
-    """Tiles: the masked product inside each of them, and states between them. Time and memory are linear in T.
+    """Tiles: the masked product in each, and states between them, in time and memory linear in T. Takes `prepared` operands.
 
-    Arguments and result as `manhattan_retention`; with `downward`, a token sees its own row, those above, and what
-    `initial_state` (B, H, X, K, V) holds.
+    With `downward`, a token sees its own row, the rows above, and `state` (B, H, X, K, V).
     """
-    dtype = compute_dtype(query, key, value)
-    log_decay = log_decay.to(dtype)
     tiling = tiling_of(query, value, tile_size)
-    query, key, value = (tiling.fill(tensor.to(dtype)) for tensor in (query, without_masked(key, mask), value))
-    state = None
-    if initial_state is not None:
-        state = pad(initial_state.to(dtype), (0, 0, 0, 0, 0, query.shape[3] - initial_state.shape[2])).unsqueeze(2)
+    query, key, value = map(tiling.fill, (query, key, value))
+    if state is not None:
+        state = pad(state, (0, 0, 0, 0, 0, query.shape[3] - state.shape[2])).unsqueeze(2)
     decay = grid_decay(log_decay, *tiling.tile, downward)[:, None]
     in_bands = zip(*map(tiling.bands, (query, key, value)))
     within = tiling.of_bands([(q @ k.mT).mul_(decay) @ v for q, k, v in in_bands])
@@ -368,13 +347,14 @@ class ChunkwiseManhattanRetention(torch.autograd.Function):
 
         dQ = (dO Vᵀ ⊙ D) K,    dK = (V dOᵀ ⊙ D) Q,    dV = (K Qᵀ ⊙ D) dO
 
-    The scores in brackets are two, one being the other's transpose, and so are the states, Kᵀ V and Qᵀ dO. Keeps query, key
-    and value for the backward pass, O(T (K + V)), where PyTorch would keep scores and states of all tiles, too.
+    There are two different scores, since V dOᵀ and K Qᵀ are transposes of the others, and two different states, Kᵀ V and
+    Qᵀ dO. Keeps query, key and value for the backward pass, O(T (K + V)); autograd would also keep scores and states of all
+    tiles.
     """
 
     @staticmethod
     def forward(query, key, value, log_decay, tile_size):
-        return chunkwise_manhattan_retention(query, key, value, log_decay, tile_size=tile_size)
+        return chunkwise_manhattan_retention(*prepared(query, key, value, log_decay), tile_size)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -388,8 +368,8 @@ class ChunkwiseManhattanRetention(torch.autograd.Function):
         query, key, value, gradient = (tiling.fill(tensor.to(dtype)) for tensor in (*operands, gradient))
         log_decay = log_decay.to(dtype)
         decay = grid_decay(log_decay, *tiling.tile)[:, None]
-        within = []  # what the operands' gradients have of a token's own tile, band by band
-        with torch.autocast(gradient.device.type, enabled=False):  # which may be on where a backward pass is asked for
+        within = []  # parts of the gradients from a token's own tile, band by band
+        with torch.autocast(gradient.device.type, enabled=False):  # a caller may run the backward pass under autocast
             for q, k, v, g in zip(*map(tiling.bands, (query, key, value, gradient))):
                 scores, scores_gradient = (q @ k.mT).mul_(decay), (g @ v.mT).mul_(decay)
                 within.append((scores_gradient @ k, scores_gradient.mT @ q, scores.mT @ g))
@@ -402,7 +382,7 @@ class ChunkwiseManhattanRetention(torch.autograd.Function):
 
 
 def tiling_of(query: Tensor, value: Tensor, tile_size: int | tuple[int, int] | None) -> Tiling:
-    """Of tiles of that size or, if absent, near `default_tile_size`, such that tiles are alike and fill the grid."""
+    """Tiles of that size or, if absent, near `default_tile_size`, such that tiles of one size fill the grid."""
     height, width, key_dim = query.shape[2:]
     if tile_size is not None:
         rows, columns = (tile_size, tile_size) if isinstance(tile_size, int) else tile_size
@@ -412,17 +392,13 @@ def tiling_of(query: Tensor, value: Tensor, tile_size: int | tuple[int, int] | N
     return Tiling((height, width), (rows, columns))
 
 
-def check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raises a ValueError where the operands do not belong together."""
+def checked_form(form: str, query: Tensor, key: Tensor, value: Tensor) -> str:
+    """`form`, with "auto" replaced. Raises ValueError for an unknown form, or shapes that do not belong together."""
     if query.dim() != 5 or key.shape != query.shape or value.shape[:-1] != query.shape[:-1]:
         raise ValueError(
             "query and key must be (batch, heads, rows, columns, key size) and value the same but for its size, "
             f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
         )
-
-
-def resolve_form(form: str, query: Tensor, value: Tensor) -> str:
-    """The form itself, or the one that "auto" stands for. Raises a ValueError for an unknown one."""
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
     return choose_form(*query.shape[2:], value.shape[-1]) if form == "auto" else form
@@ -441,35 +417,34 @@ def downward_manhattan_retention(
 ) -> tuple[Tensor, Tensor]:
     """Manhattan retention over a token's own row, both ways, and all rows above: an image read from the top.
 
-    An image of any height can be fed in bands of rows, the state carried from one call to the next.
+    An image of any height can be fed in bands of rows, with the final state of a call as the initial state of the next.
 
     Args:
         query, key: (B, H, Y, X, K), the query already scaled. value: (B, H, Y, X, V).
         log_decay: (H,) natural logarithm of each head's γ, finite.
-        initial_state: (B, H, X, K, V) what the columns hold from the rows before, zeros if absent. Never modified.
-        mask: (B, Y, X) bool, False where a token is absent.
+        initial_state: (B, H, X, K, V) states of the columns after earlier rows, zeros if absent. Never modified.
+        mask: (B, Y, X) bool, False for masked tokens.
         form: "parallel", "recurrent", "chunkwise", or "auto", which takes the fastest for the grid.
         tile_size: rows and columns of a tile of the chunkwise form, or one number for both; chosen by size if absent.
-        scores: (B, H, T, T) what `manhattan_map` gave with `downward`, for the parallel form.
+        scores: (B, H, T, T) the result of `manhattan_map` with `downward`, for the parallel form.
 
     Returns:
-        output (B, H, Y, X, V) and final state (B, H, X, K, V), in float32, or float64 where an input is.
+        output (B, H, Y, X, V) and final state (B, H, X, K, V), in float32, or float64 if an input is.
 
     Raises:
         ValueError: for an unknown form, or shapes that do not belong together.
     """
-    check_shapes(query, key, value)
-    form = resolve_form(form, query, value)
+    form = checked_form(form, query, key, value)
     with torch.autocast(query.device.type, enabled=False):
+        query, key, value, log_decay = prepared(query, key, value, log_decay, mask)
+        state = None if initial_state is None else initial_state.to(query.dtype)
         if form == "recurrent":
-            return recurrent_downward_retention(query, key, value, log_decay, initial_state, mask)
+            return recurrent_downward_retention(query, key, value, log_decay, state)
         if form == "parallel":
-            return parallel_downward_retention(query, key, value, log_decay, initial_state, mask, scores)
-        output = chunkwise_manhattan_retention(query, key, value, log_decay, mask, tile_size, True, initial_state)
-        dtype = output.dtype
-        key, value = without_masked(key, mask).to(dtype), value.to(dtype)
-        state = None if initial_state is None else initial_state.to(dtype)
-        return output, column_states(key, value, log_decay.to(dtype), state)
+            output = parallel_downward_retention(query, key, value, log_decay, state, scores)
+        else:
+            output = chunkwise_manhattan_retention(query, key, value, log_decay, tile_size, True, state)
+        return output, column_states(key, value, log_decay, state)
 
 
 def manhattan_retention(
@@ -482,25 +457,25 @@ def manhattan_retention(
     tile_size: int | tuple[int, int] | None = None,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Retention over an image in whichever form suits: O = (Q Kᵀ ⊙ γ^(|Δx| + |Δy|)) V, (B, H, Y, X, V).
+    """Manhattan retention over an image: O = (Q Kᵀ ⊙ γ^(|Δx| + |Δy|)) V, (B, H, Y, X, V).
 
-    Arguments as in `downward_manhattan_retention`; there is no state, since a token sees the whole image. `scores` are what
-    `manhattan_map` gave, for the parallel form.
+    Arguments as in `downward_manhattan_retention`, but without a state, since a token sees the whole image. `scores` are the
+    result of `manhattan_map`, for the parallel form.
 
-    The recurrent form is a scan downwards and one upwards, less the token's own row, which both have counted.
+    The recurrent form is a scan downwards and one upwards, less the token's own row, which is part of both.
     """
-    check_shapes(query, key, value)
-    form = resolve_form(form, query, value)
+    form = checked_form(form, query, key, value)
     with torch.autocast(query.device.type, enabled=False):
-        if form == "parallel":
-            scores = manhattan_map(query, key, log_decay, mask) if scores is None else scores
-            return (scores @ value.to(scores.dtype).flatten(2, 3)).unflatten(2, query.shape[2:4])
-        key = without_masked(key, mask)
-        if form == "chunkwise":
+        if form == "chunkwise":  # operands of their own type, which are smaller to keep for the backward pass
+            key = without_masked(key, mask)
             needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
             own = needed and not needs_autograd(log_decay)
             chunkwise = ChunkwiseManhattanRetention.apply if own else ChunkwiseManhattanRetention.forward
             return chunkwise(query, key, value, log_decay, tile_size)
+        query, key, value, log_decay = prepared(query, key, value, log_decay, mask)
+        if form == "parallel":
+            scores = manhattan_map(query, key, log_decay) if scores is None else scores
+            return (scores @ value.flatten(2, 3)).unflatten(2, query.shape[2:4])
         down, _ = recurrent_downward_retention(query, key, value, log_decay)
         up, _ = recurrent_downward_retention(query.flip(2), key.flip(2), value.flip(2), log_decay)
         rows = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]  # (B Y, H, X, .)

@@ -26,7 +26,7 @@ decay, log_decay is (G,), their states would be equal, and one state is kept for
 Three rules hold in every form. The tests check them:
 
 * A token masked out (``mask`` False) was never there, whatever finite numbers it holds: it adds nothing to the state, it
-  decays nothing, and its own output, which is finite, has no meaning.
+  decays nothing, and its own output is zero.
 * A token marked by ``reset`` starts a new document: neither the initial state nor any earlier token reaches it or the tokens
   after it.
 * Arithmetic and state are float32, or float64 where the inputs are. In the chunkwise form a GPU multiplies bfloat16 operands
@@ -57,7 +57,7 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
-def needs_autograd(*constants: Tensor) -> bool:
+def needs_autograd(constants: Tensor | None = None) -> bool:
     """Whether PyTorch has to differentiate the plain operations, instead of a gradient written by hand.
 
     A compiler plans by itself what to keep. The transforms of `torch.func` need operations that they can see through. And a
@@ -65,7 +65,7 @@ def needs_autograd(*constants: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
-    return any(constant.requires_grad for constant in constants)
+    return constants is not None and constants.requires_grad
 
 
 @functools.cache
@@ -176,7 +176,8 @@ def recurrent_retention(
         updated = decay * state + key[:, :, n, :, None] * value[:, :, n, None, :]
         state = updated if mask is None else torch.where(mask[:, n, None, None, None], updated, state)
         outputs.append((query[:, :, n, None, :] @ repeat_heads(state, heads)).squeeze(2))  # (B, H, V)
-    return torch.stack(outputs, dim=2), state
+    output = torch.stack(outputs, dim=2)
+    return output if mask is None else output.masked_fill(~mask[:, None, :, None], 0), state
 
 
 class StepDecay(NamedTuple):
@@ -197,17 +198,32 @@ def step_decay(log_decay: Tensor, mask: Tensor | None = None, reset: Tensor | No
     return StepDecay(keep, write)
 
 
-def recurrent_step_(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> Tensor:
-    """Equation 6 for one token, T = 1. Updates `state` (B, M, K, V) in place and returns the output (B, H, 1, V)."""
+def recurrent_step_(
+    query: Tensor, key: Tensor, value: Tensor, state: Tensor | None, decay: StepDecay
+) -> tuple[Tensor, Tensor]:
+    """Equation 6 for one token, T = 1, as an operator.
+
+    Args:
+        query, key, value: (B, H, 1, K), (B, G, 1, K) and (B, G, 1, V).
+        state: (B, M, K, V), updated in place; None for zeros.
+
+    Returns:
+        output (B, H, 1, V), and the state.
+    """
+    if state is None:
+        state = zero_state(query, value, state_heads(query, key, decay.keep.shape[1]))
     with without_autocast(query.device.type):
         if not query.dtype == key.dtype == value.dtype == state.dtype:
             query, key, value = query.to(state.dtype), key.to(state.dtype), value.to(state.dtype)
-        if decay.write is not None:
-            key = key * decay.write
-        if key.shape[1] != state.shape[1]:
-            key, value = repeat_heads(key, state.shape[1]), repeat_heads(value, state.shape[1])
-        state.mul_(decay.keep).addcmul_(key.mT, value)
-        return read_state(query, state)
+        heads = state.shape[1]
+        if key.shape[1] != heads:
+            key, value = repeat_heads(key, heads), repeat_heads(value, heads)
+        if decay.write is None:
+            state.mul_(decay.keep).addcmul_(key.mT, value)
+        else:
+            state.mul_(decay.keep).addcmul_((key * decay.write).mT, value)
+        output = query @ state if query.shape[1] == heads else read_state(query, state)
+        return output if decay.write is None else output * decay.write, state
 
 
 def decay_map(
@@ -226,7 +242,7 @@ def decay_map(
     seen = torch.ones_like(distance, dtype=torch.bool)
     seen = seen if bidirectional else seen.tril()
     if mask is not None:
-        seen = seen & mask[:, None, :]
+        seen = seen & mask[:, None, :] & mask[:, :, None]
     if reset is not None:
         document = reset.cumsum(-1)
         seen = seen & (document[:, :, None] == document[:, None, :])
@@ -263,6 +279,7 @@ class TokenOrder(NamedTuple):
     place: Tensor | None = None  # (B T,) int64: the inverse of `source`
     count: Tensor | None = None  # (B,) int64: present tokens of each row
     document: Tensor | None = None  # (B|1, T) int64: for each place, how many documents have started up to it
+    absent: Tensor | None = None  # (B, 1, T, 1) bool: the tokens that are absent
 
     def front(self, tensor: Tensor) -> Tensor:
         """Moves the tokens of (B, H, T, X) to their places."""
@@ -271,6 +288,11 @@ class TokenOrder(NamedTuple):
     def back(self, tensor: Tensor) -> Tensor:
         """Moves what stands at the places of (B, H, T, X) back to the tokens."""
         return tensor if self.place is None else _take_tokens(tensor, self.place)
+
+    def output(self, tensor: Tensor) -> Tensor:
+        """`back` for outputs: those of absent tokens are zeros."""
+        tensor = self.back(tensor)
+        return tensor if self.absent is None else tensor.masked_fill(self.absent, 0)
 
 
 AS_GIVEN = TokenOrder()  # the order of a sequence without a mask and without documents
@@ -301,7 +323,7 @@ def token_order(mask: Tensor | None = None, reset: Tensor | None = None) -> Toke
     if document is not None:  # absent tokens may start documents, too: the last one is that of the final state
         absent = torch.arange(length, device=mask.device) >= count[:, None]
         document = torch.where(absent, document[:, -1:], at_place)
-    return TokenOrder(source, place, count, document)
+    return TokenOrder(source, place, count, document, ~mask[:, None, :, None])
 
 
 def default_chunk_size(key_dim: int, value_dim: int) -> int:
@@ -344,10 +366,10 @@ class DecayTables(NamedTuple):
 
     one_chunk: bool  # whether one chunk holds the whole sequence
 
-    def of_chunks(self, chunks: slice, size: int) -> "DecayTables":
+    def of_chunks(self, first: int, chunks: int, size: int) -> "DecayTables":
         """The tables of some of the chunks, and of `size` tokens of each."""
         inner, query, key, state, seen = (
-            table if table is None or table.shape[2] == 1 else table[:, :, chunks] for table in self[:5]
+            table if table is None or table.shape[2] == 1 else table[:, :, first : first + chunks] for table in self[:5]
         )
         seen = None if seen is None else seen[..., :size, :size]
         return DecayTables(inner[..., :size, :size], query[..., :size, :], key[..., :size, :], state, seen, self.one_chunk)
@@ -374,13 +396,11 @@ def decay_tables(
     chunks = 1 if one_chunk or alike else -(-length // chunk_size)
     device = log_decay.device
 
-    def power(exponent: Tensor) -> Tensor:  # (B|1, N, ...) -> (B|1, M, N, ...)
-        rate = log_decay.view(-1, *[1] * (exponent.dim() - 1))
-        return torch.exp(rate * exponent.clamp(min=0).unsqueeze(1).to(rate.dtype))
-
+    rate = log_decay.view(-1, 1, 1, 1)
     place = torch.arange(chunk_size, device=device)
-    distance = (place[:, None] - place)[None, None]
-    inner = power(distance.abs()) if bidirectional else power(distance).tril()
+    distance = place[:, None] - place  # (C, C)
+    inner = torch.exp(rate * distance.abs().to(rate.dtype))[None]
+    inner = inner if bidirectional else inner.tril()
     first = chunk_size * torch.arange(chunks, device=device)
     if order.count is None:
         count = torch.full((1, 1), chunk_size if alike else length, device=device)
@@ -388,9 +408,10 @@ def decay_tables(
         count = order.count[:, None]
     count = (count - first).clamp(min=0, max=chunk_size)  # (B|1, N) present tokens of each chunk
     to_end = count[:, :, None] - 1 - place  # (B|1, N, C), below 0 at absent tokens
-    query = power((place + 1)[None, None, :, None])
-    key = power(to_end[..., None]).masked_fill((to_end < 0)[:, None, ..., None], 0)
-    state = power(count[..., None, None])
+    query = torch.exp(rate * (place + 1)[:, None].to(rate.dtype))[None]  # (1, M, 1, C, 1)
+    absent = (to_end < 0)[:, None, ..., None]
+    key = torch.exp(rate * to_end.clamp(min=0)[:, None, ..., None].to(rate.dtype)).masked_fill(absent, 0)
+    state = torch.exp(rate * count[:, None, :, None, None].to(rate.dtype))
 
     document, seen = order.document, None
     if document is not None:
@@ -424,40 +445,40 @@ class ChunkBlock(NamedTuple):
         part = tensor[:, :, self.tokens].to(torch.bfloat16 if self.narrow else self.tables.inner.dtype)
         part = repeat_heads(part, heads) if part.shape[1] < heads else part
         part = part.unsqueeze(2) if chunks == 1 else part.unflatten(2, (chunks, -1))
-        return stack_queries(part, heads).flatten(0, 2)
+        return (part if part.shape[1] == heads else stack_queries(part, heads)).flatten(0, 2)
 
     def join(self, part: Tensor, heads: int) -> Tensor:
         """The inverse of `cut`: (A, R C, X) -> (B, heads, N C, X). Sums over the heads that share a key or a value."""
-        part = unstack_queries(part.unflatten(0, self.shape), max(heads, self.shape[1])).flatten(2, 3)
+        part = part.unflatten(0, self.shape)
+        if heads > self.shape[1]:
+            part = unstack_queries(part, heads)
+        part = part.flatten(2, 3)
         return part if part.shape[1] == heads else part.unflatten(1, (heads, -1)).sum(2)
 
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """(A, X, Y) @ (A, Y, Z) -> (A, X, Z), in the dtype of the tables."""
+    def product(
+        self, left: Tensor, right: Tensor | None, table: Tensor | None = None, onto: Tensor | None = None
+    ) -> Tensor | None:
+        """left @ right: (A, X, Y) and (A, Y, Z) -> (A, X, Z), in the dtype of the tables.
+
+        Args:
+            right: None for zeros, and then `onto` is returned.
+            table: powers of γ (B|1, M, N|1, X / R, Z|1), by which the product is multiplied.
+            onto: (A, X, Z) to which the product is added, in place.
+        """
+        if right is None:
+            return onto
+        if onto is not None and table is None and not self.narrow:
+            return onto.baddbmm_(left, right)
         if self.narrow:
-            return torch.bmm(left.to(torch.bfloat16), right.to(torch.bfloat16), out_dtype=torch.float32)
-        return left @ right
-
-    def add_product(self, part: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-        """part + left @ right, written into `part`; without a part, the product alone."""
-        if part is None:
-            return self.product(left, right)
-        return part.add_(self.product(left, right)) if self.narrow else part.baddbmm_(left, right)
-
-    def decay(self, part: Tensor, table: Tensor) -> Tensor:
-        """Multiplies (A, R C, X) by powers of γ (B|1, M, N|1, C, X|1), in place where nothing is compiled."""
-        if torch.compiler.is_compiling():
-            return decay_rows(part.unflatten(0, self.shape), table).flatten(0, 2)
-        part.view(*self.shape, -1, table.shape[-2], part.shape[-1]).mul_(table.unsqueeze(3))
-        return part
-
-    def decayed_product(self, left: Tensor, right: Tensor | None, table: Tensor) -> Tensor | None:
-        """left @ right times powers of γ; None where `right` is None, which stands for zeros."""
-        return None if right is None else self.decay(self.product(left, right), table)
-
-    def masked(self, scores: Tensor) -> Tensor:
-        """Q Kᵀ, or its gradient, (A, R C, C) -> Q Kᵀ ⊙ D within each chunk."""
-        scores = self.decay(scores, self.tables.inner)
-        return scores if self.tables.seen is None else self.decay(scores, self.tables.seen)
+            product = torch.bmm(left.to(torch.bfloat16), right.to(torch.bfloat16), out_dtype=torch.float32)
+        else:
+            product = left @ right
+        for factor in (table, self.tables.seen if table is self.tables.inner else None):
+            if factor is not None and torch.compiler.is_compiling():
+                product = decay_rows(product.unflatten(0, self.shape), factor).flatten(0, 2)
+            elif factor is not None:
+                product.view(*self.shape, -1, factor.shape[-2], product.shape[-1]).mul_(factor.unsqueeze(3))
+        return product if onto is None else onto.add_(product)
 
     def run_state(
         self, rows: Tensor, table: Tensor, columns: Tensor, state: Tensor | None, wanted: bool, backwards: bool = False
@@ -477,7 +498,8 @@ class ChunkBlock(NamedTuple):
         chunks = self.shape[2]
         if chunks == 1 and not wanted:
             return None if state is None else state.flatten(0, 1), None
-        decayed = decay_rows(rows.unflatten(0, self.shape), table).flatten(0, 2)
+        rows = rows.unflatten(0, self.shape)
+        decayed = (rows * table if rows.shape[-2] == table.shape[-2] else decay_rows(rows, table)).flatten(0, 2)
         written = self.product(decayed.mT, columns).unflatten(0, self.shape).unbind(2)
         if state is None and chunks == 1:
             return None, written[0]
@@ -499,21 +521,20 @@ def chunk_blocks(query: Tensor, key: Tensor, value: Tensor, tables: DecayTables,
     narrow = query.dtype == key.dtype == value.dtype == torch.bfloat16 and tables.inner.dtype == torch.float32
     narrow = narrow and multiplies_bfloat16(query.device)
     batch, heads, length, _ = query.shape
-    states = state_heads(query, key, tables.inner.shape[1])
-    chunk_size = tables.inner.shape[-1]
+    states, chunk_size = key.shape[1] if tables.inner.shape[1] == key.shape[1] else heads, tables.inner.shape[-1]
     if tables.one_chunk:
         return [ChunkBlock(slice(None), (batch, states, 1), tables, narrow)]
     wanted = BLOCK_SIZE_ON_CPU if query.device.type == "cpu" else BLOCK_SIZE_ELSEWHERE
-    whole, rest = divmod(length, chunk_size)
-    most = whole if at_once else max(1, wanted // max(1, batch * heads * chunk_size))
-
-    def block(first: int, chunks: int, size: int) -> ChunkBlock:
-        start = first * chunk_size
-        own = tables.of_chunks(slice(first, first + chunks), size)
-        return ChunkBlock(slice(start, start + chunks * size), (batch, states, chunks), own, narrow)
-
-    blocks = [block(first, min(most, whole - first), chunk_size) for first in range(0, whole, max(1, most))]
-    return blocks + ([block(whole, 1, rest)] if rest else [])
+    most = length if at_once else max(1, wanted // max(1, batch * heads * chunk_size))
+    blocks, start = [], 0
+    while start < length:
+        chunks = min(most, max(1, (length - start) // chunk_size))
+        size = min(chunk_size, length - start)
+        whole = size == chunk_size and tables.key.shape[2] == 1
+        own = tables if whole else tables.of_chunks(start // chunk_size, chunks, size)
+        blocks.append(ChunkBlock(slice(start, start + chunks * size), (batch, states, chunks), own, narrow))
+        start += chunks * size
+    return blocks
 
 
 def blockwise_retention(
@@ -531,23 +552,28 @@ def blockwise_retention(
     With `at_once`, all chunks are in one batched product, in operations that PyTorch differentiates, compiles and exports.
     """
     heads, dtype = query.shape[1], tables.inner.dtype
-    query, key, value = order.front(query), order.front(key), order.front(value)
+    if order.source is not None:
+        query, key, value = order.front(query), order.front(key), order.front(value)
     state = None if initial_state is None else initial_state.to(dtype)
-    output, parts = None if at_once else empty_output(value, heads, dtype), []
+    output, parts = None, []
+    if not at_once and value.shape[1] == heads:  # has the memory layout of value, so that joining heads again needs no copy
+        output = torch.empty_like(value, dtype=dtype)
+    elif not at_once:
+        output = empty_output(value, heads, dtype)
     blocks = chunk_blocks(query, key, value, tables, at_once)
     for block in blocks:
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
         wanted = with_final or block is not blocks[-1]
         before, state = block.run_state(key_part, block.tables.key, value_part, state, wanted)
-        part = block.decayed_product(query_part, before, block.tables.query)
-        part = block.add_product(part, block.masked(block.product(query_part, key_part.mT)), value_part)
+        part = block.product(query_part, before, block.tables.query)
+        part = block.product(block.product(query_part, key_part.mT, block.tables.inner), value_part, onto=part)
         if at_once:
             parts.append(block.join(part, heads))
         else:
             output[:, :, block.tokens] = block.join(part, heads)
     if at_once:
         output = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-    return order.back(output), state
+    return output if order.absent is None else order.output(output), state
 
 
 class ChunkwiseRetention(torch.autograd.Function):
@@ -559,13 +585,12 @@ class ChunkwiseRetention(torch.autograd.Function):
         dS_n = γ^C dS_{n+1} + (Q_n ⊙ query decays)ᵀ dO_n
     """
 
-    forward = staticmethod(blockwise_retention)
-
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        query, key, value, ctx.tables, ctx.order, initial_state, ctx.with_final, _ = inputs
+    def forward(ctx, query, key, value, tables, order, initial_state, with_final):
+        ctx.tables, ctx.order, ctx.with_final = tables, order, with_final
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, initial_state)
+        return blockwise_retention(query, key, value, tables, order, initial_state, with_final)
 
     @staticmethod
     def backward(ctx, output_gradient, state_gradient):
@@ -576,10 +601,13 @@ class ChunkwiseRetention(torch.autograd.Function):
                 operands = (query, key, value, initial_state)
                 results = blockwise_retention(*operands[:3], tables, order, initial_state, ctx.with_final, at_once=True)
                 gradients = gradients_where_asked(results, operands, (output_gradient, state_gradient))
-                return *gradients[:3], None, None, gradients[3], None, None
+                return *gradients[:3], None, None, gradients[3], None
             if output_gradient is None:
                 output_gradient = query.new_zeros(*query.shape[:3], value.shape[-1], dtype=dtype)
-            query, key, value, output_gradient = map(order.front, (query, key, value, output_gradient))
+            if order.absent is not None:
+                output_gradient = output_gradient.masked_fill(order.absent, 0)
+            if order.source is not None:
+                query, key, value, output_gradient = map(order.front, (query, key, value, output_gradient))
             blocks, state, before = chunk_blocks(query, key, value, tables), None, []
             if initial_state is not None:
                 state = initial_state.to(dtype)
@@ -590,8 +618,10 @@ class ChunkwiseRetention(torch.autograd.Function):
             *gradients, of_state = block_gradients(
                 blocks, before, query, key, value, output_gradient, state_gradient, initial_state is not None
             )
+            if order.source is not None:
+                gradients = [order.back(gradient) for gradient in gradients]
         of_state = None if initial_state is None else of_state.to(initial_state.dtype)
-        return *(order.back(gradient) for gradient in gradients), None, None, of_state, None, None
+        return *gradients, None, None, of_state, None
 
 
 def block_gradients(
@@ -610,25 +640,24 @@ def block_gradients(
         before: the states (A, K, V) that the chunks of each block start from, None for zeros. The list is emptied.
         state_gradient: of the state after the last chunk; None for zeros.
     """
-    query_gradient, key_gradient, value_gradient = (torch.empty_like(tensor) for tensor in (query, key, value))
+    of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     for block in reversed(blocks):
         tokens, tables, state = block.tokens, block.tables, before.pop()
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
         gradient = block.cut(output_gradient)  # (A, R C, V)
         wanted = with_initial or block is not blocks[0]
         after, state_gradient = block.run_state(query_part, tables.query, gradient, state_gradient, wanted, backwards=True)
+        state, after_turned = None if state is None else state.mT, None if after is None else after.mT
 
-        part = block.decayed_product(key_part, after, tables.key)
-        part = block.add_product(part, block.masked(block.product(query_part, key_part.mT)).mT, gradient)
-        value_gradient[:, :, tokens] = block.join(part, value.shape[1])
-        scores_gradient = block.masked(block.product(gradient, value_part.mT))
-        part = block.decayed_product(gradient, None if state is None else state.mT, tables.query)
-        part = block.add_product(part, scores_gradient, key_part)
-        query_gradient[:, :, tokens] = block.join(part, query.shape[1])
-        part = block.decayed_product(value_part, None if after is None else after.mT, tables.key)
-        part = block.add_product(part, scores_gradient.mT, query_part)
-        key_gradient[:, :, tokens] = block.join(part, key.shape[1])
-    return query_gradient, key_gradient, value_gradient, state_gradient
+        part = block.product(key_part, after, tables.key)
+        scores = block.product(query_part, key_part.mT, tables.inner)
+        of_value[:, :, tokens] = block.join(block.product(scores.mT, gradient, onto=part), value.shape[1])
+        of_scores = block.product(gradient, value_part.mT, tables.inner)
+        part = block.product(gradient, state, tables.query)
+        of_query[:, :, tokens] = block.join(block.product(of_scores, key_part, onto=part), query.shape[1])
+        part = block.product(value_part, after_turned, tables.key)
+        of_key[:, :, tokens] = block.join(block.product(of_scores.mT, query_part, onto=part), key.shape[1])
+    return of_query, of_key, of_value, state_gradient
 
 
 def gradients_where_asked(
@@ -656,22 +685,20 @@ def retention_in_chunks(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    initial_state: Tensor | None,
     tables: DecayTables,
     order: TokenOrder = AS_GIVEN,
-    initial_state: Tensor | None = None,
     with_final: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Equation 7 with decay tables that were computed before, by the fastest way.
+    """Equation 7 in the fastest way, as an operator: with decay tables that were computed before.
 
-    Args and returns as in `chunkwise_retention`; without `with_final`, the final state is not computed, and None.
+    Arguments and results as in `chunkwise_retention`; without `with_final`, the final state is None and not computed.
     """
     with without_autocast(query.device.type):
         operands = (query, key, value, tables, order, initial_state, with_final)
-        if needs_autograd(*tables[:4]):
+        if needs_autograd(tables.inner):
             return blockwise_retention(*operands, at_once=True)
-        tensors = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
-        recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        return (ChunkwiseRetention.apply if recorded else blockwise_retention)(*operands)
+        return (ChunkwiseRetention.apply if torch.is_grad_enabled() else blockwise_retention)(*operands)
 
 
 def chunkwise_retention(
@@ -693,7 +720,7 @@ def chunkwise_retention(
     order = token_order(mask, reset)
     log_decay = log_decay.to(compute_dtype(query, key, value))
     tables = decay_tables(log_decay, query.shape[2], chunk_size, order)
-    return retention_in_chunks(query, key, value, tables, order, initial_state)
+    return retention_in_chunks(query, key, value, initial_state, tables, order)
 
 
 def parallel_retention(
@@ -708,7 +735,7 @@ def parallel_retention(
     """Equation 5, which is equation 7 with one chunk. Arguments and results as `recurrent_retention`."""
     order = token_order(mask, reset)
     tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2], None, order)
-    return retention_in_chunks(query, key, value, tables, order, initial_state)
+    return retention_in_chunks(query, key, value, initial_state, tables, order)
 
 
 def retention(
@@ -806,7 +833,7 @@ def bidirectional_retention(
         order = token_order(mask, reset)
         log_decay = log_decay.to(compute_dtype(query, key, value))
         tables = decay_tables(log_decay, query.shape[2], None, order, bidirectional=True)
-        return retention_in_chunks(query, key, value, tables, order, with_final=False)[0]
+        return retention_in_chunks(query, key, value, None, tables, order, with_final=False)[0]
     ahead, _ = retention(query, key, value, log_decay, None, mask, reset, form, chunk_size)
     turned = [tensor.flip(2) for tensor in (query, key, value)]
     turned_mask = None if mask is None else mask.flip(1)

@@ -10,15 +10,16 @@ numbers for C tokens.
 Shapes are those of `retention_forms.py`, and D documents, A chunks of all documents of a group together, S rows of a state.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.configuration_utils import PreTrainedConfig
 
-from .layout import Layout, checked_positions
-from .operators import Operator
+from .plan import Layout, Operator, checked_positions
 from .retention_forms import (
     StepDecay,
     compute_dtype,
@@ -31,7 +32,7 @@ from .retention_forms import (
     unstack_queries,
     without_autocast,
 )
-from .state_layer import StateLayer
+from .retention_state import StateLayer, first_in_use, require_retention_alone
 
 
 STEP_ON_CPU = 2**19  # numbers of the states of documents that are computed together
@@ -206,7 +207,7 @@ def packed_step_(
         state = states[part] if rows is None else states[rows[part]]
         if begins is not None:
             state.masked_fill_(begins[part, None, None, None], 0)
-        outputs.append(recurrent_step_(*(operand[part] for operand in tokens), decay, state))  # (., H, 1, V)
+        outputs.append(recurrent_step_(*(operand[part] for operand in tokens), state, decay)[0])  # (., H, 1, V)
         if rows is not None:
             states.index_copy_(0, rows[part], state)
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -225,7 +226,7 @@ def _steps(
     count = len(group.count)
     tokens = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., 1, .)
     after = state[:count].clone()
-    output = recurrent_step_(*tokens, _step_decay(log_decay), after)
+    output, _ = recurrent_step_(*tokens, after, _step_decay(log_decay))
     return output.transpose(0, 1).flatten(1, 2), after if count == len(state) else torch.cat([after, state[count:]])
 
 
@@ -301,55 +302,82 @@ class PackedLayout(Layout):
             length.copy_(next_position.max())
 
 
-class PackedRetention(Operator):
-    """Packed documents, each continued from its row of the states (S, M, K, V)."""
+def retain_packed_(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    states: Tensor,
+    log_decay: Tensor,
+    layout: PackedLayout,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Packed documents, each continued from its row of the states (S, M, K, V), as an operator that works in place.
 
-    in_place = True
+    Args:
+        rows: (D,) in the place of the rows of the layout.
 
-    def __init__(self, log_decay: Tensor, layout: PackedLayout) -> None:
-        super().__init__(log_decay)
-        self.documents, self.rows, self.begins = layout.documents, layout.rows, layout.begins
-
-    def __call__(self, query, key, value, state=None, rows: Tensor | None = None):
-        """Updates the rows of `state` in place; `rows` (D,) replace those of the layout."""
-        rows = self.rows if rows is None else rows
-        if self.documents.is_step and not torch.is_grad_enabled():
-            return packed_step_(query, key, value, self.log_decay, state, rows, self.begins), state
-        before = state if rows is None else state[rows]
-        if self.begins is not None:
-            before = before.masked_fill(self.begins[:, None, None, None], 0)
-        output, after = packed_retention(query, key, value, self.log_decay, self.documents, before)
-        return output, after if rows is None else state.index_copy_(0, rows, after.to(state.dtype))
+    Returns:
+        output (1, H, T, V), and the states.
+    """
+    rows = layout.rows if rows is None else rows
+    if layout.documents.is_step and not torch.is_grad_enabled():
+        return packed_step_(query, key, value, log_decay, states, rows, layout.begins), states
+    before = states if rows is None else states[rows]
+    if layout.begins is not None:
+        before = before.masked_fill(layout.begins[:, None, None, None], 0)
+    output, after = packed_retention(query, key, value, log_decay, layout.documents, before)
+    return output, after if rows is None else states.index_copy_(0, rows, after.to(states.dtype))
 
 
-def continued_layout(call: Any, past: StateLayer, chunk_size: int) -> PackedLayout:
+def packed_operators(log_decays: Sequence[Tensor], layout: PackedLayout) -> list[Operator]:
+    """The operator of each layer for documents that continue."""
+    return [functools.partial(retain_packed_, log_decay=log_decay, layout=layout) for log_decay in log_decays]
+
+
+def continued_layout(
+    config: PreTrainedConfig,
+    layers: Sequence[StateLayer],
+    chunk_size: int,
+    shape: tuple[int, int],
+    device: torch.device,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    retention_form: str | None,
+    output_attentions: bool,
+    cu_seq_lens_q: Tensor,
+    state_rows: Tensor | list[int] | None = None,
+    seq_idx: Tensor | None = None,
+    **kwargs: Any,
+) -> PackedLayout:
     """The layout of a call whose packed documents continue from rows of a state.
 
     Args:
-        call: the arguments of the call, a `plan.Call`. past: the first layer of the state that has read something.
-        chunk_size: of the chunks into which documents are cut.
+        layers: the state. chunk_size: of the chunks into which documents are cut. shape: (1, T).
+        Others are arguments of `RetNetModel.forward`.
 
     Raises:
         ValueError: for arguments that packed documents cannot have, or that do not fit each other.
     """
-    length, device = call.shape[1], call.device
-    if call.shape[0] != 1:
-        raise ValueError(f"packed documents are one row, (1, tokens), got {call.shape[0]} rows.")
-    others = {"attention_mask": call.attention_mask, "retention_form": call.retention_form, "seq_idx": call.seq_idx}
-    others["output_attentions"] = call.output_attentions or None
+    past, length = first_in_use(layers), shape[1]
+    if not all(layer.supports_packed_documents for layer in layers):
+        require_retention_alone(config)
+    if shape[0] != 1:
+        raise ValueError(f"packed documents are one row, (1, tokens), got {shape[0]} rows.")
+    others = {"attention_mask": attention_mask, "retention_form": retention_form, "seq_idx": seq_idx}
+    others["output_attentions"] = output_attentions or None
     if unfit := [name for name, value in others.items() if value is not None]:
         raise ValueError(f"{unfit[0]} cannot be given with packed documents that continue from past_key_values.")
     if past.record_past:
         raise ValueError("cu_seq_lens_q cannot be used with a state that records its past (activate_past_recording).")
-    documents = packed_documents(call.cu_seq_lens_q, chunk_size, device)
+    documents = packed_documents(cu_seq_lens_q, chunk_size, device)
     boundaries = documents.boundaries
     if len(documents.places) != length:
         raise ValueError(f"cu_seq_lens_q must end at the {length} tokens of the row, got {len(documents.places)}.")
-    rows = checked_rows(call.state_rows, past.batch_size, len(documents.order), device)
+    rows = checked_rows(state_rows, past.batch_size, len(documents.order), device)
     past_position = past.next_position if rows is None else past.next_position[rows]
-    position, document_position = packed_positions(boundaries, past_position, length, call.position_ids)
+    position, document_position = packed_positions(boundaries, past_position, length, position_ids)
     begins = None
-    if call.position_ids is not None:
+    if position_ids is not None:
         starts = position[0, boundaries[:-1].clamp(max=length - 1)]
         begins = ((starts == 0) | (starts < past_position)) & (boundaries.diff() > 0)
         if device.type == "cpu" and not begins.any():  # elsewhere the host would have to wait for the answer

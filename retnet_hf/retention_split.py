@@ -17,7 +17,8 @@ to the head of the sequence as the other to its tail. Shapes are those of `reten
 of a rank, G = N S of all.
 """
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,17 +26,18 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
-from .layout import Layout, OnDevice, layout_of
-from .operators import Operator
+from .plan import Layout, OnDevice, Operator, layout_of
 from .retention_forms import (
     ChunkBlock,
+    DecayTables,
+    TokenOrder,
     block_gradients,
     chunk_blocks,
     decay_tables,
     empty_output,
     without_autocast,
 )
-from .state_layer import StateLayer
+from .retention_state import StateLayer
 
 
 ORDERS = ("contiguous", "head_to_tail")
@@ -312,17 +314,30 @@ def split_layout(
     return SplitLayout(layout, context, before, begun, starts[-1], length * context.ranks)
 
 
-def layout_of_ranks(call: Any, context: Context, past: StateLayer | None) -> SplitLayout:
+def layout_of_ranks(
+    context: Context,
+    past: StateLayer | None,
+    shape: tuple[int, int],
+    device: torch.device,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    retention_form: str | None,
+    output_attentions: bool,
+    cu_seq_lens_q: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    **kwargs: Any,
+) -> SplitLayout:
     """The layout of a call to a model whose sequences are split over ranks.
 
     Args:
-        call: the arguments of the call, a `plan.Call`. past: the first layer of the state that has read something.
+        past: the first layer of the state that has read something. shape: (B, S T).
+        Others are arguments of `RetNetModel.forward`.
 
     Raises:
         ValueError: for arguments that such a call cannot have, and for what `split_layout` refuses.
     """
-    others = {"cu_seq_lens_q": call.cu_seq_lens_q, "output_attentions": call.output_attentions or None}
-    others["retention_form"] = None if call.retention_form in (None, "auto", "chunkwise") else call.retention_form
+    others = {"cu_seq_lens_q": cu_seq_lens_q, "output_attentions": output_attentions or None}
+    others["retention_form"] = None if retention_form in (None, "auto", "chunkwise") else retention_form
     if unfit := [name for name, value in others.items() if value is not None]:
         raise ValueError(
             f"{unfit[0]} cannot be given to a model whose sequences are split over ranks: documents are told by "
@@ -330,31 +345,39 @@ def layout_of_ranks(call: Any, context: Context, past: StateLayer | None) -> Spl
         )
     if past is not None and past.record_past:
         raise ValueError("a state that records its past (activate_past_recording) cannot be split over ranks.")
-    mask = call.attention_mask
-    if mask is not None and mask.shape != call.shape:
-        raise ValueError(f"attention_mask must be that of this rank's tokens, {tuple(call.shape)}, got {tuple(mask.shape)}.")
     past_position = None if past is None else past.past_position
-    return split_layout(context, call.shape, call.device, mask, call.position_ids, call.seq_idx, past_position)
+    if past_position is not None and len(past_position) != shape[0]:
+        raise ValueError(
+            f"past_key_values holds {len(past_position)} sequences, but the batch has {shape[0]}: select or repeat its rows "
+            "to fit."
+        )
+    if attention_mask is not None and attention_mask.shape != shape:
+        given = tuple(attention_mask.shape)
+        raise ValueError(f"attention_mask must be that of this rank's tokens, {tuple(shape)}, got {given}.")
+    return split_layout(context, shape, device, attention_mask, position_ids, seq_idx, past_position)
 
 
-class SplitRetention(Operator):
-    """Retention of this rank's tokens over all tokens before them, on any rank.
+def split_operators(log_decays: Sequence[Tensor], layout: SplitLayout, chunk_size: int, with_final: bool) -> list[Operator]:
+    """The operator of each layer for sequences that are split over ranks."""
+    operators = []
+    for log_decay in log_decays:
+        tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)
+        options = {"tables": tables, "order": layout.order, "exchange": Exchange(log_decay, layout)}
+        operators.append(functools.partial(retain_split, with_final=with_final, **options))
+    return operators
+
+
+def retain_split(query, key, value, state, tables: DecayTables, order: TokenOrder, exchange: "Exchange", with_final: bool):
+    """Retention of this rank's tokens over all tokens before them, on any rank, as an operator.
 
     Query, key and value are those of this rank, (B, H, S T, K) and so on. The state is that of the whole sequence, the same
     on all ranks. A gradient of the state is this rank's part of it, as the gradient of a parameter is.
     """
-
-    def __init__(self, log_decay: Tensor, layout: SplitLayout, chunk_size: int, with_final: bool) -> None:
-        super().__init__(log_decay)
-        self.exchange, self.order, self.with_final = Exchange(log_decay, layout), layout.order, with_final
-        self.tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)
-
-    def __call__(self, query, key, value, state=None):
-        context, tables, order = self.exchange.context, self.tables, self.order
-        operands = (order.front(context.fold(operand, 2)) for operand in (query, key, value))
-        with without_autocast(query.device.type):
-            output, final = SplitChunks.apply(*operands, state, tables, self.exchange, self.with_final)
-        return context.unfold(order.back(output), 2), final
+    fold = exchange.context.fold
+    operands = (order.front(fold(operand, 2)) for operand in (query, key, value))
+    with without_autocast(query.device.type):
+        output, final = SplitChunks.apply(*operands, state, tables, exchange, with_final)
+    return exchange.context.unfold(order.output(output), 2), final
 
 
 class SplitChunks(torch.autograd.Function):
@@ -369,11 +392,11 @@ class SplitChunks(torch.autograd.Function):
         arrived = exchange.states(written, initial_state, with_final)
         output = empty_output(value, query.shape[1], tables.inner.dtype)
         for block in blocks:  # while the states travel
-            scores = block.masked(block.product(block.cut(query), block.cut(key).mT))
+            scores = block.product(block.cut(query), block.cut(key).mT, block.tables.inner)
             output[:, :, block.tokens] = block.join(block.product(scores, block.cut(value)), query.shape[1])
         before, final = arrived()
         for block, state in zip(blocks, _states_before(blocks, key, value, before)):
-            read = block.decayed_product(block.cut(query), state, block.tables.query)
+            read = block.product(block.cut(query), state, block.tables.query)
             output[:, :, block.tokens] += block.join(read, query.shape[1])
         ctx.save_for_backward(query, key, value, before)
         ctx.tables, ctx.exchange, ctx.with_final = tables, exchange, with_final

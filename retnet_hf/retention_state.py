@@ -15,21 +15,185 @@ of them to that state. That costs one state and those keys and values, and is ex
 import copy
 import os
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.configuration_utils import PreTrainedConfig
 
-from .layout import Layout
-from .operators import Operator
+from .plan import Plan
 from .retention_forms import retention
-from .softmax_attention import AttentionStateLayer, Columns
 from .state_file import STATE_DTYPES, read_state, weights_mark, write_state
-from .state_layer import StateLayer, first_in_use
+
+
+class StateLayer(CacheLayerMixin):
+    """The state of one layer, with a row for each sequence.
+
+    Attributes:
+        SAVED: names of the attributes that make up the state. The first of them is None before the first token.
+        next_position: (B,) int64, the position of the next token; rows differ where tokens were padding.
+        cumulative_length: 0-dim int64, columns read so far, padding included, as every cache of transformers counts. A
+            tensor, since a Python number would make a compiled decode step compile again for every token.
+        record_past: whether tokens can be taken back.
+        borrowed: whether another layer owns the tensors, so that nothing may be written into them.
+        supports_packed_documents: whether packed documents may continue from rows of this layer.
+    """
+
+    SAVED: ClassVar[tuple[str, ...]]
+    is_croppable = True  # once `activate_past_recording` was called, as transformers does before it relies on it
+    is_sliding = False
+    supports_early_init = False
+    supports_packed_documents: ClassVar[bool] = False
+
+    def __init__(self, **kwargs) -> None:
+        super().__init__()
+        self.next_position: Tensor | None = None
+        self.cumulative_length = torch.zeros((), dtype=torch.int64)
+        self.dtype = self.device = None
+        self.record_past = self.borrowed = False
+
+    @abstractmethod
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Applies `change` to every tensor that has a row for each sequence, recorded tensors included."""
+
+    @abstractmethod
+    def _start_record(self) -> None:
+        """Makes the tokens from here on removable, if `record_past` is set."""
+
+    @abstractmethod
+    def fill_(self, *saved: Tensor) -> None:
+        """Replaces the state by one that was computed elsewhere, given as the attributes that `SAVED` names."""
+
+    @abstractmethod
+    def join_(self, layers: list[Any]) -> None:
+        """Replaces the rows by those of all `layers`, one layer after the other."""
+
+    def saved(self) -> list[Tensor | None]:
+        """The attributes that make up the state."""
+        return [getattr(self, name) for name in self.SAVED]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
+        """Remembers dtype and device of the state, those of `key_states`."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.cumulative_length = self.cumulative_length.to(self.device)
+        self.is_initialized = True
+
+    @property
+    def past_position(self) -> Tensor | None:
+        """(B,) the position that new tokens continue from; None before the first token."""
+        return self.next_position if self.is_initialized else None
+
+    def get_seq_length(self) -> Tensor | int:
+        """Columns read so far, padding included; a 0-dim tensor of its own, once a token was read."""
+        return self.cumulative_length.clone() if self.is_initialized else 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """-1: there is no maximum."""
+        return -1
+
+    def get_max_cache_shape(self) -> int:
+        """-1: there is no maximum. The name that transformers before 5.20 asks by."""
+        return -1
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences in the state; -1 before the first token, as `Cache.batch_size` has it."""
+        return self.next_position.shape[0] if self.is_initialized else -1
+
+    def activate_past_recording(self) -> None:
+        """From here on, or from the last `crop`, every token can be taken back."""
+        if not self.record_past:
+            self.record_past = True
+            self._start_record()
+
+    def checked_removal(self, tokens_to_remove: int, recorded: int) -> int:
+        """The number of tokens to take back, for the number ≤ 0 that `crop` was given.
+
+        Raises:
+            RuntimeError: if nothing, or fewer tokens, were recorded.
+            ValueError: for a positive number.
+        """
+        tokens_to_remove = int(tokens_to_remove)
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes the number of tokens to remove as a number ≤ 0, got {tokens_to_remove}.")
+        if not self.record_past:
+            raise RuntimeError("crop needs a record of the past: call activate_past_recording() before the tokens are read.")
+        if -tokens_to_remove > recorded:
+            raise RuntimeError(
+                f"crop can take back the {recorded} tokens recorded since the last crop, not {-tokens_to_remove}."
+            )
+        return -tokens_to_remove
+
+    def to_(self, target: torch.device | str | torch.dtype) -> None:
+        """Moves to another device or precision."""
+        if isinstance(target, torch.dtype):
+            self._map(lambda tensor: tensor.to(target) if tensor.is_floating_point() else tensor)
+            self.dtype = target
+        else:
+            self._map(lambda tensor: tensor.to(target))
+            self.device = torch.device(target)
+        self.cumulative_length = self.cumulative_length.to(self.device)
+
+    def offload(self) -> None:
+        if self.is_initialized:
+            self._map(lambda tensor: tensor.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        if self.is_initialized and self.next_position.device != self.device:
+            self._map(lambda tensor: tensor.to(self.device, non_blocking=True))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes what row beam_idx[i] was."""
+        if self.is_initialized:
+            self._map(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every row `repeats` times, side by side."""
+        if self.is_initialized:
+            self._map(lambda rows: rows.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Only the rows `indices`."""
+        if self.is_initialized:
+            self._map(lambda rows: rows[indices.to(rows.device)])
+
+    def borrow(self) -> Any:
+        """A layer that continues from this state and leaves it as it is. Nothing is copied."""
+        twin = copy.copy(self)
+        twin.borrowed, twin.record_past = True, False
+        return twin
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        """An independent copy, detached where a gradient flows."""
+        twin = copy.copy(self)
+        memo[id(self)] = twin
+        twin.__dict__ = {name: _detached_copy(value, memo) for name, value in vars(self).items()}
+        return twin
+
+
+def _detached_copy(value: Any, memo: dict) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_detached_copy(part, memo) for part in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_detached_copy(part, memo) for part in value)
+    return copy.deepcopy(value, memo)
+
+
+def first_in_use(layers: Sequence[StateLayer]) -> StateLayer:
+    """The first layer that has read something, or the first layer if none has: for what all layers have in common.
+
+    A stage of a pipeline uses only the layers that it holds.
+    """
+    return next((layer for layer in layers if layer.is_initialized), layers[0])
 
 
 class RecordedCall(NamedTuple):
@@ -60,51 +224,46 @@ class RetNetStateLayer(StateLayer):
         self._recorded: list[RecordedCall] = []
         self._recorded_from: tuple[Tensor | None, Tensor | None] = (None, None)  # state and position when recording began
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, query_states: Tensor, operator: Operator, layout: Layout
-    ) -> Tensor:
+    def update(self, key_states: Tensor, value_states: Tensor, query_states: Tensor, plan: Plan, layer_idx: int) -> Tensor:
         """Retention over what the state holds and over new tokens, which the state then has read too.
 
+        Writes into the memory of the old state where that is allowed, so that a compiled or captured decode step finds the
+        tensors at their addresses.
+
         Args:
-            key_states, value_states, query_states: (B, G, T, K), (B, G, T, V) and (B, H, T, K), the operands of `operator`.
-            layout: of the new tokens.
+            key_states, value_states, query_states: (B, G, T, K), (B, G, T, V) and (B, H, T, K), rotated.
+            plan: of the call. layer_idx: of the operator in it.
 
         Returns:
             output (B, H, T, V).
         """
-        state = self.recurrent_states if self.is_initialized else None
-        if state is not None and ((operator.in_place and not self.can_be_overwritten) or self._needs_copy_for_gradient):
-            state = state.clone()
-        output, state = operator(query_states, key_states, value_states, state)
+        layout, old, overwrite = plan.layout, self.recurrent_states, False
+        if old is not None:
+            overwrite = self.can_be_overwritten()
+        given = old if self.is_initialized else None
+        if given is not None and not overwrite and (plan.in_place or self.needs_copy_for_gradient()):
+            given = given.clone()
+        output, state = plan.operators[layer_idx](query_states, key_states, value_states, given)
         if self.record_past:
             marks = layout.present, layout.starts, layout.next_position
-            self._recorded.append(RecordedCall(key_states, value_states, operator.log_decay, *marks))
-        self.store(state, layout)
-        return output
+            self._recorded.append(RecordedCall(key_states, value_states, plan.log_decays[layer_idx], *marks))
 
-    def store(self, state: Tensor, layout: Layout) -> None:
-        """Stores the state (B, M, K, V) after the tokens of `layout`.
-
-        Writes into the memory of the old state where that is allowed, so that a compiled or captured decode step finds the
-        tensors at their addresses.
-        """
-        old, continued = self.recurrent_states, self.is_initialized
-        if not continued:
-            self.lazy_initialization(state)
-        alike = old is not None and (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
-        if alike and self.can_be_overwritten:
-            if state is not old:
+        if overwrite and state is not old:
+            overwrite = (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
+            if overwrite:
                 old.copy_(state)
-        else:
+        if not overwrite:
             position = torch.zeros(len(state), dtype=torch.int64, device=state.device)
-            self.next_position = self.next_position.clone() if continued else position
-            self.recurrent_states, self.cumulative_length = state, self.cumulative_length.clone()
+            self.next_position = self.next_position.clone() if self.is_initialized else position
+            self.recurrent_states, self.cumulative_length = state, self.cumulative_length.to(state.device, copy=True)
             if not torch.compiler.is_compiling():
                 for tensor in (self.recurrent_states, self.next_position, self.cumulative_length):
                     torch._dynamo.mark_static_address(tensor)
+        if not self.is_initialized:
+            self.lazy_initialization(state)
         layout.advance_(self.next_position, self.cumulative_length)
+        return output
 
-    @property
     def can_be_overwritten(self) -> bool:
         """Whether the state may be changed in place: it owns its memory, and neither autograd nor inference mode objects."""
         if self.borrowed or torch.is_grad_enabled() or self.recurrent_states.requires_grad:
@@ -113,8 +272,7 @@ class RetNetStateLayer(StateLayer):
             return True
         return torch.is_inference_mode_enabled() or not self.recurrent_states.is_inference()
 
-    @property
-    def _needs_copy_for_gradient(self) -> bool:
+    def needs_copy_for_gradient(self) -> bool:
         """Whether autograd, which may not keep tensors that inference mode made, has to read a copy of the state."""
         return torch.is_grad_enabled() and not torch.compiler.is_compiling() and self.recurrent_states.is_inference()
 
@@ -147,7 +305,7 @@ class RetNetStateLayer(StateLayer):
         removed = self.checked_removal(tokens_to_remove, recorded)
         if removed:
             state, position = self._replay(recorded - removed)
-            if self.can_be_overwritten:
+            if self.can_be_overwritten():
                 self.recurrent_states.copy_(state)
                 self.next_position.copy_(position)
                 self.cumulative_length.sub_(removed)
@@ -214,83 +372,19 @@ class RetNetStateLayer(StateLayer):
         self.recurrent_states, self.next_position = rows(self.recurrent_states), rows(self.next_position)
 
 
-class WindowedStateLayer(RetNetStateLayer):
-    """The state of a layer of retention with softmax attention over the last tokens beside it.
-
-    Attributes:
-        window: the state of the softmax attention.
-    """
-
-    is_compileable = False
-    supports_packed_documents = False
-    _WINDOWED = ("keys", "values", "document", "count", "position")
-    SAVED = (*RetNetStateLayer.SAVED, *(f"window_{name}" for name in _WINDOWED))
-
-    def __init__(self, window: int, **kwargs) -> None:
-        super().__init__()
-        self.window = AttentionStateLayer(window)
-
-    def saved(self) -> list[Tensor | None]:
-        own = [self.recurrent_states, self.next_position, self.cumulative_length]
-        return own + self.window.saved()[: len(self._WINDOWED)]
-
-    def fill_(self, recurrent_states: Tensor, next_position: Tensor, cumulative_length: Tensor, *windowed: Tensor) -> None:
-        super().fill_(recurrent_states, next_position, cumulative_length)
-        self.window.fill_(*windowed, next_position, cumulative_length)
-
-    def join_(self, layers: "list[WindowedStateLayer]") -> None:
-        windows, matrices = copy.copy(self.window), RetNetStateLayer()
-        windows.join_([layer.window for layer in layers])
-        matrices.dtype, matrices.device = self.dtype, self.device
-        matrices.join_(layers)
-        self.fill_(*matrices.saved(), *windows.saved()[: len(self._WINDOWED)])
-
-    @property
-    def columns(self) -> Columns | None:
-        """As in `AttentionStateLayer`."""
-        return self.window.columns
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + self.window.nbytes
-
-    def borrow(self) -> "WindowedStateLayer":
-        twin = super().borrow()
-        twin.window = self.window.borrow()
-        return twin
-
-    def activate_past_recording(self) -> None:
-        super().activate_past_recording()
-        self.window.activate_past_recording()
-
-    def crop(self, tokens_to_remove: int) -> None:
-        super().crop(tokens_to_remove)
-        self.window.crop(tokens_to_remove)
-
-    def reset(self) -> None:
-        super().reset()
-        self.window.reset()
-
-    def to_(self, target: torch.device | str | torch.dtype) -> None:
-        super().to_(target)
-        if self.window.is_initialized:
-            self.window.lazy_initialization(self.window.keys)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        super()._map(change)
-        self.window._map(change)
+# What makes the state of a layer, by the names of `config.layer_types`, and of a window beside retention.
+# softmax_attention.py adds its kinds, so that the state of retention needs none of it.
+STATE_LAYERS: dict[str, Callable[[PreTrainedConfig], StateLayer]] = {"linear_attention": lambda config: RetNetStateLayer()}
+WINDOWED = "linear_attention with a window"
 
 
 def state_layers(config: PreTrainedConfig) -> list[StateLayer]:
     """An empty state for each layer of a model of this configuration."""
-
-    def layer(kind: str) -> StateLayer:
-        window = config.attention_window(kind)
-        if kind != "linear_attention":
-            return AttentionStateLayer(window)
-        return RetNetStateLayer() if window is None else WindowedStateLayer(window)
-
-    return [layer(kind) for kind in config.layer_types]
+    layers = []
+    for kind in config.layer_types:
+        kind = WINDOWED if kind == "linear_attention" and config.retention_window is not None else kind
+        layers.append(STATE_LAYERS[kind](config))
+    return layers
 
 
 def require_retention_alone(config: PreTrainedConfig) -> None:
@@ -357,6 +451,11 @@ class RetNetState(Cache):
         self._model: Callable[[], nn.Module | None] | None = None  # a weak reference to the model that wrote the state
         self._mark: str | None = None  # of the weights that computed a loaded state
         self.last_ids: Tensor | None = None  # (B,) the last token that each row has read, where it is known
+
+    def __copy__(self) -> "RetNetState":
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
 
     def __deepcopy__(self, memo: dict) -> "RetNetState":
         twin = copy.copy(self)

@@ -727,16 +727,20 @@ def _(query, key, value, left, written, state):
     return state.new_empty(query.shape[0], query.shape[1], 1, value.shape[-1])
 
 
-def recurrent_step_triton_(query: Tensor, key: Tensor, value: Tensor, decay: StepDecay, state: Tensor) -> Tensor:
-    """`recurrent_step_` in one launch: updates `state` (B, M, K, V) in place, returns the output (B, H, 1, V).
+def recurrent_step_triton_(
+    query: Tensor, key: Tensor, value: Tensor, state: Tensor | None, decay: StepDecay
+) -> tuple[Tensor, Tensor]:
+    """`recurrent_step_` in one launch, with its arguments and results.
 
-    Not recorded for gradients; a state whose rows are not dense in memory is left to PyTorch.
+    Not recorded for gradients; a state whose rows are not dense in memory is left to PyTorch, as is an empty one.
     """
-    operands = (query, key, value, state)
-    if state.stride(-1) != 1 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands)):
-        return recurrent_step_(query, key, value, decay, state)
+    operands = [query, key, value] if state is None else [query, key, value, state]
+    recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands)
+    if state is None or state.stride(-1) != 1 or recorded:
+        return recurrent_step_(query, key, value, state, decay)
     step = step_operator if torch.compiler.is_compiling() else _step  # which costs less
-    return step(query, key, value, decay.keep, decay.write, state)
+    output = step(query, key, value, decay.keep, decay.write, state)
+    return output if decay.write is None else output * decay.write, state
 
 
 def check_step(query, key, value, left, state) -> None:

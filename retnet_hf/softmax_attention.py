@@ -7,6 +7,7 @@ number, so that absent tokens stay invisible in later calls and packed documents
 last columns.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .layout import Layout, OnDevice
-from .state_layer import StateLayer, first_in_use
+from .eager_attention import eager_attention_forward
+from .plan import Layout, OnDevice
+from .retention_state import STATE_LAYERS, WINDOWED, RetNetStateLayer, StateLayer, first_in_use
 
 
 # Queries that a layer with a window takes at a time, so that time and memory are linear in the length of a text.
@@ -187,6 +189,80 @@ class AttentionStateLayer(StateLayer):
                 setattr(self, name, change(tensor))
 
 
+class WindowedStateLayer(RetNetStateLayer):
+    """The state of a layer of retention with softmax attention over the last tokens beside it.
+
+    Attributes:
+        window: the state of the softmax attention.
+    """
+
+    is_compileable = False
+    supports_packed_documents = False
+    _WINDOWED = ("keys", "values", "document", "count", "position")
+    SAVED = (*RetNetStateLayer.SAVED, *(f"window_{name}" for name in _WINDOWED))
+
+    def __init__(self, window: int, **kwargs) -> None:
+        super().__init__()
+        self.window = AttentionStateLayer(window)
+
+    def saved(self) -> list[Tensor | None]:
+        own = [self.recurrent_states, self.next_position, self.cumulative_length]
+        return own + self.window.saved()[: len(self._WINDOWED)]
+
+    def fill_(self, recurrent_states: Tensor, next_position: Tensor, cumulative_length: Tensor, *windowed: Tensor) -> None:
+        super().fill_(recurrent_states, next_position, cumulative_length)
+        self.window.fill_(*windowed, next_position, cumulative_length)
+
+    def join_(self, layers: "list[WindowedStateLayer]") -> None:
+        windows, matrices = copy.copy(self.window), RetNetStateLayer()
+        windows.join_([layer.window for layer in layers])
+        matrices.dtype, matrices.device = self.dtype, self.device
+        matrices.join_(layers)
+        self.fill_(*matrices.saved(), *windows.saved()[: len(self._WINDOWED)])
+
+    @property
+    def columns(self) -> Columns | None:
+        """As in `AttentionStateLayer`."""
+        return self.window.columns
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.window.nbytes
+
+    def borrow(self) -> "WindowedStateLayer":
+        twin = super().borrow()
+        twin.window = self.window.borrow()
+        return twin
+
+    def activate_past_recording(self) -> None:
+        super().activate_past_recording()
+        self.window.activate_past_recording()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        self.window.crop(tokens_to_remove)
+
+    def reset(self) -> None:
+        super().reset()
+        self.window.reset()
+
+    def to_(self, target: torch.device | str | torch.dtype) -> None:
+        super().to_(target)
+        if self.window.is_initialized:
+            self.window.lazy_initialization(self.window.keys)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        super()._map(change)
+        self.window._map(change)
+
+
+STATE_LAYERS |= {
+    "full_attention": lambda config: AttentionStateLayer(),
+    "sliding_attention": lambda config: AttentionStateLayer(config.sliding_window),
+    WINDOWED: lambda config: WindowedStateLayer(config.retention_window),
+}
+
+
 class Block(NamedTuple):
     """Some of the new tokens, and the columns that they may see."""
 
@@ -277,7 +353,7 @@ class AttentionPlan(OnDevice):
         """
         if past is not None:
             key, value = past.update(key, value, self.columns)
-        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention)
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention_forward)
         key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
         for queries, keys, mask in self.blocks:
             parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
@@ -307,23 +383,6 @@ def _first_seen(columns: Columns, keys: Columns, query: int, window: int) -> int
 def _as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where a key is seen, and the lowest number elsewhere."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
-
-
-def eager_attention(
-    module: nn.Module,
-    query: Tensor,  # (B, H, T, K)
-    key: Tensor,  # (B, G, S, K)
-    value: Tensor,  # (B, G, S, V)
-    attention_mask: Tensor | None,  # (B, 1, T, S), added to the scores
-    scaling: float,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """Attention by its definition: outputs (B, T, H, V) and weights (B, H, T, S)."""
-    key, value = (part.repeat_interleave(module.num_key_value_groups, dim=1) for part in (key, value))
-    scores = query @ key.transpose(-1, -2) * scaling
-    scores = scores if attention_mask is None else scores + attention_mask
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
-    return (weights @ value).transpose(1, 2), weights
 
 
 def attention_plans(

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A hash of what decides the meaning of a RetNet's state, which refuses a state in a model of another configuration."""
+"""A hash of what decides the meaning of a RetNet's state, so that a model can refuse the state of another one."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from transformers.configuration_utils import PreTrainedConfig
 
 
-# Fields with which a state means the same, whatever their values. Every other field is in the fingerprint.
+# Fields that do not change what a state means. Every other field is in the fingerprint.
 WITHOUT_EFFECT = (
     *("hidden_dropout", "activation_dropout", "initialization", "initializer_range"),  # of training
     *("retention_form", "chunk_size", "kernels"),  # one function, computed in another order

@@ -217,7 +217,9 @@ class CarryState(TrainerCallback):
             raise ValueError(f"{folder} has no {self.FILE}: it was not written by a run with CarryState.")
         of_several = re.search(r"-of-(\d+)", any_of_them.name)
         files = self._files_of(folder, int(of_several[1]) if of_several else 1)
-        return RetNetState.concatenate(RetNetState.load(file, model.config, model.device) for file in files)
+        return RetNetState.concatenate(
+            RetNetState.load(file, model.config, model.device, other_weights=True) for file in files
+        )
 
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
         if not self._resuming:

@@ -5,9 +5,8 @@
 Shapes in comments: B images, R rows and L columns of tokens, T tokens, C channels.
 """
 
-import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,21 +24,65 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .cards import ModelCardMixin
 from .head_decay import HeadDecay
+from .retention_forms import (
+    DecayTables,
+    bidirectional_retention,
+    choose_form,
+    decay_map,
+    decay_tables,
+    map_times_values,
+    retention,
+    retention_in_chunks,
+    retention_map,
+)
 
 
-class SharedTensors:
-    """Tensors that several blocks read in one call, as attributes of a derived class.
+# (query, key, value, state) -> (output, state, map): query and key (B, H, T, K), value and output (B, H, T, V), state
+# (B, H, K, V) or None before the first token, map (B, H, T, T) or None
+Operator = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None, Tensor | None]]
 
-    They are in a plain class because FSDP2 casts floats in tuples and dataclasses to the type of the parameters. Accelerate
-    calls `to` where a model is split over devices.
+
+def retention_operator(
+    form: str, log_decay: Tensor, length: int, chunk_size: int, bidirectional: bool, output_maps: bool
+) -> Operator:
+    """Retention of `length` tokens, for all layers with the same decays, which share its tables.
+
+    Args:
+        form: "auto", "parallel", "recurrent" or "chunkwise"; the first two with `output_maps`.
+        log_decay: (H,), float32 or wider.
     """
+    if form == "auto":
+        form = "parallel" if output_maps else choose_form(length, chunk_size)
+    one_chunk = form == "parallel"
+    decay = decay_map(log_decay, length, bidirectional=bidirectional) if output_maps else None
+    tables = None
+    if form == "chunkwise" or one_chunk:
+        tables = decay_tables(
+            log_decay, length, None if one_chunk else chunk_size, bidirectional=bidirectional and one_chunk
+        )
 
-    def to(self, device: torch.device, **kwargs: Any) -> "SharedTensors":
-        moved = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(moved, name, value.to(device, **kwargs))
-        return moved
+    def operator(query: Tensor, key: Tensor, value: Tensor, state: Tensor | None):
+        device = query.device  # layers may be on different devices
+        if output_maps and state is None:  # the output is made of the map, so that a gradient reaches it
+            maps = retention_map(query, key, decay.to(device))
+            return map_times_values(maps, value), None, maps
+        if bidirectional and not one_chunk:
+            output = bidirectional_retention(query, key, value, log_decay.to(device), form=form, chunk_size=chunk_size)
+            return output, None, None
+        if tables is None:
+            return *retention(query, key, value, log_decay.to(device), state, form=form), None
+        own = DecayTables(*(table.to(device) if isinstance(table, Tensor) else table for table in tables))
+        output, state = retention_in_chunks(query, key, value, state, own, with_final=not bidirectional)
+        return output, state, None
+
+    return operator
+
+
+class ChannelsLast:
+    """Applies the next base class, a module for (B, C, R, L), to tokens (B, R, L, C)."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
 
 
 class FeedForward(nn.Module):
@@ -98,7 +141,7 @@ def asks_for_maps(config: PreTrainedConfig, output_attentions: bool | None) -> b
 
 
 def classifier(size: int, num_labels: int) -> nn.Module:
-    """The last layer of a classifier; a model without labels returns what that layer would read."""
+    """The last layer of a classifier; without labels, a layer that returns its input."""
     return nn.Linear(size, num_labels) if num_labels > 0 else nn.Identity()
 
 
@@ -131,7 +174,7 @@ class VisionPreTrainedModel(ModelCardMixin, PreTrainedModel):
 
 
 class StagedModelMixin:
-    """A model of a stem, `stem_class`, and of stages, `stage_class`: what RMT and MetaFormer have in common."""
+    """A model of a stem, `stem_class`, and stages, `stage_class`, as RMT and MetaFormer are."""
 
     stem_class: type[nn.Module]
     stage_class: type[nn.Module]
@@ -170,7 +213,7 @@ class StagedModelMixin:
 
 
 class ImageClassifierMixin:
-    """An image classifier on the outputs of a base model, `model_class`."""
+    """An image classifier on the outputs of a base model, `model_class`, by default on its pooler_output."""
 
     model_class: type[PreTrainedModel]
     accepts_loss_kwargs = False
@@ -221,9 +264,10 @@ class ImageClassifierMixin:
 
 
 class VisionBackboneMixin(BackboneMixin):
-    """A backbone: feature maps from the hidden states of a base model, `model_class`, called with `model_arguments`.
+    """A backbone on the hidden states of a base model, `model_class`, which gets `model_arguments`.
 
-    Load a saved backbone by its own class: `AutoBackbone.from_pretrained` takes names of the Hub only, not folders.
+    A family defines `feature_map(name, hidden_states, pixel_values)`, the map (B, C, R, L) of a stage. A saved backbone must
+    be loaded by its own class: `AutoBackbone.from_pretrained` takes names of the Hub only, not folders.
     """
 
     model_class: type[PreTrainedModel]
@@ -262,22 +306,15 @@ class VisionBackboneMixin(BackboneMixin):
         )
         return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
 
-    def feature_map(self, name: str, hidden_states: Tensor, pixel_values: Tensor) -> Tensor:
-        """The feature map (B, C, R, L) of a stage, from its hidden states."""
-        raise NotImplementedError
-
 
 class StagedBackboneMixin(VisionBackboneMixin):
-    """A backbone of stages. A family defines the norm of each feature map in `new_norm`."""
+    """A backbone of stages. A family defines `new_norm(size)`, the norm of a feature map of that many channels."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
         self.num_features = [config.hidden_sizes[0], *config.hidden_sizes]
         self.norms = nn.ModuleDict({name: self.new_norm(size) for name, size in zip(self.out_features, self.channels)})
         self.post_init()
-
-    def new_norm(self, size: int) -> nn.Module:
-        raise NotImplementedError
 
     def feature_map(self, name: str, hidden_states: Tensor, pixel_values: Tensor) -> Tensor:
         return self.norms[name](hidden_states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)

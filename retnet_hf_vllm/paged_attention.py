@@ -24,7 +24,7 @@ class PagedAttention(StateLayer):
     """
 
     SAVED = ()
-    goes_on_packed = True
+    supports_packed_documents = True
 
     def __init__(
         self, config: RetNetConfig, prefix: str, vllm_config: VllmConfig, window: int | None, scaling: float

@@ -164,9 +164,9 @@ def state_algebra(dialect: str) -> None:
     both = RetNetState.concatenate([copy.select([0]), state.repeat(2)])
     both.reorder_cache(torch.arange(both.layers[0].batch_size, device=DEVICE))
     model(ids(3, batch=both.layers[0].batch_size), past_key_values=both, use_cache=True)
-    assert {layer.past[0].device.type for layer in both.layers} == {DEVICE}
+    assert {layer.saved()[0].device.type for layer in both.layers} == {DEVICE}
     counts = COUNTED.counts.copy()
-    assert {layer.past[0].device.type for layer in copy.to("cpu").layers} == {"cpu"}
+    assert {layer.saved()[0].device.type for layer in copy.to("cpu").layers} == {"cpu"}
     COUNTED.counts = counts
 
 

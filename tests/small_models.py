@@ -196,12 +196,12 @@ def memory(thing) -> int:
 
 def remembered(layer, row: int) -> list[Tensor]:
     """What a layer's state holds of a sequence: its matrices, or keys and values of the tokens that the next one sees."""
-    if hasattr(layer, "recurrent_state"):
+    if hasattr(layer, "recurrent_states"):
         windowed = remembered(layer.window, row) if hasattr(layer, "window") else []
-        return [layer.recurrent_state[row], *windowed]
+        return [layer.recurrent_states[row], *windowed]
     count = layer.count[row]
     seen = (layer.document[row] >= 0) & (count >= count[-1] + 2 - (layer.window or 10**9))
-    return [layer.key[row, :, seen], layer.value[row, :, seen]]
+    return [layer.keys[row, :, seen], layer.values[row, :, seen]]
 
 
 def state_values(state) -> list[Tensor]:

@@ -237,7 +237,7 @@ def test_memory_is_that_of_the_states(monkeypatch):
     config, settings = model().config, Settings("m", "127.0.0.1", 8000, 64, None, "float32")
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     state = RetNetState.zeros(config, 1)
-    assert state_bytes(config) == sum(layer.recurrent_state.nbytes for layer in state.layers)
+    assert state_bytes(config) == sum(layer.recurrent_states.nbytes for layer in state.layers)
     told = arguments(settings, config, ["--seed", "1"])
     assert told[told.index("--kv-cache-memory-bytes") + 1] == str(66 * state_bytes(config))
     assert told[-4:] == ["--max-num-seqs", "64", "--seed", "1"]

@@ -209,13 +209,13 @@ def test_compiled_decode_default_backend(one_layer):
     step = torch.compile(one_layer, fullgraph=True)
     with torch.no_grad():
         state = one_layer(ids[:, :7]).past_key_values
-        before = [layer.recurrent_state.data_ptr() for layer in state.layers]
+        before = [layer.recurrent_states.data_ptr() for layer in state.layers]
         logits = decode(one_layer, step, state, ids[:, 7:8])
         compilations = counters["stats"]["unique_graphs"]
         logits += decode(one_layer, step, state, ids[:, 8:])
         close(torch.cat(logits, dim=1), one_layer(ids).logits[:, 7:])
     assert counters["stats"]["unique_graphs"] == compilations == 1
-    assert [layer.recurrent_state.data_ptr() for layer in state.layers] == before
+    assert [layer.recurrent_states.data_ptr() for layer in state.layers] == before
 
 
 def test_compiled_generate_static(fla_model):

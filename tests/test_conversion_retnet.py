@@ -95,9 +95,9 @@ def test_states_are_the_peers(case, form):
     with torch.no_grad():
         state = model(**inputs_of(data), retention_form=form).past_key_values
     for layer in range(model.config.num_hidden_layers):
-        ours = state.layers[layer].recurrent_state
+        ours = state.layers[layer].recurrent_states
         if case in FLA_CASES:
-            torch.testing.assert_close(ours, data.tensors[f"state.{layer}.recurrent_state"], atol=5e-4, rtol=1e-4)
+            torch.testing.assert_close(ours, data.tensors[f"state.{layer}.recurrent_states"], atol=5e-4, rtol=1e-4)
             continue
         # theirs: values by keys, divided by the root of the sum of decays, and the keys scaled where our queries are
         scale = data.tensors[f"state.{layer}.scale"]

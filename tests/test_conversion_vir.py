@@ -17,7 +17,7 @@ from conversion.formats import format_of, plan_of
 from conversion.plan import CheckpointError
 from conversion.vir_official import from_vir_official, to_vir_official
 from conversion.vir_pulfer import from_vir_pulfer, to_vir_pulfer
-from retnet_hf import ViRConfig, ViRForImageClassification, modeling_vir
+from retnet_hf import ViRConfig, ViRForImageClassification, vision_blocks
 
 
 TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}
@@ -95,7 +95,7 @@ def test_the_authors_parallel_function_differs_by_its_softmax_alone(case, monkey
     model, data = read(case)
     with torch.no_grad():
         assert (model(data.tensors["pixel_values"]).logits - data.tensors["logits"]).abs().max() > 1
-    monkeypatch.setattr(modeling_vir, "retention", softmax_over_decayed_scores)
+    monkeypatch.setattr(vision_blocks, "retention", softmax_over_decayed_scores)
     out = model(
         data.tensors["pixel_values"],
         labels=data.tensors["labels"],

@@ -30,11 +30,10 @@ from transformers import (
 )
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
-from retnet_hf.attention_state import AttentionStateLayer, columns_of, visible
-from retnet_hf.block_functions import rotate
 from retnet_hf.cards import model_card
-from retnet_hf.sequence_layout import sequence_layout
-from retnet_hf.softmax_attention import attention_plan
+from retnet_hf.gradients import rotate
+from retnet_hf.layout import layout_of
+from retnet_hf.softmax_attention import AttentionStateLayer, attention_plans, columns_of, visible
 
 
 SIZES = {
@@ -129,7 +128,7 @@ def test_a_sliding_layer_holds_no_more_than_its_window():
     state = model(random_ids(1, 50), use_cache=True).past_key_values
     for token in random_ids(1, 20, seed=1).split(1, dim=1):
         model(token, past_key_values=state)
-    columns = [layer.key.shape[2] for layer in state.layers if isinstance(layer, AttentionStateLayer)]
+    columns = [layer.keys.shape[2] for layer in state.layers if isinstance(layer, AttentionStateLayer)]
     assert columns == [70, 5]
     long, short = (model(random_ids(1, length), use_cache=True).past_key_values for length in (200, 20))
     assert [memory(long.layers[index]) for index in (0, 2, 3)] == [memory(short.layers[index]) for index in (0, 2, 3)]
@@ -179,14 +178,14 @@ def test_blocks_of_a_window_change_nothing(monkeypatch, padded):
         mask[0, 3:9] = mask[1, 20:31] = 0
     whole = model(ids, attention_mask=mask)
     continued = model(ids[:, :23], attention_mask=mask[:, :23], use_cache=True).past_key_values
-    monkeypatch.setattr("retnet_hf.softmax_attention.BLOCK_SIZE", 7)
+    monkeypatch.setattr("retnet_hf.softmax_attention.QUERIES_AT_A_TIME", 7)
     in_blocks = model(ids, attention_mask=mask)
     close(in_blocks.logits[mask == 1], whole.logits[mask == 1])
     same_state(in_blocks.past_key_values, whole.past_key_values)
     later = model(ids[:, 23:], attention_mask=mask, past_key_values=continued).logits
     close(later[mask[:, 23:] == 1], whole.logits[:, 23:][mask[:, 23:] == 1])
-    layout = sequence_layout((2, 61), torch.device("cpu"), attention_mask=mask)
-    blocks = attention_plan(model.config, layout, 2, None, torch.float32).blocks["sliding_attention"]
+    layout = layout_of((2, 61), torch.device("cpu"), attention_mask=mask)
+    blocks = attention_plans(model.config, layout, 2, torch.float32, None, None)["sliding_attention"].blocks
     assert [(block.queries.start, block.queries.stop) for block in blocks] == [(n, min(n + 7, 61)) for n in range(0, 61, 7)]
     absent = 11 if padded else 0
     assert all(block.keys.stop - block.keys.start <= 7 + 5 + absent for block in blocks)
@@ -255,14 +254,14 @@ def test_every_parameter_learns():
 
 
 def test_visible_by_definition():
-    layout = sequence_layout(
+    layout = layout_of(
         (2, 7),
         torch.device("cpu"),
         attention_mask=torch.tensor([[1, 1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]]),
         seq_idx=torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2]]),
     )
     columns = columns_of(layout, 2, None)
-    there, documents = layout.mask, [[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2]]
+    there, documents = layout.present, [[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2]]
     for window in (None, 2):
         seen = visible(columns, columns, window)[:, 0]
         for row in range(2):
@@ -279,12 +278,12 @@ def test_visible_by_definition():
 def test_flash_attention_is_refused_where_documents_share_a_row():
     config = small_config("hybrid")
     config._attn_implementation = "flash_attention_2"
-    layout = sequence_layout((1, 6), torch.device("cpu"), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    layout = layout_of((1, 6), torch.device("cpu"), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
     with pytest.raises(ValueError, match="sdpa or eager for several documents in one row, got 'flash_attention_2'"):
-        attention_plan(config, layout, 1, None, torch.float32)
-    padded = sequence_layout((1, 6), torch.device("cpu"), attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1]]))
-    plan = attention_plan(config, padded, 1, None, torch.float32)
-    assert plan.blocks["full_attention"][0].mask.tolist() == [[False, False, True, True, True, True]]
+        attention_plans(config, layout, 1, torch.float32, None, None)
+    padded = layout_of((1, 6), torch.device("cpu"), attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1]]))
+    plans = attention_plans(config, padded, 1, torch.float32, None, None)
+    assert plans["full_attention"].blocks[0].mask.tolist() == [[False, False, True, True, True, True]]
 
 
 @pytest.mark.parametrize(
@@ -318,10 +317,10 @@ def test_what_is_said_of_memory_is_what_is_held():
     state = model(random_ids(1, 40), use_cache=True).past_key_values
     config = model.config
     retained = [layer for layer in state.layers if not isinstance(layer, AttentionStateLayer)]
-    tensors = [tensor for one in retained for tensor in (one.recurrent_state, one.window.key, one.window.value)]
+    tensors = [tensor for one in retained for tensor in (one.recurrent_states, one.window.keys, one.window.values)]
     assert sum(tensor.numel() for tensor in tensors) == config.state_size
-    held = [layer.key.numel() + layer.value.numel() for layer in state.layers if isinstance(layer, AttentionStateLayer)]
+    held = [layer.keys.numel() + layer.values.numel() for layer in state.layers if isinstance(layer, AttentionStateLayer)]
     assert held == [40 * config.cache_size_per_token // 2, 5 * config.cache_size_per_token // 2]
-    card = model_card(model, "my-hybrid").text
-    assert f"keep {4 * config.state_size:,} bytes per sequence" in card
-    assert f"{config.cache_size_per_token:,} numbers of each\ntoken" in card
+    card = " ".join(model_card(model, "my-hybrid").text.split())
+    assert f"{4 * config.state_size:,} bytes" in card
+    assert f"{config.cache_size_per_token:,} numbers" in card

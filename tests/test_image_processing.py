@@ -19,10 +19,17 @@ from PIL import Image
 from transformers.image_utils import SizeDict
 from transformers.utils import is_torchvision_available
 
-from retnet_hf.image_processing_metaformer import MetaFormerImageProcessor, MetaFormerImageProcessorPil
-from retnet_hf.image_processing_retention import covering, rgb_of_array, rgb_of_picture
-from retnet_hf.image_processing_rmt import RMTImageProcessor, RMTImageProcessorPil
-from retnet_hf.image_processing_vir import ViRImageProcessor, ViRImageProcessorPil
+from retnet_hf.image_processing_retention import (
+    MetaFormerImageProcessor,
+    MetaFormerImageProcessorPil,
+    RMTImageProcessor,
+    RMTImageProcessorPil,
+    ViRImageProcessor,
+    ViRImageProcessorPil,
+    covering,
+    rgb_of_array,
+    rgb_of_picture,
+)
 
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])

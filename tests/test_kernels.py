@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
-from retnet_hf.kernels import VARIABLE, load_kernels, logger
+from retnet_hf.kernels import KERNELS_VARIABLE, TORCH, load_kernels, logger
 
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -18,7 +18,7 @@ SIZES = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_atten
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
     """Neither by the environment nor by an earlier warning."""
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(KERNELS_VARIABLE, raising=False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     logger.warning_once.cache_clear()
 
@@ -37,10 +37,10 @@ def test_a_name_that_is_none_is_refused():
 
 
 def test_the_environment_goes_before_the_configuration(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "torch")
-    assert load_kernels("triton") is None
-    monkeypatch.setenv(VARIABLE, "cuda")
-    with pytest.raises(ValueError, match=f"{VARIABLE} must be one of torch, triton, fla, got 'cuda'"):
+    monkeypatch.setenv(KERNELS_VARIABLE, "torch")
+    assert load_kernels("triton") is TORCH
+    monkeypatch.setenv(KERNELS_VARIABLE, "cuda")
+    with pytest.raises(ValueError, match=f"{KERNELS_VARIABLE} must be one of torch, triton, fla, got 'cuda'"):
         load_kernels("torch")
 
 
@@ -49,7 +49,7 @@ def test_without_triton_pytorch_computes(no_triton, kernels):
     """A folder whose configuration asks for kernels loads and runs everywhere."""
     torch.manual_seed(0)
     model = RetNetForCausalLM(RetNetConfig(**SIZES, kernels=kernels))
-    assert model.model.kernels is None
+    assert model.model.kernels is TORCH
     ids = torch.arange(3, 30)[None]
     plain = RetNetForCausalLM(RetNetConfig(**SIZES))
     plain.load_state_dict(model.state_dict())
@@ -59,7 +59,7 @@ def test_without_triton_pytorch_computes(no_triton, kernels):
 def test_without_fla_pytorch_computes(monkeypatch):
     monkeypatch.setitem(sys.modules, "fla.ops.simple_gla", None)
     monkeypatch.delitem(sys.modules, "retnet_hf.retention_fla", raising=False)
-    assert load_kernels("fla") is None
+    assert load_kernels("fla") is TORCH
 
 
 @pytest.mark.parametrize("kernels", ["triton", "fla"])
@@ -67,8 +67,8 @@ def test_a_gpu_without_triton_is_told_about(no_triton, monkeypatch, caplog, kern
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("retnet_hf.kernels.logger.propagate", True, raising=False)
     with caplog.at_level("WARNING"):
-        assert load_kernels(kernels) is None
-    assert f"kernels='{kernels}' is not possible here" in caplog.text
+        assert load_kernels(kernels) is TORCH
+    assert f"kernels='{kernels}' cannot be used here" in caplog.text
 
 
 def test_where_kernels_do_not_run_pytorch_computes():
@@ -78,9 +78,9 @@ def test_where_kernels_do_not_run_pytorch_computes():
     assert not kernels.runs_on(torch.device("cpu"))
     torch.manual_seed(0)
     model = RetNetForCausalLM(RetNetConfig(**SIZES, kernels="triton"))
-    assert model.model.kernels is not None
+    assert model.model.kernels is not TORCH
     model(torch.arange(3, 30)[None]).logits.sum().backward()  # a kernel would not run on this device
 
 
 def test_an_encoder_has_none():
-    assert RetNetModel(RetNetConfig(**SIZES, kernels="triton", bidirectional=True)).kernels is None
+    assert RetNetModel(RetNetConfig(**SIZES, kernels="triton", bidirectional=True)).kernels is TORCH

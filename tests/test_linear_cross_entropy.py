@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, linear_cross_entropy
+from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, gradients
 from tests.small_models import close, random_ids, rounding, small_model
 
 
@@ -29,13 +29,13 @@ def plain(hidden_states, weight, labels):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Several blocks, and a last one that is shorter."""
-    monkeypatch.setattr(linear_cross_entropy, "BLOCK_SIZE_ON_CPU", 5 * 23)
+    monkeypatch.setattr(gradients, "LOGITS_AT_A_TIME_ON_CPU", 5 * 23)
 
 
 @pytest.mark.parametrize("with_logits", [False, True])
 def test_loss_logits_and_gradients_are_those_of_cross_entropy(small_blocks, with_logits):
     hidden_states, weight, labels = operands()
-    loss, logits = linear_cross_entropy.linear_cross_entropy(hidden_states, weight, labels, with_logits=with_logits)
+    loss, logits = gradients.linear_cross_entropy(hidden_states, weight, labels, with_logits=with_logits)
     expected, expected_logits = plain(hidden_states, weight, labels)
     close(loss, expected, 1e-12)
     assert (logits is None) == (not with_logits)
@@ -44,14 +44,14 @@ def test_loss_logits_and_gradients_are_those_of_cross_entropy(small_blocks, with
         close(logits, expected_logits, 1e-12)
         weights = torch.linspace(-1, 1, logits.numel(), dtype=torch.float64).view_as(logits)
         outputs, expected_outputs = outputs + (weights * logits).sum(), expected_outputs + (weights * expected_logits).sum()
-    gradients = torch.autograd.grad(outputs, (hidden_states, weight))
-    for gradient, reference in zip(gradients, torch.autograd.grad(expected_outputs, (hidden_states, weight))):
+    found = torch.autograd.grad(outputs, (hidden_states, weight))
+    for gradient, reference in zip(found, torch.autograd.grad(expected_outputs, (hidden_states, weight))):
         close(gradient, reference, 1e-12)
 
 
 def test_gradients_of_gradients(small_blocks):
     hidden_states, weight, labels = operands(7, 3, 5)
-    loss = lambda *tensors: linear_cross_entropy.linear_cross_entropy(*tensors, labels % 5, with_logits=True)  # noqa: E731
+    loss = lambda *tensors: gradients.linear_cross_entropy(*tensors, labels % 5, with_logits=True)  # noqa: E731
     assert torch.autograd.gradcheck(loss, (hidden_states, weight))
     assert torch.autograd.gradgradcheck(loss, (hidden_states, weight))
 
@@ -59,12 +59,12 @@ def test_gradients_of_gradients(small_blocks):
 def test_a_frozen_weight_or_frozen_hidden_states_get_no_gradient(small_blocks):
     hidden_states, weight, labels = operands()
     expected = torch.autograd.grad(plain(hidden_states, weight, labels)[0], (hidden_states, weight))
-    loss, _ = linear_cross_entropy.linear_cross_entropy(hidden_states, weight.detach(), labels)
+    loss, _ = gradients.linear_cross_entropy(hidden_states, weight.detach(), labels)
     close(torch.autograd.grad(loss, hidden_states)[0], expected[0], 1e-12)
-    loss, _ = linear_cross_entropy.linear_cross_entropy(hidden_states.detach(), weight, labels)
+    loss, _ = gradients.linear_cross_entropy(hidden_states.detach(), weight, labels)
     close(torch.autograd.grad(loss, weight)[0], expected[1], 1e-12)
     with torch.no_grad():
-        loss, _ = linear_cross_entropy.linear_cross_entropy(hidden_states, weight, labels)
+        loss, _ = gradients.linear_cross_entropy(hidden_states, weight, labels)
     assert not loss.requires_grad
 
 
@@ -72,7 +72,7 @@ def test_a_label_beyond_the_vocabulary_is_an_error():
     hidden_states, weight, labels = operands()
     labels[3] = 23
     with pytest.raises((IndexError, RuntimeError), match="out of bounds|out of range"):
-        linear_cross_entropy.linear_cross_entropy(hidden_states, weight, labels)
+        gradients.linear_cross_entropy(hidden_states, weight, labels)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -83,7 +83,7 @@ def test_half_precision_is_as_near_to_float64_as_cross_entropy_is(small_blocks, 
     def error(gradients):
         return [((actual - reference).norm() / reference.norm()).item() for actual, reference in zip(gradients, exact)]
 
-    loss, _ = linear_cross_entropy.linear_cross_entropy(hidden_states, weight, labels)
+    loss, _ = gradients.linear_cross_entropy(hidden_states, weight, labels)
     ours = error(torch.autograd.grad(loss / 1e4, (hidden_states, weight)))
     usual, _ = plain(hidden_states, weight, labels)
     theirs = error(

@@ -131,7 +131,7 @@ def test_a_linearized_model_with_shared_states_is_smaller_by_the_size_of_a_group
         first, second, third, fourth = shared.config.decays(layer)
         assert first == second != third == fourth
     state = shared(ids, use_cache=True).past_key_values
-    assert state.layers[0].recurrent_state.shape[1] == 2
+    assert state.layers[0].recurrent_states.shape[1] == 2
 
 
 def test_head_outputs_keep_their_size():

@@ -63,7 +63,7 @@ def test_all_forms_from_the_same_weights(options):
     for form in FORMS:
         assert (outputs[form].logits - reference.logits).abs().max().item() < 1e-10, form
         for layer, expected in zip(outputs[form].past_key_values.layers, reference.past_key_values.layers):
-            assert (layer.recurrent_state - expected.recurrent_state).abs().max().item() < 1e-10, form
+            assert (layer.recurrent_states - expected.recurrent_states).abs().max().item() < 1e-10, form
     assert (torch.cat(steps, dim=1) - reference.logits).abs().max().item() < 1e-10
 
 
@@ -104,7 +104,7 @@ def test_heads_that_share_a_state_compute_what_each_does_with_its_own(form, padd
                 arguments = {"attention_mask": mask[:, tokens], "past_key_values": state, "retention_form": form}
                 parts.append(model(ids[:, tokens], **arguments).logits)
         logits.append(torch.cat(parts, dim=1)[mask.bool()])
-        states.append([layer.recurrent_state for layer in state.layers])
+        states.append([layer.recurrent_states for layer in state.layers])
     close(*logits, 1e-11)
     for shared, by_head in zip(*states):
         assert shared.shape == (2, 2, 4, 16)
@@ -231,10 +231,10 @@ def test_without_use_cache_a_state_is_read_and_left_alone():
     tokens = torch.randint(0, 50, (1, 10))
     with torch.no_grad():
         state = model(tokens[:, :6], use_cache=True).past_key_values
-        before = state.layers[1].recurrent_state.clone()
+        before = state.layers[1].recurrent_states.clone()
         read = model(tokens[:, 6:], past_key_values=state, use_cache=False)
         assert read.past_key_values is None
-        assert torch.equal(state.layers[1].recurrent_state, before)
+        assert torch.equal(state.layers[1].recurrent_states, before)
         assert int(state.get_seq_length()) == 6
         taken = model(tokens[:, 6:], past_key_values=state, use_cache=True)
     assert torch.equal(read.logits, taken.logits)
@@ -302,7 +302,7 @@ def test_heads_in_bfloat16_keep_a_float32_state():
     model = build().to(torch.bfloat16)
     with torch.no_grad():
         state = model(torch.randint(0, 50, (1, 12)), use_cache=True).past_key_values
-    assert {layer.recurrent_state.dtype for layer in state.layers} == {torch.float32}
+    assert {layer.recurrent_states.dtype for layer in state.layers} == {torch.float32}
     assert {type(module) for module in model.modules() if isinstance(module, RetNetRetention)} == {RetNetRetention}
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from small_models import random_ids, small_model
 
 from retnet_hf import RetNetState, packed_retention, recurrent_retention
-from retnet_hf.retention_packed import packed_layout, packed_step_
+from retnet_hf.retention_packed import packed_documents, packed_step_
 
 
 def offsets(lengths: list[int]) -> list[int]:
@@ -82,7 +82,7 @@ def test_a_step_changes_rows_as_packed_retention_does_and_no_other(in_rows, head
 def test_a_layout_serves_all_layers():
     query = key = value = torch.randn(1, 2, 9, 4)
     log_decay = torch.tensor([-0.1, -0.5])
-    layout = packed_layout([0, 4, 9], 4)
+    layout = packed_documents([0, 4, 9], 4)
     once = packed_retention(query, key, value, log_decay, layout)
     anew = packed_retention(query, key, value, log_decay, torch.tensor([0, 4, 9]), chunk_size=4)
     assert all(one.equal(other) for one, other in zip(once, anew))
@@ -91,7 +91,7 @@ def test_a_layout_serves_all_layers():
 @pytest.mark.parametrize("boundaries", [[0], [1, 9], [0, 5, 4, 9], [0.0, 9.5], [[0, 9]]])
 def test_boundaries_that_fall_or_do_not_begin_at_0_are_refused(boundaries):
     with pytest.raises(ValueError, match="boundaries must be integers that begin at 0 and never fall"):
-        packed_layout(boundaries, 4)
+        packed_documents(boundaries, 4)
 
 
 def test_what_does_not_belong_together_is_refused():
@@ -149,13 +149,13 @@ def test_rows_of_a_state_are_slots_that_are_written_in_place(sequences):
     """Prompts and single tokens in one call; slots that nobody asked for keep what they hold."""
     model, prompts, later, logits = sequences
     slots = RetNetState.zeros(model.config, 6, dtype=torch.float64)
-    address = slots.layers[0].recurrent_state.data_ptr()
+    address = slots.layers[0].recurrent_states.data_ptr()
     close(read(model, [prompts[0], prompts[2]], slots, state_rows=torch.tensor([4, 1])), [logits[0][0], logits[2][0]])
     mixed = read(model, [later[0], prompts[3], later[2]], slots, state_rows=torch.tensor([4, 0, 1]))
     close(mixed, [logits[0][1], logits[3][0], logits[2][1]])
-    assert slots.layers[0].recurrent_state.data_ptr() == address
+    assert slots.layers[0].recurrent_states.data_ptr() == address
     assert slots.layers[0].next_position.tolist() == [3, 31, 0, 0, 8, 0]
-    assert not slots.layers[1].recurrent_state[[2, 3, 5]].any()
+    assert not slots.layers[1].recurrent_states[[2, 3, 5]].any()
 
 
 def test_a_document_at_position_0_begins_in_a_slot_that_was_used(sequences):
@@ -179,7 +179,7 @@ def test_without_use_cache_the_state_is_read_and_left(sequences):
         found = model(row, cu_seq_lens_q=bounds, past_key_values=state, use_cache=False).logits
     close(found, [second for _, second in logits])
     for layer, other in zip(state.layers, before.layers):
-        assert layer.recurrent_state.equal(other.recurrent_state)
+        assert layer.recurrent_states.equal(other.recurrent_states)
 
 
 def test_training_through_packed_documents_with_states_has_the_gradients_of_each_alone(sequences):
@@ -190,14 +190,14 @@ def test_training_through_packed_documents_with_states_has_the_gradients_of_each
         if packed:
             row, bounds = torch.cat(prompts, dim=1), torch.tensor(offsets(LENGTHS))
             out = model(row, cu_seq_lens_q=bounds, past_key_values=empty(model), use_cache=True)
-            states = [layer.recurrent_state for layer in out.past_key_values.layers]
+            states = [layer.recurrent_states for layer in out.past_key_values.layers]
             loss = out.logits.square().sum() + sum(state.square().sum() for state in states)
         else:
             loss = 0
             for prompt in prompts:
                 out = model(prompt, use_cache=True)
                 loss = loss + out.logits.square().sum()
-                loss = loss + sum(layer.recurrent_state.square().sum() for layer in out.past_key_values.layers)
+                loss = loss + sum(layer.recurrent_states.square().sum() for layer in out.past_key_values.layers)
         loss.backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
     model.zero_grad()

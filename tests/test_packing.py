@@ -84,7 +84,7 @@ def test_a_document_may_begin_at_a_call():
         fresh = model(second, use_cache=True)
     close(carried.logits, fresh.logits, 1e-11)
     for layer, reference in zip(carried.past_key_values.layers, fresh.past_key_values.layers):
-        close(layer.recurrent_state, reference.recurrent_state, 1e-11)
+        close(layer.recurrent_states, reference.recurrent_states, 1e-11)
 
 
 def test_packed_documents_in_the_encoder():

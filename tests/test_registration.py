@@ -76,7 +76,7 @@ def test_our_models_are_found_by_whatever_was_registered_before(before, tmp_path
     expected = {"": [], UPSTREAM: ["retnet", "metaformer", "rmt", "vir"], OTHER: ["retnet"]}[before]
     assert [line.split("model_type '")[1].split("'")[0] for line in warned] == expected
     if before == OTHER:
-        assert "for __main__.OtherConfig, and is registered for retnet_hf.configuration_retnet.RetNetConfig" in warned[0]
+        assert "for __main__.OtherConfig. It is registered for retnet_hf.configuration_retnet.RetNetConfig" in warned[0]
 
 
 def test_a_model_of_ours_made_after_another_library_took_its_name_has_it_again_with_a_warning(tmp_path):

@@ -212,6 +212,15 @@ def test_no_cast_touches_decays_and_rotations():
     assert torch.equal(geometry.decay, expected.decay.bfloat16())
 
 
+def test_geometry_moves_to_another_device():
+    """As accelerate asks for it, where the blocks of a stage are on several devices."""
+    geometry = RMTPositions(small_rmt_config(), stage=2)(3, 4, torch.float32, torch.device("cpu"))
+    moved = geometry.to(torch.device("meta"), non_blocking=True)
+    assert {tensor.device.type for tensor in vars(moved).values() if tensor is not None} == {"meta"}
+    assert {tensor.device.type for tensor in vars(geometry).values() if tensor is not None} == {"cpu"}
+    assert moved.row_decay is None
+
+
 def test_meta_device_model_gets_its_buffers():
     with torch.device("meta"):
         model = RMTForImageClassification(small_rmt_config())

@@ -386,13 +386,13 @@ def test_gradients_flow_through_the_state_after_it_was_read_without(model):
 def test_the_state_stays_where_it_is(model):
     """Decoding allocates nothing that lasts: the tensors of the state keep their addresses."""
     state = prefix_state(model, random_ids(2, 9))
-    before = [layer.recurrent_state.data_ptr() for layer in retention_layers(state)]
+    before = [layer.recurrent_states.data_ptr() for layer in retention_layers(state)]
     for n in range(5):
         prefix_state(model, random_ids(2, 1, seed=n), past_key_values=state)
-    assert [layer.recurrent_state.data_ptr() for layer in retention_layers(state)] == before
+    assert [layer.recurrent_states.data_ptr() for layer in retention_layers(state)] == before
     state.reset()
     prefix_state(model, random_ids(2, 9), past_key_values=state)
-    assert [layer.recurrent_state.data_ptr() for layer in retention_layers(state)] == before
+    assert [layer.recurrent_states.data_ptr() for layer in retention_layers(state)] == before
 
 
 def test_the_record_of_the_past_costs_what_was_recorded(model):

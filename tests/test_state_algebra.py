@@ -1,6 +1,7 @@
 """What can be done with a state in any order leaves it the state of the text that was read: property tests in float64."""
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from small_models import a_state_for_each_head, random_ids, small_config, small_model
+from small_models import random_ids, small_config, small_model
 
 from retnet_hf import RetNetForCausalLM, RetNetState
+from retnet_hf.state_file import weights_mark, write_state
 
 
 MODELS = {dtype: small_model("grouped").to(dtype) for dtype in (torch.float64, torch.float32)}
@@ -26,8 +28,8 @@ def read(model, tokens, state=None, mask=None):
 
 def assert_same_states(actual, expected, tolerance):
     for layer, reference in zip(actual.layers, expected.layers):
-        scale = max(1.0, reference.recurrent_state.abs().max().item())
-        assert (layer.recurrent_state - reference.recurrent_state).abs().max().item() <= tolerance * scale
+        scale = max(1.0, reference.recurrent_states.abs().max().item())
+        assert (layer.recurrent_states - reference.recurrent_states).abs().max().item() <= tolerance * scale
         assert layer.next_position.tolist() == reference.next_position.tolist()
 
 
@@ -166,14 +168,14 @@ print(tokens[0, 1:].tolist())
 def test_to_moves_and_widens_in_place_but_never_narrows():
     model = MODELS[torch.float32]
     state = read(model, random_ids(2, 6)).past_key_values
-    small, tensor = state.nbytes, state.layers[0].recurrent_state
+    small, tensor = state.nbytes, state.layers[0].recurrent_states
     assert state.to("cpu") is state.to(torch.float32) is state
-    assert state.layers[0].recurrent_state is tensor
+    assert state.layers[0].recurrent_states is tensor
     wide = state.clone().to(torch.float64)
-    assert {layer.recurrent_state.dtype for layer in wide.layers} == {torch.float64}
+    assert {layer.recurrent_states.dtype for layer in wide.layers} == {torch.float64}
     assert wide.nbytes > small
-    assert state.layers[0].recurrent_state.dtype == torch.float32
-    assert wide.to("meta").layers[1].recurrent_state.device.type == "meta"
+    assert state.layers[0].recurrent_states.dtype == torch.float32
+    assert wide.to("meta").layers[1].recurrent_states.device.type == "meta"
     with pytest.raises(ValueError, match=r"kept in torch.float32 or torch.float64, not in torch.bfloat16"):
         state.to(torch.bfloat16)
 
@@ -223,7 +225,7 @@ def same_state(one: RetNetState, other: RetNetState) -> bool:
     return all(
         getattr(mine, name).equal(getattr(yours, name)) and getattr(mine, name).dtype == getattr(yours, name).dtype
         for mine, yours in zip(one.layers, other.layers)
-        for name in ("recurrent_state", "next_position", "cumulative_length")
+        for name in ("recurrent_states", "next_position", "cumulative_length")
     )
 
 
@@ -254,59 +256,72 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(saved_state, tmp_path_facto
     assert same_state(loaded, state)
 
 
-def rewritten(content: bytes, path: Path, change) -> None:
-    """Writes a saved state whose header has gone through `change`, without a checksum, as before there was one."""
-    data = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:data])
-    del header["__metadata__"]["sha256"]
-    change(header)
-    encoded = json.dumps(header).encode()
-    path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + content[data:])
-
-
-def test_a_file_without_a_checksum_still_loads(saved_state, tmp_path):
+def test_a_file_of_another_format_is_refused(saved_state, tmp_path):
     state, content = saved_state
-    rewritten(content, tmp_path / "old.safetensors", lambda header: None)
-    assert same_state(RetNetState.load(tmp_path / "old.safetensors", state.config), state)
+    path = tmp_path / "old.safetensors"
+    path.write_bytes(content)
+    metadata = {"format": "retnet_hf.RetNetState/1", "fingerprint": state.config.state_fingerprint}
+    save_file(load_file(path), path, metadata=metadata)
+    with pytest.raises(ValueError, match="does not hold a saved RetNetState of the format retnet_hf.RetNetState/2"):
+        RetNetState.load(path, state.config)
 
 
-def test_a_file_with_a_state_for_each_head_still_loads(tmp_path):
-    """As earlier versions wrote it, also where heads share one."""
-    model, path, ids = MODELS[torch.float32], tmp_path / "old.safetensors", random_ids(2, 9)
-    with a_state_for_each_head():
-        read(small_model("grouped"), ids).past_key_values.save(path)
+def rewritten(content: bytes, path: Path, config, change) -> None:
+    """Writes a saved state whose tensors have gone through `change`, with a checksum of their own."""
+    path.write_bytes(content)
     tensors = load_file(path)
-    assert [tensors[f"layers.{layer}.recurrent_state"].shape[1] for layer in range(2)] == [4, 4]
-    loaded, state = RetNetState.load(path, model.config), read(model, ids).past_key_values
-    assert [layer.recurrent_state.shape[1] for layer in loaded.layers] == [4, 2]
-    assert_same_states(loaded, state, 1e-5)
-    following = random_ids(2, 3, 1)
-    assert torch.allclose(read(model, following, loaded).logits, read(model, following, state).logits, atol=1e-4)
-
-    tensors["layers.1.recurrent_state"][0, 3] += 1
-    metadata = {"format": "retnet_hf.RetNetState/1", "fingerprint": model.config.state_fingerprint}
-    save_file(tensors, path, metadata=metadata)
-    with pytest.raises(ValueError, match=r"holds layers.1.recurrent_state with heads that differ, though they share one"):
-        RetNetState.load(path, model.config)
+    change(tensors)
+    write_state(path, tensors, config.state_fingerprint, None)
 
 
 @pytest.mark.parametrize(
-    ("name", "entry", "reason"),
+    ("name", "change", "reason"),
     [
-        ("next_position", {"dtype": "F64"}, r"next_position as \(2,\) torch.float64"),
-        ("cumulative_length", {"dtype": "F64"}, "cumulative_length as"),
-        ("recurrent_state", {"dtype": "I32"}, "torch.int32"),
-        ("recurrent_state", {"shape": [4, 2, 8, 8]}, r"recurrent_state as \(4, 2.* should be \(2, 4"),
-        ("next_position", {"shape": [2, 1]}, r"should be \(2,\) torch.int64"),
+        ("layers.1.next_position", lambda tensor: tensor.double(), r"next_position as \(2,\) torch.float64"),
+        ("layers.1.cumulative_length", lambda tensor: tensor.double(), "cumulative_length as"),
+        ("layers.1.recurrent_states", lambda tensor: tensor.int(), "torch.int32"),
+        ("layers.0.recurrent_states", lambda tensor: tensor.flatten(0, 1)[:, None], r"should be \(2, 4"),
+        ("layers.1.next_position", lambda tensor: tensor[:, None], r"should be \(2,\) torch.int64"),
+        ("layers.1.next_position", lambda tensor: tensor - 9, "below 0"),
     ],
 )
-def test_a_file_without_a_checksum_is_held_to_types_and_shapes(saved_state, tmp_path, name, entry, reason):
+def test_a_file_is_held_to_types_and_shapes(saved_state, tmp_path, name, change, reason):
     state, content = saved_state
-    path = tmp_path / "old.safetensors"
-    layer = 0 if "shape" in entry and name == "recurrent_state" else 1
-    rewritten(content, path, lambda header: header[f"layers.{layer}.{name}"].update(entry))
+    path = tmp_path / "other.safetensors"
+    rewritten(content, path, state.config, lambda tensors: tensors.update({name: change(tensors[name])}))
     with pytest.raises(ValueError, match=reason):
         RetNetState.load(path, state.config)
+
+
+def test_a_state_of_other_weights_is_refused_unless_the_user_knows(tmp_path):
+    """Two fine-tunes of one base have one configuration (D3)."""
+    model, other, path = small_model("grouped"), small_model("grouped", seed=1), tmp_path / "state.safetensors"
+    ids, more = random_ids(2, 6), random_ids(2, 3, 1)
+    state = read(model, ids).past_key_values
+    state.save(path)
+    expected = read(model, more, state).logits
+    assert read(model, more, RetNetState.load(path, model)).logits.equal(expected)
+    assert read(model, more, RetNetState.load(path, model.config)).logits.equal(expected)
+    with pytest.raises(ValueError, match="with other weights"):
+        RetNetState.load(path, other)
+    loaded = RetNetState.load(path, other.config)
+    with pytest.raises(ValueError, match="with other weights"):
+        read(other, more, loaded)
+    with pytest.raises(ValueError, match="with other weights"):
+        read(other, more, pickle.loads(pickle.dumps(loaded)))
+    assert read(other, more, RetNetState.load(path, other, other_weights=True)).logits.isfinite().all()
+    read(model, more, loaded).past_key_values.save(path)  # a state that was continued keeps a mark
+    with pytest.raises(ValueError, match="with other weights"):
+        RetNetState.load(path, other)
+
+
+def test_the_mark_of_weights_is_that_of_their_values_and_names():
+    model, half = small_model("grouped"), small_model("grouped").to(torch.bfloat16)
+    assert weights_mark(model) == weights_mark(half)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[3] *= 1.1
+    assert weights_mark(model) != weights_mark(half)
+    assert weights_mark(small_model("grouped").to("meta")) is None
 
 
 def test_a_share_of_the_heads_is_neither_saved_nor_loaded(saved_state, tmp_path):
@@ -314,24 +329,23 @@ def test_a_share_of_the_heads_is_neither_saved_nor_loaded(saved_state, tmp_path)
     state, content = saved_state
     share = state.clone()
     for layer in share.layers:
-        layer.recurrent_state = layer.recurrent_state[:, :1]
+        layer.recurrent_states = layer.recurrent_states[:, :1]
     with pytest.raises(ValueError, match="all 4 heads can be saved, not a rank's share of 1"):
         share.save(tmp_path / "share.safetensors")
     (tmp_path / "whole.safetensors").write_bytes(content)
     tensors = load_file(tmp_path / "whole.safetensors")
     for name in tensors:
-        if name.endswith("recurrent_state"):
+        if name.endswith("recurrent_states"):
             tensors[name] = tensors[name][:, :1].contiguous()
-    metadata = {"format": "retnet_hf.RetNetState/1", "fingerprint": state.config.state_fingerprint}
-    save_file(tensors, tmp_path / "share.safetensors", metadata=metadata)
-    with pytest.raises(ValueError, match=r"holds layers.0.recurrent_state as \(2, 1, .* should be \(2, 4, "):
+    write_state(tmp_path / "share.safetensors", tensors, state.config.state_fingerprint, None)
+    with pytest.raises(ValueError, match=r"holds layers.0.recurrent_states as \(2, 1, .* should be \(2, 4, "):
         RetNetState.load(tmp_path / "share.safetensors", state.config)
 
 
 def test_tensors_of_something_else_beside_a_state_are_refused(saved_state, tmp_path):
     state, content = saved_state
     path = tmp_path / "old.safetensors"
-    rewritten(content, path, lambda header: header.update(other=header.pop("layers.1.next_position")))
+    rewritten(content, path, state.config, lambda tensors: tensors.update(other=tensors.pop("layers.1.next_position")))
     with pytest.raises(ValueError, match=r"lacks layers\.1\.next_position"):
         RetNetState.load(path, state.config)
 
@@ -347,7 +361,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
             file.write(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("retnet_hf.retention_state.save_file", fail)
+    monkeypatch.setattr("retnet_hf.state_file.save_file", fail)
     with pytest.raises(OSError, match="No space left"):
         read(model, random_ids(1, 9)).past_key_values.save(path)
     assert path.read_bytes() == before

@@ -206,7 +206,7 @@ def test_a_checkpoint_has_the_states_of_one_run(tmp_path):
         assert found[processes].layers[0].batch_size == processes
     assert len(list((tmp_path / "checkpoint-4").iterdir())) == 1
     first, second = found[3].select([0]).layers[0], found[2].select([1]).layers[0]  # which have read the same
-    assert torch.equal(first.recurrent_state, second.recurrent_state)
+    assert torch.equal(first.recurrent_states, second.recurrent_states)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ try:
 except ValueError as error:
     refusal = str(error)
 if torch.distributed.get_rank() == 0:
-    heads = [state.layers[index].recurrent_state.shape[1] for index in (0, 3)]
+    heads = [state.layers[index].recurrent_states.shape[1] for index in (0, 3)]
     torch.save(
         {"logits": logits, "tokens": outputs.sequences, "heads": heads, "refusal": refusal}, folder + "/of_the_hybrid.pt"
     )

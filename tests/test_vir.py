@@ -28,8 +28,9 @@ from transformers import (
     ViTModel,
 )
 
-from retnet_hf import ViRBackbone, ViRConfig, ViRForImageClassification, ViRForMaskedImageModeling, ViRModel
-from retnet_hf.modeling_vir import ViREmbeddings, ViRPlan, ViRRetention, retention_operator
+from retnet_hf import ViRBackbone, ViRConfig, ViRForImageClassification, ViRForMaskedImageModeling, ViRModel, vision_blocks
+from retnet_hf.modeling_vir import ViREmbeddings, ViRPlan, ViRRetention
+from retnet_hf.vision_blocks import retention_operator
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")
@@ -221,6 +222,11 @@ def test_segments_are_the_whole_sequence(recipe, segment_size):
     exact(out.logits, whole.logits)
     for ours, theirs in zip(out.hidden_states, whole.hidden_states, strict=True):
         exact(ours, theirs)
+    with torch.no_grad():
+        selected = model(pixel_values, output_hidden_states=[0, -1], retention_form="chunkwise").hidden_states
+    for place, (ours, theirs) in enumerate(zip(selected, whole.hidden_states, strict=True)):
+        if place in (0, len(selected) - 1) or ours is not None:  # older versions of transformers return all of them
+            exact(ours, theirs)
     if recipe in CAUSAL:
         bands = pixel_values.split(16, dim=2)
         exact(model.classify_bands(bands, (24, 24), retention_form="chunkwise").logits, whole.logits)
@@ -425,11 +431,9 @@ def test_retention_maps(recipe):
 
 
 def test_decays_are_computed_once_for_all_layers(monkeypatch):
-    from retnet_hf import modeling_vir
-
     calls = []
-    original = modeling_vir.decay_tables
-    monkeypatch.setattr(modeling_vir, "decay_tables", lambda *args: calls.append(args) or original(*args))
+    original = vision_blocks.decay_tables
+    monkeypatch.setattr(vision_blocks, "decay_tables", lambda *args: calls.append(args) or original(*args))
     for recipe in RECIPES:
         small_vir(recipe)(images())
     assert len(calls) == len(RECIPES)

@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from retnet_hf.eager_attention import attention_map, eager_attention_forward
 from retnet_hf.head_decay import HeadDecay
 from retnet_hf.integer_angles import angles, integer_frequencies
-from retnet_hf.vision_blocks import FeedForward, ResidualBranch, SharedTensors, drop_path_rates
+from retnet_hf.vision_blocks import FeedForward, ResidualBranch, drop_path_rates
 
 
 CPU = torch.device("cpu")
@@ -136,14 +136,6 @@ def test_attention_written_out_with_heads_that_share_keys_and_values():
     output, _ = eager_attention_forward(module, query, key, value, seen, scaling=0.5)
     expected = nn.functional.scaled_dot_product_attention(query, key, value, scale=0.5, enable_gqa=True)
     torch.testing.assert_close(output.transpose(1, 2), expected)
-
-
-def test_shared_tensors_move_to_a_device():
-    shared = SharedTensors()
-    shared.decay, shared.other, shared.name = torch.ones(2), None, "kept"
-    moved = shared.to(torch.device("meta"), non_blocking=True)
-    assert (moved.decay.device.type, moved.other, moved.name) == ("meta", None, "kept")
-    assert shared.decay.device.type == "cpu"
 
 
 def test_a_cast_of_the_inputs_of_blocks_leaves_decays_and_rotations_alone(family):

@@ -473,7 +473,7 @@ def test_trust_remote_code(family, another_process):
     assert answers["remote"][name]["modules"] == ["transformers_modules"]
     check_answers(family, answers["remote"][name])
     code = {file.name for file in (path / name).glob("*.py")}
-    assert {f"configuration_{name}.py", f"modeling_{name}.py", f"image_processing_{name}.py"} <= code
+    assert {f"configuration_{name}.py", f"modeling_{name}.py", "image_processing_retention.py"} <= code
     assert code <= {file.name for file in (out / name).glob("*.py")}
 
 

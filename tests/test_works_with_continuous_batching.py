@@ -73,7 +73,7 @@ def test_prompts_are_read_in_parts_and_slots_are_used_again(allocators):
 def test_a_model_in_half_precision_keeps_its_states_in_float32(allocators):
     model = small_model("fla").to(torch.bfloat16)
     assert [len(tokens) for tokens in generated(model)] == [NEW] * len(PROMPTS)
-    assert {layer.recurrent_state.dtype for layer in allocators[0].state.layers} == {torch.float32}
+    assert {layer.recurrent_states.dtype for layer in allocators[0].state.layers} == {torch.float32}
 
 
 def test_hybrids_are_refused():

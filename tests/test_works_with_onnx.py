@@ -24,20 +24,20 @@ class Prompt(nn.Module):
 
     def read(self, input_ids: Tensor, state: RetNetState) -> tuple[Tensor, Tensor, Tensor]:
         logits = self.model(input_ids, past_key_values=state, use_cache=True).logits
-        return logits, torch.stack([layer.recurrent_state for layer in state.layers]), state.layers[0].next_position.clone()
+        return logits, torch.stack([layer.recurrent_states for layer in state.layers]), state.layers[0].next_position.clone()
 
 
 class Step(Prompt):
     """The same for one token, (B, 1), after those that the state has read."""
 
-    def forward(self, input_ids: Tensor, recurrent_state: Tensor, next_position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, input_ids: Tensor, recurrent_states: Tensor, next_position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         state = RetNetState(self.model.config)
-        for layer, matrices in zip(state.layers, recurrent_state):  # copied, as a step writes to its state in place
+        for layer, matrices in zip(state.layers, recurrent_states):  # copied, as a step writes to its state in place
             layer.fill_(matrices.clone(), next_position.clone(), torch.zeros((), dtype=torch.int64))
         return self.read(input_ids, state)
 
 
-NAMES = ("input_ids", "recurrent_state", "next_position")
+NAMES = ("input_ids", "recurrent_states", "next_position")
 
 
 @pytest.fixture(scope="module")

@@ -220,9 +220,9 @@ class TrainedModel:
     def errors(self) -> dict[str, float]:
         calls, chunkwise = [0], self.with_kernels.model.kernels.chunkwise
 
-        def counted(*operands):
+        def counted(*operands, **options):
             calls[0] += 1
-            return chunkwise(*operands)
+            return chunkwise(*operands, **options)
 
         self.with_kernels.model.kernels = self.with_kernels.model.kernels._replace(chunkwise=counted)
         expected, actual = self.trained(self.plain), self.trained(self.with_kernels)
@@ -260,7 +260,7 @@ def operators() -> dict[str, float]:
     torch.library.opcheck(retention_triton.chunkwise_operator, nothing_else, test_utils=quick)
     token = [operand[:, :, 0:1].detach() for operand in leaves[:3]]
     step = step_decay(case.log_decay)
-    torch.library.opcheck(retention_triton.step_operator, (*token, step.state, step.key, leaves[3].detach()))
+    torch.library.opcheck(retention_triton.step_operator, (*token, step.keep, step.write, leaves[3].detach()))
     return {}
 
 

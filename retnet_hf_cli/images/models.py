@@ -22,9 +22,7 @@ from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from retnet_hf.configuration_metaformer import MetaFormerConfig
 from retnet_hf.configuration_rmt import RMTConfig
 from retnet_hf.configuration_vir import ViRConfig
-from retnet_hf.image_processing_metaformer import MetaFormerImageProcessor
-from retnet_hf.image_processing_rmt import RMTImageProcessor
-from retnet_hf.image_processing_vir import ViRImageProcessor
+from retnet_hf.image_processing_retention import MetaFormerImageProcessor, RMTImageProcessor, ViRImageProcessor
 from retnet_hf.modeling_metaformer import MetaFormerForImageClassification
 from retnet_hf.modeling_rmt import RMTForImageClassification
 from retnet_hf.modeling_vir import ViRForImageClassification

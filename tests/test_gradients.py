@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from retnet_hf import block_functions
-from retnet_hf.block_functions import gated, rms_norm, rotate, rotate_step, step_rotation, token_blocks
+from retnet_hf import gradients
+from retnet_hf.gradients import gated, rms_norm, rotate, rotate_step, step_angles, token_blocks
 from tests.small_models import close
 
 
@@ -57,17 +57,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("block_size", [24, block_functions.BLOCK_SIZE])
+@pytest.mark.parametrize("block_size", [24, gradients.BLOCK_SIZE])
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_pytorch(monkeypatch, case, block_size):
-    monkeypatch.setattr(block_functions, "BLOCK_SIZE", block_size)
+    monkeypatch.setattr(gradients, "BLOCK_SIZE", block_size)
     function, reference, operands = CASES[case]
     operands = operands()
     output, expected = function(*operands), reference(*operands)
     close(output, expected, 1e-12)
     weights = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).view_as(output)
-    gradients = torch.autograd.grad((output * weights).sum(), operands)
-    for gradient, wanted in zip(gradients, torch.autograd.grad((expected * weights).sum(), operands)):
+    found = torch.autograd.grad((output * weights).sum(), operands)
+    for gradient, wanted in zip(found, torch.autograd.grad((expected * weights).sum(), operands)):
         close(gradient, wanted, 1e-12)
     with torch.no_grad():
         close(function(*operands), expected, 1e-12)
@@ -83,7 +83,7 @@ def test_gradients_hold_numerically_and_can_be_differentiated_again(case):
 
 @pytest.mark.parametrize("shape", [(2, 5, 6), (2, 3, 5, 6), (5, 6), (7, 1, 100)])
 def test_blocks_of_tokens_are_all_tokens_in_their_order_and_small(monkeypatch, shape):
-    monkeypatch.setattr(block_functions, "BLOCK_SIZE", 24)
+    monkeypatch.setattr(gradients, "BLOCK_SIZE", 24)
     tensor = normal(*shape)
     blocks = [tensor[..., tokens, :] for tokens in token_blocks(tensor)]
     assert torch.equal(torch.cat(blocks, dim=-2), tensor)
@@ -150,6 +150,20 @@ def test_the_rotation_of_a_step_is_that_of_any_token(dtype):
     vectors = torch.randn(2, 4, 1, 6, dtype=dtype)
     cos, sin = (angle.transpose(0, 2) for angle in angles(2, 3, torch.promote_types(dtype, torch.float32)))  # (2, 1, 1, 3)
     expected = rotate(vectors, cos, sin)
-    actual = rotate_step(vectors, *step_rotation(cos, sin))
+    actual = rotate_step(vectors, *step_angles(cos, sin))
     assert actual.dtype == expected.dtype
     torch.testing.assert_close(actual, expected)
+
+
+def test_gradients_of_single_sequences_by_torch_func():
+    """As Opacus takes them: vmap of a gradient (D11)."""
+    hidden_states, weight = normal(3, 5, 6).detach(), normal(6, seed=1).detach()
+
+    def loss(weight, rows):
+        normed = rms_norm(rows, weight, 1e-6)
+        return (rotate(gated(normed, rows, ACT2FN["silu"])[None, None], *angles(5, 3)) ** 2).sum()
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, hidden_states)
+    for rows, gradient in zip(hidden_states, found):
+        own = weight.clone().requires_grad_()
+        close(gradient, torch.autograd.grad(loss(own, rows), own)[0], 1e-12)

@@ -1,0 +1,226 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A model reads a long sequence in pieces where no gradient is recorded: same numbers, less memory."""
+
+import copy
+
+import pytest
+import torch
+from accelerate import disk_offload
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import DIALECTS, close, random_ids, same_state, small_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from retnet_hf import RetNetModel, RetNetState, pieces
+
+
+CHUNK = 8
+
+
+@pytest.fixture
+def short_pieces(monkeypatch):
+    """Pieces of two chunks for a batch of two."""
+    monkeypatch.setattr(pieces, "PIECE_SIZE_ON_CPU", 2 * 2 * CHUNK)
+
+
+def in_pieces(model, size: int, *args, **kwargs):
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(pieces, "PIECE_SIZE_ON_CPU", size)
+        return model(*args, **kwargs)
+
+
+@pytest.fixture
+def lengths(monkeypatch) -> list[int]:
+    """Tokens of every call of the layers, without a hook, which would change how they are called."""
+    seen = []
+    read = RetNetModel.read
+
+    def counted(self, hidden_states, *args, **kwargs):
+        seen.append(hidden_states.shape[1])
+        return read(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(RetNetModel, "read", counted)
+    return seen
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@settings(deadline=None, max_examples=15)
+@given(
+    length=st.integers(9, 120),
+    size=st.integers(1, 120),
+    read=st.integers(0, 9),
+    padded=st.booleans(),
+    packed=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_pieces_change_neither_logits_nor_state(dialect, length, size, read, padded, packed, seed):
+    model = small_model(dialect, chunk_size=CHUNK).double().eval()
+    ids = random_ids(2, read + length, seed)
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[:, read:] = (torch.rand(2, length, generator=generator) < 0.8).long()
+    positions = None
+    if packed:
+        positions = torch.cat([torch.arange(read, read + length // 3), torch.arange(length - length // 3)])[None]
+
+    results = []
+    for piece_size in (10**9, size):
+        state = RetNetState(model.config)
+        if read:
+            in_pieces(model, 10**9, ids[:, :read], past_key_values=state)
+        new = {"attention_mask": mask, "position_ids": positions, "past_key_values": state}
+        logits = in_pieces(model, piece_size, ids[:, read:], **new).logits
+        results.append((logits, state))
+    (logits, state), (pieced_logits, pieced_state) = results
+    there = mask[:, read:] == 1
+    close(pieced_logits[there], logits[there], 1e-11)
+    same_state(pieced_state, state, 1e-11)
+    for mine, theirs in zip(pieced_state.layers, state.layers):
+        assert mine.next_position.equal(theirs.next_position)
+        assert mine.cumulative_length == read + length
+
+
+def test_a_state_that_is_only_read_stays_as_it_is(short_pieces):
+    model = small_model().eval()
+    ids = random_ids(2, 60)
+    with torch.no_grad():
+        state = model(ids[:, :10], use_cache=True).past_key_values
+        before = copy.deepcopy(state)
+        expected = model(ids[:, 10:], past_key_values=before, use_cache=True).logits
+        assert model(ids[:, 10:], past_key_values=state, use_cache=False).logits.equal(expected)
+    assert state.get_seq_length() == 10
+    assert not state.layers[0].recurrent_states.equal(before.layers[0].recurrent_states)
+
+
+def test_a_state_is_written_to_where_it_is(short_pieces):
+    model = small_model().eval()
+    with torch.no_grad():
+        state = model(random_ids(2, 10), use_cache=True).past_key_values
+        address = state.layers[1].recurrent_states.data_ptr()
+        model(random_ids(2, 60), past_key_values=state)
+    assert state.layers[1].recurrent_states.data_ptr() == address
+
+
+def test_pieces_are_of_about_one_length(monkeypatch, lengths):
+    monkeypatch.setattr(pieces, "PIECE_SIZE_ON_CPU", 64)
+    with torch.no_grad():
+        small_model(num_hidden_layers=1).eval()(random_ids(1, 65))
+    assert lengths == [40, 25]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"retention_form": "recurrent"},
+        {"retention_form": "parallel"},
+        {"output_attentions": True},
+        {"output_hidden_states": True},
+        {"cu_seq_lens_q": torch.tensor([0, 40, 61])},
+    ],
+    ids=lambda call: next(iter(call)) + str(next(iter(call.values())))[:9],
+)
+def test_other_calls_take_the_sequence_whole(monkeypatch, lengths, call):
+    monkeypatch.setattr(pieces, "PIECE_SIZE_ON_CPU", 16)
+    with torch.no_grad():
+        small_model(num_hidden_layers=1).eval()(random_ids(1, 61), **call)
+    assert lengths == [61]
+
+
+def test_an_encoder_takes_the_sequence_whole(short_pieces, lengths):
+    with torch.no_grad():
+        small_model(model_class=RetNetModel, num_hidden_layers=1, bidirectional=True).eval()(random_ids(2, 61))
+    assert lengths == [61]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_training_takes_the_sequence_whole(short_pieces, lengths, checkpointed):
+    model = small_model(num_hidden_layers=1).train()
+    if checkpointed:
+        model.gradient_checkpointing_enable()
+    model(random_ids(2, 61), labels=random_ids(2, 61)).loss.backward()
+    assert set(lengths) == {61}
+
+
+def test_offloaded_weights_are_fetched_once(short_pieces, lengths, tmp_path):
+    model = small_model().eval()
+    ids = random_ids(2, 61)
+    with torch.no_grad():
+        expected = model(ids).logits
+        lengths.clear()
+        disk_offload(model, tmp_path, execution_device="cpu")
+        close(model(ids).logits, expected)
+    assert lengths == [61]
+
+
+def test_a_layer_of_a_pruned_model_reads_the_state_of_its_own_index(short_pieces):
+    model = small_model(num_hidden_layers=3).double().eval()
+    pruned = copy.deepcopy(model)
+    del pruned.model.layers[1]
+    pruned.model.layers[1].retention.layer_idx = 1
+    pruned.config.num_hidden_layers = pruned.model.config.num_hidden_layers = 2
+    ids = random_ids(2, 61)
+    with torch.no_grad():
+        at_once = in_pieces(pruned, 10**9, ids, use_cache=True)
+        pieced = pruned(ids, use_cache=True)
+    close(pieced.logits, at_once.logits, 1e-11)
+    same_state(pieced.past_key_values, at_once.past_key_values, 1e-11)
+
+
+def test_a_recorded_past_can_be_taken_back_to_any_token(short_pieces):
+    model = small_model().double().eval()
+    ids = random_ids(2, 61)
+    state = RetNetState(model.config)
+    state.activate_past_recording()
+    with torch.no_grad():
+        expected = model(ids[:, :5], use_cache=True).past_key_values
+        model(ids, past_key_values=state)
+        state.crop(-56)
+    close(state.layers[1].recurrent_states, expected.layers[1].recurrent_states, 1e-11)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers in a tensor that an operation has made, and not as a view."""
+
+    def __init__(self, but: int) -> None:
+        super().__init__()
+        self.numel, self.but = 0, but
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if not function.is_view:
+            made = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self.numel = max([self.numel, *(numel for numel in made if numel != self.but)])
+        return result
+
+
+def test_a_model_makes_nothing_longer_than_a_piece_but_embeddings_and_output(monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE_SIZE_ON_CPU", 64)
+    model = small_model(hidden_size=64).eval().model
+    largest = {}
+    for length in (128, 1024):
+        with torch.no_grad(), Largest(but=length * 64) as mode:
+            model(random_ids(1, length), use_cache=False)
+        largest[length] = mode.numel
+    assert largest[1024] == largest[128]
+
+
+def test_a_hook_inside_a_layer_sees_the_sequence_whole(short_pieces, lengths):
+    model = small_model().eval()
+    shapes = []
+    model.model.layers[1].mlp.down_proj.register_forward_hook(lambda _, inputs, output: shapes.append(output.shape))
+    with torch.no_grad():
+        model(random_ids(2, 61))
+    assert shapes == [(2, 61, 32)]
+    assert lengths == [61]
+
+
+def test_recorded_hidden_states_do_not_end_reading_in_pieces(short_pieces, lengths):
+    """Transformers leaves the hooks by which it recorded them in the layers; where they are found by their module's name."""
+    model = small_model().eval()
+    with torch.no_grad():
+        assert len(model(random_ids(2, 61), output_hidden_states=True).hidden_states) == 3
+        model(random_ids(2, 61))
+    assert lengths == [61, 16, 16, 16, 13]
