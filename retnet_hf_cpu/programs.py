@@ -22,7 +22,7 @@ import platform
 import tempfile
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,8 +36,8 @@ from transformers.utils import logging
 
 import retnet_hf
 from retnet_hf.gradients import rotate_step
-from retnet_hf.modeling_retnet import RetNetDecoderLayer, RetNetModel
-from retnet_hf.operators import Step
+from retnet_hf.modeling_retnet import RetNetDecoderLayer
+from retnet_hf.pieces import has_hooks
 from retnet_hf.plan import Plan, Rotation, Scaling
 from retnet_hf.retention_forms import StepDecay, recurrent_step_
 from retnet_hf.retention_state import RetNetStateLayer
@@ -60,9 +60,7 @@ def default_folder() -> Path:
 
 def shallow_copy(module: nn.Module) -> nn.Module:
     """A copy of a module and of everything in it, which shares parameters and buffers with the module."""
-    shared = [*module.parameters(), *module.buffers()]
-    shared += [each.kernels for each in module.modules() if isinstance(each, RetNetModel)]  # recognised by their identity
-    return copy.deepcopy(module, {id(thing): thing for thing in shared})
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
 
 
 class TracedRotation(Rotation):
@@ -73,21 +71,14 @@ class TracedRotation(Rotation):
         self.of_query, self.of_key = tuple(rotations[:2]), tuple(rotations[2:])
 
 
-class TracedStep(Step):
-    """The operator of one present token, with a decay that is an input of the program."""
-
-    def __init__(self, keep: Tensor) -> None:
-        self.decay, self.step_ = StepDecay(keep, None), recurrent_step_
-
-
 class TracedState:
     """A state whose matrices are an input of the program, which changes them in place. Positions are counted outside."""
 
     def __init__(self, state: Tensor) -> None:
         self.state = state
 
-    def update(self, key: Tensor, value: Tensor, query: Tensor, operator: TracedStep, layout: None) -> Tensor:
-        output, _ = operator(query, key, value, self.state)
+    def update(self, key: Tensor, value: Tensor, query: Tensor, plan: Plan, layer_idx: int) -> Tensor:
+        output, _ = plan.operators[layer_idx](query, key, value, self.state)
         return output
 
 
@@ -113,7 +104,8 @@ class DecodeStep(nn.Module):
     ) -> Tensor:
         index, head_dim = self.twin.retention.layer_idx, self.twin.retention.head_dim
         rotate = TracedRotation(rotations) if rotations else Scaling(head_dim**-0.5)
-        plan = Plan(None, rotate, {index: TracedStep(keep)})
+        operator = partial(recurrent_step_, decay=StepDecay(keep, None))
+        plan = Plan(None, rotate, {index: operator}, {}, in_place=True)
         inputs = {"plan": plan, "past_key_values": SimpleNamespace(layers={index: TracedState(state)})}
         # products that several modules share have several names each, of which `names` has one
         return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states,), inputs, tie_weights=False)
@@ -158,17 +150,15 @@ class LayerProgram:
     def computes(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> bool:
         """Whether the program computes what the layer would: one present token, with a state that may be overwritten."""
         operator, rotate, state = plan.operators[self.layer_idx], plan.rotate, past.recurrent_states
-        if type(operator) is not Step or operator.step_ is not recurrent_step_ or operator.decay.write is not None:
+        if getattr(operator, "func", None) is not recurrent_step_ or operator.keywords["decay"].write is not None:
             return False
-        if past.record_past or not past.is_initialized or not past.can_be_overwritten or torch.is_autocast_enabled("cpu"):
+        if past.record_past or not past.is_initialized or not past.can_be_overwritten() or torch.is_autocast_enabled("cpu"):
             return False
         if hidden_states.dtype != self.dtype or not hidden_states.is_contiguous() or not state.is_contiguous():
             return False
         if self.rotations and (rotate.turn is not rotate_step or self.dtype in rotate.narrows):
             return False
-        if not state.dtype == operator.decay.keep.dtype == torch.float32 or state.shape != self.state_shape:
-            return False
-        return not self.snapshot.has_inner_hooks()
+        return state.dtype == operator.keywords["decay"].keep.dtype == torch.float32 and state.shape == self.state_shape
 
     def is_valid(self) -> bool:
         """Whether the layer is the one that the program was made of."""
@@ -177,7 +167,7 @@ class LayerProgram:
     def __call__(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor:
         """(1, 1, D) -> (1, 1, D). The state reads the token."""
         rotations = [*plan.rotate.of_query, *plan.rotate.of_key] if self.rotations else []
-        keep = plan.operators[self.layer_idx].decay.keep
+        keep = plan.operators[self.layer_idx].keywords["decay"].keep
         output = self.run([hidden_states, past.recurrent_states, keep, *rotations, *self.operands])[0]
         plan.layout.advance_(past.next_position, past.cumulative_length)
         return output
@@ -203,7 +193,7 @@ class CompiledLayer(RetNetDecoderLayer):
         program = None if past_key_values is None or self.training else self.program
         if program is not None and not torch.compiler.is_compiling():
             past = past_key_values.layers[self.retention.layer_idx]
-            if program.computes(hidden_states, plan, past):
+            if program.computes(hidden_states, plan, past) and not has_hooks(self):
                 if program.is_valid():
                     return program(hidden_states, plan, past)
                 self.program = None

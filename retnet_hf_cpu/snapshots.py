@@ -1,14 +1,11 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Detects that modules were changed after something was computed from them: other weights, other submodules, or hooks."""
+"""Detects that modules were changed after something was computed from them: other weights, or other submodules."""
 
 from collections.abc import Sequence
 
 from torch import nn
-from transformers.utils import logging, output_capturing
-
-
-RECORDER = output_capturing.__name__
+from transformers.utils import logging
 
 
 def warn_of_change() -> None:
@@ -17,16 +14,6 @@ def warn_of_change() -> None:
         "weights of the fast copy were changed, moved or replaced: their layers compute without fused products and programs "
         "from now on. Call retnet_hf_cpu.compile again."
     )
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether calling the module does more than its class does, as with hooks that fetch offloaded weights.
-
-    The hooks by which transformers records outputs do not count. They stay after their first use, and what they record
-    inside a layer are retention maps, which no program computes.
-    """
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return "forward" in vars(module) or any(getattr(hook, "__module__", "") != RECORDER for hook in hooks)
 
 
 class ModuleSnapshot:
@@ -39,7 +26,7 @@ class ModuleSnapshot:
 
     def __init__(self, modules: Sequence[nn.Module], values: bool = False) -> None:
         within = [each for module in modules for each in module.modules()]
-        self.values, self.inside = values, [each for each in within if each not in modules]
+        self.values = values
         self.owners = [owners for each in within for owners in (each._modules, each._parameters)]
         self.held = [thing for owners in self.owners for thing in owners.values()]  # so that no other thing gets their ids
         self.marks = self._marks()
@@ -55,7 +42,3 @@ class ModuleSnapshot:
     def is_unchanged(self) -> bool:
         """Whether the same submodules are in the same places, and the same weights in the same memory."""
         return self._marks() == self.marks
-
-    def has_inner_hooks(self) -> bool:
-        """Whether a module inside the modules has hooks."""
-        return any(map(has_hooks, self.inside))
