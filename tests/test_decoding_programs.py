@@ -287,6 +287,7 @@ def test_hidden_states_of_another_type_are_an_error_as_in_the_model(made, tmp_pa
         state = state_after(model)
         with torch.no_grad(), pytest.raises(RuntimeError, match="same dtype"):
             model(inputs_embeds=torch.ones(1, 1, 32, dtype=torch.float64), past_key_values=state)
+    assert not made
 
 
 def test_long_prompts_are_read_in_pieces_as_by_the_model(made, tmp_path, monkeypatch):
