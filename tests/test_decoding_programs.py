@@ -282,11 +282,11 @@ def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
 
 
 def test_hidden_states_of_another_type_are_an_error_as_in_the_model(made, tmp_path):
-    plain = small_model()
+    plain = small_model().to(torch.bfloat16)
     for model in (plain, compiled(plain, tmp_path, fuse=True)):
         state = state_after(model)
         with torch.no_grad(), pytest.raises(RuntimeError, match="same dtype"):
-            model(inputs_embeds=torch.ones(1, 1, 32, dtype=torch.float64), past_key_values=state)
+            model(inputs_embeds=torch.ones(1, 1, 32), past_key_values=state)
     assert not made
 
 
