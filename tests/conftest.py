@@ -24,6 +24,7 @@ LONG = (
     "test_works_with_transformers_serve",
     "test_hub",
     "test_training",
+    "test_decoding_programs",
     "test_fused_projections",
     "test_remote_code",
     "test_readme",

@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers
 
+import retnet_hf_cpu
 from benchmarks import (
     command_line,
     decoding,
@@ -38,7 +39,7 @@ from benchmarks.quality.report import filled
 from benchmarks.race import Conditions, Entrant, Heat, Limits, Result, Work, heat_times, least_seconds, results_of
 from benchmarks.retention_operators import OperatorResult, Shape
 from benchmarks.serving import report as serving_report
-from retnet_hf import RetNetForCausalLM
+from retnet_hf_cpu.fusing import FastLinear
 
 
 RACES = {module.RACE.name: module.RACE for module in (training, prefill, decoding, generation)}
@@ -153,6 +154,7 @@ def test_operations_are_counted_by_hand():
 def test_who_is_missing_is_said_and_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None)
     assert missing("yet-another", "cpu") == ("yet-another-retnet is not installed: pip install yet-another-retnet")
+    assert missing("ours-fused", "cuda") == "retnet_hf, fused projections runs on a CPU only."
     assert missing("fla", "cpu") == "flash-linear-attention runs on CUDA only."
     assert "pip install flash-linear-attention" in missing("fla", "cuda")
 
@@ -253,18 +255,22 @@ def test_fused_projections_race_fused(race_name):
         turn = RACES[race_name].prepare(peer, Entrant(name, 20, 2), CONDITIONS).turn
         turn.ready()
         turn.step()
-    fused = {
-        name: [m.fused_projections is not None for m in peer.module.modules() if hasattr(m, "fused_projections")]
-        for name, peer in peers.items()
-    }
+    fused = {name: [isinstance(m, FastLinear) for m in peer.module.modules()] for name, peer in peers.items()}
     assert not any(fused["ours"])
-    assert all(fused["ours-fused"])
+    assert any(fused["ours-fused"])
+    assert peers["ours-fused"].call is peers["ours-fused"].module
 
 
 @pytest.mark.parametrize(("name", "bits"), [("ours-int8", 8), ("ours-int4", 4), ("ours-programs", 32)])
 def test_programs_race_with_weights_of_few_bits(name, bits, monkeypatch):
     compiled = []
-    monkeypatch.setattr(RetNetForCausalLM, "compile_decoding", lambda self: compiled.append(self))
+
+    def compile(model, **options):
+        assert options == {"programs": True, "fuse": False, "measure": False}
+        compiled.append(model)
+        return model
+
+    monkeypatch.setattr(retnet_hf_cpu, "compile", compile)
     conditions = Conditions(size="toy", dtype="float32" if bits == 32 else "bfloat16")
     peer, plain = conditions.peer(name), conditions.peer("ours")
     assert compiled == [peer.module]

@@ -21,6 +21,7 @@ from small_models import small_llama
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, pipeline
 
 import retnet_hf_cli.text.training as text_training
+import retnet_hf_cpu
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_cli.commands.demo import free_name
 from retnet_hf_cli.cpu_threads import cpu_threads, decoding_threads, training_threads
@@ -565,18 +566,20 @@ def test_generate_writes_what_the_model_generates(retnet_hf, trained):
 def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
     """Before a word is written; what else writes must be a RetNet, and an error is one line."""
     compiled = []
-    monkeypatch.setattr(RetNetForCausalLM, "compile_decoding", lambda self: compiled.append(torch.get_num_threads()) or 1)
+    monkeypatch.setattr(retnet_hf_cpu, "compile", lambda model, fuse: compiled.append(torch.get_num_threads()) or model)
+    monkeypatch.setattr(retnet_hf_cpu, "number_of_programs", lambda fast: 1)
     options = ["And God", "-n", 20, "--temperature", 0, "--threads", 1]
     assert retnet_hf("generate", trained, *options, "--compile").out == retnet_hf("generate", trained, *options).out
     assert compiled == [1]
 
-    def fails(self):
+    def fails(model, fuse):
         raise RuntimeError("no compiler\nand more")
 
-    monkeypatch.setattr(RetNetForCausalLM, "compile_decoding", fails)
-    answer = retnet_hf("generate", trained, *options, "--compile")
-    assert (answer.code, answer.out, answer.err) == (2, "", "retnet-hf: no compiler\n")
-    monkeypatch.setattr(RetNetForCausalLM, "compile_decoding", lambda self: 0)
+    with monkeypatch.context() as patches:
+        patches.setattr(retnet_hf_cpu, "compile", fails)
+        failed = retnet_hf("generate", trained, *options, "--compile")
+    assert (failed.code, failed.out, failed.err) == (2, "", "retnet-hf: no compiler\n")
+    monkeypatch.setattr(retnet_hf_cpu, "number_of_programs", lambda fast: 0)
     assert "no layer of this model can be compiled" in retnet_hf("generate", trained, *options, "--compile").err
     monkeypatch.setattr("retnet_hf_cli.text.generation.load_model", lambda name: (small_llama(), None))
     answer = retnet_hf("generate", trained, *options, "--compile")

@@ -14,8 +14,8 @@ from torchao.quantization import (
     quantize_,
 )
 
-from retnet_hf import decoding_products
-from retnet_hf.decoding_products import HALF_TYPES, VectorProduct, is_faster_as_vector, token_products
+from retnet_hf_cpu import products as cpu_products
+from retnet_hf_cpu.products import HALF_TYPES, is_faster_as_vector, products_of, vector
 
 
 INT4 = {group: IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(group)) for group in (16, 32, 64)}
@@ -46,7 +46,7 @@ def outputs(layers: list[nn.Linear], token: Tensor) -> list[Tensor]:
 
 def check(layers: list[nn.Linear], rounding: float) -> None:
     token = torch.randn(1, 1, layers[0].in_features, generator=torch.Generator().manual_seed(1)).to(layers[0].weight.dtype)
-    products = token_products(layers)
+    products = products_of(layers)
     with torch.no_grad():
         found = products(token)
     for output, expected in zip(found, outputs(layers, token), strict=True):
@@ -59,14 +59,14 @@ BFLOAT16 = 2**-8  # a rounding of the result, and one of a bias
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("faster", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_dense_weights(dtype, vector, bias, monkeypatch):
-    monkeypatch.setattr(decoding_products, "is_faster_as_vector", lambda *kind: vector)
+def test_dense_weights(dtype, faster, bias, monkeypatch):
+    monkeypatch.setattr(cpu_products, "is_faster_as_vector", lambda *kind: faster)
     layers = linear_layers(dtype, bias)
     check(layers, 2e-6 if dtype == torch.float32 else 2 * BFLOAT16)
-    kinds = {type(product) for product in token_products(layers).products}
-    assert (kinds == {VectorProduct}) == (vector and dtype in HALF_TYPES)
+    kernels = {product.kernel for product in products_of(layers).products}
+    assert (kernels == {vector}) == (faster and dtype in HALF_TYPES)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -75,7 +75,7 @@ def test_weights_side_by_side(bias):
     whole = torch.cat([layer.weight for layer in layers])
     token = torch.randn(1, 1, 128)
     with torch.no_grad():
-        found = token_products(layers, whole)(token)
+        found = products_of(layers, whole)(token)
     torch.testing.assert_close(list(found), [output.float() for output in outputs(layers, token)])
 
 
@@ -83,8 +83,8 @@ def test_weights_side_by_side(bias):
 def test_int8_weights_of_torchao(bias):
     layers = quantised(Int8WeightOnlyConfig(), bias=bias)
     check(layers, 3 * BFLOAT16)  # scales are rounded, too
-    products = token_products(layers).products
-    assert [product.weight.data_ptr() for product in products] == [layer.weight.qdata.data_ptr() for layer in layers]
+    products = products_of(layers).products
+    assert [product.operands[0].data_ptr() for product in products] == [layer.weight.qdata.data_ptr() for layer in layers]
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -122,20 +122,35 @@ def test_int4_weights_whose_zero_is_not_in_the_middle():
     ids=["activations", "float32", "groups of 16", "rows", "2 bits", "no values", "mixed", "another layer"],
 )
 def test_what_is_not_understood_has_no_product(layers):
-    assert token_products(layers()) is None
+    assert products_of(layers()) is None
 
 
 def test_a_layer_with_a_hook_has_no_product():
     layer = nn.Linear(4, 4)
     handle = layer.register_forward_hook(lambda *_: None)
-    assert token_products([layer]) is None
+    assert products_of([layer]) is None
     handle.remove()
-    assert token_products([layer]) is not None
+    assert products_of([layer]) is not None
+
+
+def test_all_outputs_are_computed_once_for_each_input():
+    layers = linear_layers(torch.float32)
+    products, tokens = products_of(layers), [torch.randn(1, 1, 128) for _ in range(2)]
+    calls = []
+    products.products[0].register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        for token in tokens:
+            for place, layer in enumerate(layers):
+                torch.testing.assert_close(products.output(token, place), layer(token))
+                assert products.has_kept(token) == (place == 0)
+        assert len(calls) == 2
+        for place, token in ((0, tokens[0]), (0, tokens[1]), (1, tokens[0])):  # in another order
+            torch.testing.assert_close(products.output(token, place), layers[place](token))
 
 
 def test_whether_a_vector_is_faster_is_found_out_once(monkeypatch):
     trials = []
-    monkeypatch.setattr(decoding_products, "is_clearly_faster", lambda *sides: trials.append(sides) or True)
+    monkeypatch.setattr(cpu_products, "is_clearly_faster", lambda *sides: trials.append(sides) or True)
     is_faster_as_vector.cache_clear()
     try:
         assert [is_faster_as_vector(8, 4, torch.bfloat16, threads) for threads in (1, 1, 2)] == [True] * 3

@@ -1,24 +1,29 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`compile_decoding`: programs compute what the layers do, are kept, and are used only where they may be.
+"""`retnet_hf_cpu.compile`: programs compute what the layers do, are kept, and are used only where they compute the same.
 
-One test compiles. In the others the function that would be compiled stands for its program.
+One test compiles. In the others, the function that would be compiled runs as it is.
 """
 
 import copy
 import pickle
-from contextlib import nullcontext
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from small_models import close, greedy, random_ids, small_model
+from small_models import close, greedy, random_ids, small_llama, small_model
 from torch import Tensor, nn
 from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
-from retnet_hf import RetNetForMaskedLM, RetNetState, decoding_programs
+import retnet_hf
+import retnet_hf_cpu
+from retnet_hf import RetNetForMaskedLM, RetNetForSequenceClassification, RetNetState
 from retnet_hf.retention_state import RetNetStateLayer
+from retnet_hf_cpu import number_of_programs, original
+from retnet_hf_cpu import programs as cpu_programs
 
 
 PROMPT = random_ids(1, 7)
@@ -45,9 +50,14 @@ def made(monkeypatch) -> list:
 
         return run
 
-    monkeypatch.setattr(decoding_programs, "make", make)
-    monkeypatch.setattr(decoding_programs, "load", load)
+    monkeypatch.setattr(cpu_programs, "make", make)
+    monkeypatch.setattr(cpu_programs, "load", load)
     return runs
+
+
+def compiled(model, folder, fuse: bool = False):
+    """A fast copy with programs, without trials."""
+    return retnet_hf_cpu.compile(model, folder, fuse=fuse, measure=False)
 
 
 @torch.no_grad()
@@ -81,26 +91,31 @@ def same(found: tuple[Tensor, RetNetState], expected: tuple[Tensor, RetNetState]
 
 
 def test_compiled_programs_compute_what_the_layers_do_and_are_kept(tmp_path, monkeypatch):
-    """Compiled once for the layers that are alike, then loaded; a broken file is made anew."""
+    """A program is compiled once for all layers that are alike, then loaded. A broken file is made again."""
     model = small_model(num_hidden_layers=3)
     expected, text = decoded(model), greedy(model, PROMPT)
-    assert model.compile_decoding(tmp_path / "programs") == 3
+    fast = compiled(model, tmp_path / "programs")
+    assert number_of_programs(fast) == 3
     (path,) = (tmp_path / "programs").iterdir()
-    same(decoded(model), expected)
-    assert greedy(model, PROMPT).equal(text)
+    same(decoded(fast), expected)
+    assert greedy(fast, PROMPT).equal(text)
+    monkeypatch.setattr(cpu_programs.LayerProgram, "computes", lambda *arguments: False)
+    same(decoded(fast), expected, 0)
+    monkeypatch.undo()
 
     other = small_model(seed=1)  # of other weights, and fewer layers
     expected = decoded(other)
     with monkeypatch.context() as patches:
         patches.setattr(torch._inductor, "aoti_compile_and_package", None)  # nothing is compiled any more
-        assert other.compile_decoding(tmp_path / "programs") == 2
-        same(decoded(other), expected)
+        fast = compiled(other, tmp_path / "programs")
+        assert number_of_programs(fast) == 2
+        same(decoded(fast), expected)
     path.write_bytes(b"no program")
-    other.compile_decoding(tmp_path / "programs")
-    same(decoded(other), expected)
+    same(decoded(compiled(other, tmp_path / "programs")), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fuse", [False, True], ids=["apart", "fused"])
 @pytest.mark.parametrize(
     ("dialect", "options", "programs", "files"),
     [
@@ -113,14 +128,15 @@ def test_compiled_programs_compute_what_the_layers_do_and_are_kept(tmp_path, mon
     ],
     ids=["plain", "bare", "grouped", "torchscale", "hybrid", "window"],
 )
-def test_every_kind_of_layer(made, tmp_path, dialect, options, programs, files, dtype):
+def test_every_kind_of_layer(made, tmp_path, dialect, options, programs, files, fuse, dtype):
     model = small_model(dialect, **options).to(dtype)
     expected = decoded(model)
-    assert model.compile_decoding(tmp_path) == programs
+    fast = compiled(model, tmp_path, fuse)
+    assert number_of_programs(fast) == programs
     assert len(list(tmp_path.iterdir())) == files
-    same(decoded(model), expected, 1e-4 if dtype == torch.float32 else 0.05)
+    same(decoded(fast), expected, 1e-4 if dtype == torch.float32 else 0.05)
     assert len(made) == 5 * programs
-    model.uncompile_decoding()
+    same(decoded(original(fast)), expected, 0)
     same(decoded(model), expected, 0)
     assert len(made) == 5 * programs
 
@@ -134,72 +150,121 @@ def test_quantised_layers(made, tmp_path, config):
     small_model(hidden_size=64, intermediate_size=64).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", quantization_config=TorchAoConfig(config)).eval()
     expected = decoded(model)
-    assert model.compile_decoding(tmp_path) == 2
-    same(decoded(model), expected, 0.05)
+    fast = compiled(model, tmp_path, fuse=True)
+    assert number_of_programs(fast) == 2
+    same(decoded(fast), expected, 0.05)
     assert len(made) == 2 * 5
+    same(decoded(original(fast)), expected, 0)
 
 
-def test_weights_that_lie_side_by_side(made, tmp_path):
+def test_a_base_model_and_a_model_with_another_head_have_programs(made, tmp_path):
     model = small_model()
-    expected = decoded(model)
-    model.fuse_projections(measure=False)
-    assert model.compile_decoding(tmp_path) == 2
-    same(decoded(model), expected)
-    assert len(made) == 2 * 5
+    fast = compiled(model.model, tmp_path, fuse=True)
+    state, other = (RetNetState(model.config) for _ in range(2))
+    with torch.no_grad():
+        for ids in (PROMPT, PROMPT[:, :1]):
+            found = fast(ids, past_key_values=state).last_hidden_state
+            close(found, model.model(ids, past_key_values=other).last_hidden_state)
+    assert len(made) == 2
+    classifier = small_model(model_class=RetNetForSequenceClassification)
+    fast = compiled(classifier, tmp_path, fuse=True)
+    assert number_of_programs(fast) == 2
+    with torch.no_grad():
+        close(fast(PROMPT).logits, classifier(PROMPT).logits)
 
 
 @pytest.mark.parametrize("dialect", ["fla", "grouped", "torchscale"])
 def test_values_that_change_in_place_are_seen(made, tmp_path, dialect):
     model = small_model(dialect)
-    model.compile_decoding(tmp_path)
+    fast = compiled(model, tmp_path)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.9)
-    found = decoded(model)
+    same(decoded(fast), decoded(model))
     assert made
-    model.uncompile_decoding()
-    same(found, decoded(model))
 
 
+@pytest.mark.parametrize("fuse", [False, True], ids=["apart", "fused"])
 @pytest.mark.parametrize(
     "change",
     [
         lambda model: model.to(torch.float64),
         lambda model: model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True),
-        lambda model: model.fuse_projections(measure=False),
         lambda model: get_peft_model(model, LoraConfig(target_modules=["q_proj", "up_proj"], init_lora_weights=False)),
         lambda model: get_peft_model(model, LoraConfig(target_modules=["o_proj", "down_proj"], init_lora_weights=False)),
         lambda model: [setattr(layer.mlp, "act_fn", nn.Tanh()) for layer in model.model.layers],
         lambda model: [setattr(layer.mlp.down_proj, "bias", nn.Parameter(torch.ones(32))) for layer in model.model.layers],
         lambda model: [setattr(weight, "data", weight.data.T) for weight in query_weights(model)],
     ],
-    ids=["type", "other tensors", "place", "adapters", "adapters of outputs", "activation", "a bias", "a layout"],
+    ids=["type", "other tensors", "adapters", "adapters of outputs", "activation", "a bias", "a layout"],
 )
-def test_weights_that_lie_elsewhere_end_it_with_a_warning(made, tmp_path, change, caplog):
-    model = small_model()
-    model.compile_decoding(tmp_path)
-    change(model)
-    expected = decoded(copy.deepcopy(model))
-    same(decoded(model), expected)
+def test_other_weights_and_modules_end_programs_with_a_warning(made, tmp_path, change, fuse, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(cpu_programs, "warn_of_change", lambda: warnings.append(1))
+    fast = compiled(small_model(), tmp_path, fuse)
+    change(fast)
+    expected = decoded(original(fast))
+    same(decoded(fast), expected)
+    assert not made
+    assert len(warnings) == 2 - number_of_programs(fast)
+    assert len(warnings) == (0 if fast.dtype == torch.float64 else 2)  # hidden states of another type are told apart first
+
+
+@torch.no_grad()
+def copy_data(model, weights: dict[str, Tensor]) -> None:
+    """Changes the values of weights in a way that PyTorch does not count, as its fused optimizers do."""
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(weights[name])
+
+
+@pytest.mark.parametrize("change", [nn.Module.load_state_dict, copy_data])
+def test_new_values_of_fused_weights_end_programs(made, tmp_path, change):
+    fast = compiled(small_model(), tmp_path, fuse=True)
+    change(fast, small_model(seed=3).state_dict())
+    same(decoded(fast), decoded(small_model(seed=3)))
+    assert not made
+    assert number_of_programs(fast) == 0
+    fast = compiled(fast, tmp_path, fuse=True)
+    same(decoded(fast), decoded(small_model(seed=3)))
+    assert made
+
+
+@pytest.mark.parametrize("programs", [False, True])
+def test_new_values_of_fused_weights_are_seen_between_two_tokens(made, tmp_path, programs):
+    plain = small_model()
+    fast = retnet_hf_cpu.compile(small_model(), tmp_path, programs=programs, measure=False)
+    states = [state_after(model) for model in (fast, plain)]
+    with torch.no_grad():
+        for model in (fast, plain):
+            model.load_state_dict(small_model(seed=3).state_dict())
+        found, expected = (model(PROMPT[:, :1], past_key_values=state) for model, state in zip((fast, plain), states))
+    close(found.logits, expected.logits)
     assert not made
 
 
 def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
     """Several sequences, several tokens, padding, gradients, a record of the past, hooks, autocast, no state to change."""
-    model, plain = small_model(), small_model()
-    model.compile_decoding(tmp_path)
+    plain = small_model()
+    model = compiled(small_model(), tmp_path)
     same(decoded(model, ids=random_ids(2, 7)), decoded(plain, ids=random_ids(2, 7)))
 
     token = random_ids(1, 1)
     states = [state_after(each) for each in (model, plain)]
     with torch.no_grad():
-        for options in ({"attention_mask": torch.tensor([[0]])}, {"use_cache": False}, {"output_attentions": True}):
+        calls = [
+            {"attention_mask": torch.tensor([[0]])},
+            {"use_cache": False},
+            {"output_attentions": True},
+            {"retention_form": "chunkwise"},
+        ]
+        for options in calls:
             found, expected = (
                 each(token, past_key_values=state, **options).logits for each, state in zip((model, plain), states)
             )
             close(found, expected)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             model(token, past_key_values=states[0])
+        model(token, past_key_values=states[0].clone().to(torch.float64))
         for state in states:
             state.activate_past_recording()
         model(token, past_key_values=states[0])
@@ -216,9 +281,28 @@ def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
     handle.remove()
 
 
+def test_hidden_states_of_another_type_are_an_error_as_in_the_model(made, tmp_path):
+    plain = small_model().to(torch.bfloat16)
+    for model in (plain, compiled(plain, tmp_path, fuse=True)):
+        state = state_after(model)
+        with torch.no_grad(), pytest.raises(RuntimeError, match="same dtype"):
+            model(inputs_embeds=torch.ones(1, 1, 32), past_key_values=state)
+    assert not made
+
+
+def test_long_prompts_are_read_in_pieces_as_by_the_model(made, tmp_path, monkeypatch):
+    monkeypatch.setattr("retnet_hf.pieces.PIECE_SIZE_ON_CPU", 16)
+    model, calls = small_model(), []
+    fast = compiled(model, tmp_path, fuse=True)
+    fast.model.norm.register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        close(fast(random_ids(1, 40)).logits, model(random_ids(1, 40)).logits)
+    assert len(calls) == 3
+
+
 def test_hidden_states_of_layers_are_recorded(made, tmp_path):
-    model, plain = small_model(), small_model()
-    model.compile_decoding(tmp_path)
+    plain = small_model()
+    model = compiled(plain, tmp_path)
     state, other = state_after(model), state_after(plain)
     with torch.no_grad():
         found = model(random_ids(1, 1), past_key_values=state, output_hidden_states=True).hidden_states
@@ -232,15 +316,13 @@ def test_hidden_states_of_layers_are_recorded(made, tmp_path):
 def test_inference_mode(made, tmp_path):
     model = small_model()
     expected = decoded(model)
-    model.compile_decoding(tmp_path)
     with torch.inference_mode():
-        same(decoded(model), expected)
+        same(decoded(compiled(model, tmp_path, fuse=True)), expected)
     assert made
 
 
 def test_dropout_of_training_mode_is_that_of_the_layers(made, tmp_path):
-    model = small_model(hidden_dropout=0.5)
-    model.compile_decoding(tmp_path)
+    model = compiled(small_model(hidden_dropout=0.5), tmp_path)
     model.train()
     torch.manual_seed(0)
     assert not decoded(model)[0].equal(decoded(model)[0])
@@ -248,67 +330,95 @@ def test_dropout_of_training_mode_is_that_of_the_layers(made, tmp_path):
 
 
 def test_a_head_of_another_vocabulary_is_used(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf.decoding_products.is_faster_as_vector", lambda *kind: True)
-    model = small_model().to(torch.bfloat16)
-    model.compile_decoding(tmp_path)
+    monkeypatch.setattr("retnet_hf_cpu.products.is_faster_as_vector", lambda *kind: True)
+    model = compiled(small_model().to(torch.bfloat16), tmp_path)
     model.resize_token_embeddings(128)
     with torch.no_grad():
         model.lm_head.weight.normal_()
-    expected = decoded(copy.deepcopy(model))
+    expected = decoded(original(model))
     assert expected[0].shape[-1] == 128
     same(decoded(model), expected, 0.05)
 
 
 def test_copies_have_no_programs_and_files_nothing_of_them(made, tmp_path):
-    model = small_model()
-    model.compile_decoding(tmp_path)
+    model = compiled(small_model(), tmp_path, fuse=True)
     expected = decoded(model)
     made.clear()
-    same(decoded(copy.deepcopy(model)), expected)
-    same(decoded(pickle.loads(pickle.dumps(model))), expected)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert number_of_programs(twin) == 0
+        same(decoded(twin), expected)
     assert not made
     assert set(model.state_dict()) == set(small_model().state_dict())
 
 
-@pytest.mark.parametrize("disabled", [False, True])
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "up_proj", "gate_proj", "down_proj"])
-def test_adapted_layers_have_no_program(made, tmp_path, name, disabled):
-    model = get_peft_model(small_model(), LoraConfig(target_modules=[name], layers_to_transform=[0]))
-    with model.disable_adapter() if disabled else nullcontext():
-        assert model.compile_decoding(tmp_path) == 1
+def test_adapted_layers_have_no_program(made, tmp_path, name):
+    adapted = get_peft_model(
+        small_model(), LoraConfig(target_modules=[name], layers_to_transform=[0], init_lora_weights=False)
+    )
+    model = adapted.get_base_model().eval()
+    fast = compiled(model, tmp_path, fuse=True)
+    assert number_of_programs(fast) == 1
+    same(decoded(fast), decoded(model))
+    with adapted.disable_adapter():
+        assert number_of_programs(compiled(model, tmp_path)) == 1
 
 
-def test_files_differ_by_what_a_program_is_made_of(made, tmp_path, monkeypatch):
+def test_files_differ_by_what_a_program_is_made_of(made, tmp_path):
     models = [small_model(), small_model(dtype=torch.bfloat16).to(torch.bfloat16), small_model(rms_norm_eps=1e-3)]
-    models += [small_model(intermediate_size=48), small_model(use_rotary=False), small_model()]
-    for layer in models[-1].model.layers:
-        layer.retention.head_norm.eps = 0.5
+    models += [small_model(intermediate_size=48), small_model(use_rotary=False)]
+    models += [small_model() for _ in range(3)]
+    for one, another, third in zip(*(model.model.layers for model in models[-3:])):
+        one.retention.head_norm.eps = 0.5
+        another.mlp.act_fn, third.mlp.act_fn = nn.Tanh(), nn.Sigmoid()
     for model in models:
-        model.compile_decoding(tmp_path)
-    assert len(list(tmp_path.iterdir())) == len(models)
+        compiled(model, tmp_path)
+    compiled(models[0], tmp_path, fuse=True)
+    assert len(list(tmp_path.iterdir())) == len(models) + 1
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
-        models[0].compile_decoding(tmp_path)
+        compiled(models[0], tmp_path)
     finally:
         torch.set_num_threads(threads)
-    assert len(list(tmp_path.iterdir())) == len(models) + 1
-    monkeypatch.setattr(decoding_programs, "machine", lambda: {"machine": "another"})
-    models[0].compile_decoding(tmp_path)
     assert len(list(tmp_path.iterdir())) == len(models) + 2
 
 
+def test_files_differ_by_the_machine_and_by_the_source_of_both_packages(made, tmp_path, monkeypatch):
+    """Otherwise, a program of an older version would compute in its own way after an upgrade."""
+    packages = [Path(package.__file__).parent for package in (retnet_hf, retnet_hf_cpu)]
+    assert list(cpu_programs.SOURCES) == packages
+    copies = [tmp_path / package.name for package in packages]
+    for package, twin in zip(packages, copies):
+        shutil.copytree(package, twin, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(cpu_programs, "SOURCES", tuple(copies))
+    monkeypatch.setattr(cpu_programs, "machine", cpu_programs.machine.__wrapped__)  # without its cache
+
+    def files() -> int:
+        compiled(small_model(), tmp_path / "programs")
+        return len(list((tmp_path / "programs").iterdir()))
+
+    assert [files(), files()] == [1, 1]
+    for number, changed in enumerate([copies[0] / "gradients.py", copies[1] / "products.py"]):
+        changed.write_text(changed.read_text(encoding="utf-8") + "# another version\n", encoding="utf-8")
+        assert files() == number + 2
+    monkeypatch.setattr(cpu_programs, "machine", lambda: {"machine": "another"})
+    assert files() == 4
+
+
 def test_the_folder_by_default_is_in_the_cache_of_the_hub(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(decoding_programs.constants, "HF_HOME", str(tmp_path))
-    small_model().compile_decoding()
+    monkeypatch.setattr(cpu_programs.constants, "HF_HOME", str(tmp_path))
+    compiled(small_model(), None)
     assert len(list((tmp_path / "retnet_hf" / "decoding").iterdir())) == 1
 
 
 def test_models_that_do_not_decode_on_a_cpu_in_float32_or_less_are_refused(tmp_path):
     encoder = small_model(model_class=RetNetForMaskedLM, bidirectional=True)
     for model in (small_model().to(torch.float64), small_model().to("meta"), encoder):
-        with pytest.raises(ValueError, match="compile_decoding is for models that decode on a CPU"):
-            model.compile_decoding(tmp_path)
+        with pytest.raises(ValueError, match="takes models that decode on a CPU"):
+            compiled(model, tmp_path)
+    with pytest.raises(ValueError, match="takes a model of retnet_hf, got LlamaForCausalLM"):
+        compiled(small_llama(), tmp_path)
 
 
 def test_without_a_compiler_nothing_is_written_and_the_error_says_so(tmp_path, monkeypatch):
@@ -319,17 +429,20 @@ def test_without_a_compiler_nothing_is_written_and_the_error_says_so(tmp_path, m
     model = small_model()
     expected = decoded(model)
     with pytest.raises(RuntimeError, match=r"takes a C\+\+ compiler: no g\+\+"):
-        model.compile_decoding(tmp_path / "programs")
+        compiled(model, tmp_path / "programs")
     assert list((tmp_path / "programs").iterdir()) == []
-    same(decoded(model), expected)
+    same(decoded(model), expected, 0)
 
 
-def test_the_head_of_half_precision_is_a_product_with_a_vector(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf.decoding_products.is_faster_as_vector", lambda *kind: True)
-    model = small_model().to(torch.bfloat16)
-    model.compile_decoding(tmp_path)
-    monkeypatch.setattr(nn.Linear, "forward", None)  # the head is not called
+def test_the_head_of_half_precision_is_a_product_with_a_vector(tmp_path, monkeypatch):
+    monkeypatch.setattr("retnet_hf_cpu.products.is_faster_as_vector", lambda *kind: True)
+    fast = retnet_hf_cpu.compile(small_model().to(torch.bfloat16), programs=False, fuse=False)
+    monkeypatch.setattr(nn.Linear, "forward", None)  # the linear layer is not called
     with torch.no_grad():
-        logits = model.project(torch.ones(1, 1, 32, dtype=torch.bfloat16))[0]
-    expected = model.lm_head.weight.double().sum(1)
+        logits = fast.lm_head(torch.ones(1, 1, 32, dtype=torch.bfloat16))
+    expected = fast.lm_head.weight.double().sum(1)
     close(logits[0, 0].double(), expected.detach(), 2**-8)
+    monkeypatch.undo()
+    with torch.no_grad():
+        for ids in (PROMPT, random_ids(3, 1)):
+            assert fast(ids).logits.equal(original(fast)(ids).logits)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`fuse_projections` changes where weights lie, and nothing else."""
+"""`retnet_hf_cpu.compile` without programs: fused products change the speed of a copy, and nothing else."""
 
 import copy
 
@@ -8,12 +8,15 @@ import pytest
 import torch
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from small_models import close
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, pipeline
 
+import retnet_hf_cpu
 from retnet_hf import RetNetConfig, RetNetForCausalLM
-from retnet_hf.fused_projections import is_faster_side_by_side, is_plain
+from retnet_hf_cpu import original
+from retnet_hf_cpu.fusing import FastLinear, is_faster_side_by_side
 
 
 def small_model(seed: int = 0, **options) -> RetNetForCausalLM:
@@ -22,13 +25,28 @@ def small_model(seed: int = 0, **options) -> RetNetForCausalLM:
     return RetNetForCausalLM(RetNetConfig(intermediate_size=48, **options)).eval()
 
 
+def fused(model: RetNetForCausalLM, measure: bool = False) -> RetNetForCausalLM:
+    """A fast copy without programs."""
+    return retnet_hf_cpu.compile(model, programs=False, measure=measure)
+
+
 @pytest.fixture
 def ids() -> torch.Tensor:
     return torch.randint(50, (2, 7), generator=torch.Generator().manual_seed(1))
 
 
-def fused_layers(model: nn.Module) -> list[bool]:
-    return [module.fused_projections is not None for module in model.modules() if hasattr(module, "fused_projections")]
+def fused_layers(model: nn.Module) -> set[str]:
+    """Names of the layers that take their outputs from fused products."""
+    return {
+        name.removeprefix("model.layers.")
+        for name, module in model.named_modules()
+        if isinstance(module, FastLinear) and module.shared is not None
+    }
+
+
+RETENTION = {f"retention.{name}_proj" for name in "qkvg"}
+MLP = {"mlp.up_proj", "mlp.gate_proj"}
+EVERY = {"lm_head"} | {f"{layer}.{name}" for layer in range(2) for name in RETENTION | MLP}
 
 
 @torch.no_grad()
@@ -36,93 +54,91 @@ def logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return model(ids).logits
 
 
-def count_products(model: nn.Module, ids: torch.Tensor) -> int:
-    """Linear layers that a forward runs one by one."""
-    calls = []
-    original = nn.Linear.forward
-    try:
-        nn.Linear.forward = lambda self, x: calls.append(self) or original(self, x)
+def count_products(model: nn.Module, ids: torch.Tensor, monkeypatch) -> int:
+    calls, linear = [], nn.functional.linear
+    with monkeypatch.context() as patches:
+        patches.setattr(nn.functional, "linear", lambda *arguments: calls.append(1) or linear(*arguments))
         logits(model, ids)
-    finally:
-        nn.Linear.forward = original
     return len(calls)
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "layers"),
     [
-        {},
-        {"use_output_gate": False, "use_gated_mlp": False},
-        {"num_key_value_heads": 1},
-        {"tie_word_embeddings": True},
-        {"dtype": torch.bfloat16},
+        ({}, EVERY),
+        (
+            {"use_output_gate": False, "use_gated_mlp": False},
+            {name for name in EVERY if "g_proj" not in name and "gate" not in name},
+        ),
+        ({"num_key_value_heads": 1}, EVERY),
+        ({"tie_word_embeddings": True}, EVERY - {"lm_head"}),
+        ({"dtype": torch.bfloat16}, EVERY),
     ],
     ids=["plain", "ungated", "grouped", "tied", "bfloat16"],
 )
-def test_names_shapes_values_and_results_stay(options, ids):
+def test_parameters_are_the_very_same_and_results_stay(options, layers, ids):
     model = small_model(**options).to(options.get("dtype", torch.float32))
     expected, before = logits(model, ids), {name: weight.clone() for name, weight in model.state_dict().items()}
     generated = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
-    model.fuse_projections(measure=False)
-    tied = bool(options.get("tie_word_embeddings"))
-    assert fused_layers(model) == [not tied, True, True, True, True]  # the head, and two in each of the blocks
-    torch.testing.assert_close(logits(model, ids), expected)
-    assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0), generated)
-    after = dict(model.named_parameters())
-    assert list(after) == [name for name in before if name in after]
-    assert all(torch.equal(weight, before[name]) and weight.requires_grad for name, weight in after.items())
-    assert [name for name, weight in after.items() if not weight.is_contiguous()]
+    kinds = [type(module) for module in model.modules()]
+    fast = fused(model)
+    assert type(fast) is RetNetForCausalLM
+    assert fused_layers(fast) == layers
+    torch.testing.assert_close(logits(fast, ids), expected)
+    assert torch.equal(fast.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0), generated)
 
-
-def test_six_projections_of_a_block_take_two_products(ids):
-    model = small_model()
-    assert count_products(model, ids) == 2 * 8 + 1
-    model.fuse_projections(measure=False)
-    assert count_products(model, ids) == 2 * (8 - 6) + 1  # and the two
-
-
-def test_fusing_adds_no_memory_and_twice_is_once(ids):
-    model = small_model()
-    model.fuse_projections(measure=False)
-    expected = logits(model, ids)
-    model.fuse_projections(measure=False)
+    mine, theirs = dict(fast.named_parameters()), dict(model.named_parameters())
+    assert list(mine) == list(theirs)
+    assert all(mine[name] is weight and weight.requires_grad for name, weight in theirs.items())
+    assert all(mine is theirs for mine, theirs in zip(fast.buffers(), model.buffers(), strict=True))
+    # the model is left as it was
+    assert [type(module) for module in model.modules()] == kinds
+    assert not {id(module) for module in model.modules()} & {id(module) for module in fast.modules()}
+    assert fast.config is not model.config
+    assert all(torch.equal(weight, before[name]) and weight.is_contiguous() for name, weight in model.state_dict().items())
     assert torch.equal(logits(model, ids), expected)
-    retention = model.model.layers[0].retention
-    memory = retention.fused_projections.weight.untyped_storage()
-    for name in ("q_proj", "k_proj", "v_proj", "g_proj"):
-        assert getattr(retention, name).weight.untyped_storage().data_ptr() == memory.data_ptr()
-    assert memory.nbytes() == 4 * 32 * (32 + 32 + 64 + 64)
 
 
-def test_a_forward_that_records_a_gradient_puts_the_weights_back(ids):
-    model, plain = small_model(), small_model()
-    model.fuse_projections(measure=False)
-    for each in (model, plain):
-        each(ids, labels=ids).loss.backward()
-    assert all(weight.is_contiguous() for weight in model.parameters())
-    assert not any(fused_layers(model))
-    for (name, weight), other in zip(model.named_parameters(), plain.named_parameters()):
-        torch.testing.assert_close(weight.grad, other[1].grad, msg=lambda text, name=name: f"{name}: {text}")
+def test_six_projections_of_a_layer_take_two_products(ids, monkeypatch):
+    model = small_model()
+    assert count_products(model, ids, monkeypatch) == 2 * 8 + 1
+    assert count_products(fused(model), ids, monkeypatch) == 2 * (8 - 6 + 2) + 1
+
+
+def test_fused_weights_are_copied_once_and_outputs_are_not_kept(ids):
+    fast = fused(small_model())
+    logits(fast, ids)
+    retention = fast.model.layers[0].retention
+    (product,) = retention.q_proj.shared.products.products
+    assert {getattr(retention, f"{name}_proj").shared for name in "qkvg"} == {retention.q_proj.shared}
+    assert product.operands[0].untyped_storage().nbytes() == 4 * 32 * (32 + 32 + 64 + 64)
+    assert all(module.shared.products.kept is None for module in fast.modules() if isinstance(module, FastLinear))
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("fused", [True, False])
-def test_training_goes_as_if_nothing_had_been_laid_out(fused, training, ids):
-    """PyTorch's fused optimizers do not ask how a parameter lies in memory."""
-    model, plain = small_model(), small_model()
-    model.fuse_projections(measure=False)
+@pytest.mark.parametrize("kind", ["fast", "original"])
+def test_training_goes_as_in_the_model(kind, training, ids):
+    """The model is trained, too, whose parameters these are."""
+    shared, plain = small_model(), small_model()
+    model = fused(shared)
+    model = model if kind == "fast" else original(model)
     for each in (model, plain):
-        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2, fused=fused)
+        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2, fused=True)
         each.train(training)
         for _ in range(2):
             each(ids, labels=ids).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
         each.eval()
+    expected = logits(plain, ids)
     for (name, weight), other in zip(model.named_parameters(), plain.parameters()):
         torch.testing.assert_close(weight, other, msg=lambda text, name=name: f"{name}: {text}")
-    model.fuse_projections(measure=False)
-    torch.testing.assert_close(logits(model, ids), logits(plain, ids))
+    for each in (model, shared):
+        torch.testing.assert_close(logits(each, ids), expected)
+    assert not fused_layers(model)  # of weights that are not the same any more
+    again = fused(model)
+    assert fused_layers(again) == EVERY
+    torch.testing.assert_close(logits(again, ids), expected)
 
 
 SAVERS = {
@@ -133,67 +149,67 @@ SAVERS = {
 
 
 @pytest.mark.parametrize("save", SAVERS)
-def test_it_is_saved_as_if_nothing_had_been_laid_out(save, tmp_path, ids):
-    model, plain = small_model(), small_model()
-    model.fuse_projections(measure=False)
-    for name, each in {"fused": model, "plain": plain}.items():
+def test_a_fast_copy_is_saved_as_the_model_is(save, tmp_path):
+    model = small_model()
+    for name, each in {"plain": model, "fast": fused(model), "original": original(fused(model))}.items():
         (tmp_path / name).mkdir()
         SAVERS[save](each, tmp_path / name)
-    fused, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("fused", "plain"))
-    assert fused.keys() == expected.keys()
-    assert all(torch.equal(fused[name], weight) for name, weight in expected.items())
+    files = sorted(path.name for path in (tmp_path / "plain").iterdir())
+    for name in ("fast", "original"):
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == files
+        assert all((tmp_path / name / file).read_bytes() == (tmp_path / "plain" / file).read_bytes() for file in files)
+
+
+def test_an_original_is_plain_and_leaves_the_fast_copy_as_it_is(ids):
+    model = small_model()
+    fast = fused(model)
+    plain = original(fast)
+    assert not fused_layers(plain)
+    assert [type(module) for module in plain.modules()] == [type(module) for module in model.modules()]
+    assert [vars(module).keys() for module in plain.modules()] == [vars(module).keys() for module in model.modules()]
+    assert all(mine is theirs for mine, theirs in zip(plain.parameters(), model.parameters(), strict=True))
+    assert torch.equal(logits(plain, ids), logits(model, ids))
+    assert fused_layers(fast) == EVERY
 
 
 def test_an_adapter_can_come_and_be_merged_and_saved(tmp_path, ids):
-    model = small_model()
-    model.fuse_projections(measure=False)
-    adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).eval()
+    fast = fused(small_model())
+    adapted = get_peft_model(fast, LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)).eval()
     expected = logits(adapted, ids)
     assert (expected - logits(small_model(), ids)).abs().max() > 1e-3
     merged = adapted.merge_and_unload(safe_merge=True)
-    torch.testing.assert_close(logits(merged, ids), expected, atol=1e-4, rtol=1e-4)
-    merged.fuse_projections(measure=False)
-    torch.testing.assert_close(logits(merged, ids), expected, atol=1e-4, rtol=1e-4)
+    for each in (merged, fused(merged)):
+        torch.testing.assert_close(logits(each, ids), expected, atol=1e-4, rtol=1e-4)
     merged.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(logits(loaded, ids), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_autocast_computes_as_before(ids):
+def test_autocast_computes_as_before(ids, monkeypatch):
     model = small_model()
+    fast = fused(model)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = logits(model, ids)
-        model.fuse_projections(measure=False)
-        assert torch.equal(logits(model, ids), expected)
-    assert all(fused_layers(model))
+        assert torch.equal(logits(fast, ids), logits(model, ids))
+        assert count_products(fast, ids, monkeypatch) == count_products(model, ids, monkeypatch)
+    assert fused_layers(fast) == EVERY
 
 
-def test_what_inference_mode_laid_out_can_be_trained(ids):
+def test_what_inference_mode_fused_can_be_trained(ids):
     model = small_model()
     with torch.inference_mode():
-        model.fuse_projections(measure=False)
-        model(ids)
-    model(ids, labels=ids).loss.backward()
-    assert all(weight.grad is not None for weight in model.parameters())
+        fast = fused(model)
+        fast(ids)
+    fast(ids, labels=ids).loss.backward()
+    assert all(weight.grad is not None for weight in fast.parameters())
 
 
-def test_a_pickled_model_computes_the_same(tmp_path, ids):
-    model = small_model()
-    expected = logits(model, ids)
-    model.fuse_projections(measure=False)
-    torch.save(model, tmp_path / "model.pt")
-    torch.testing.assert_close(logits(torch.load(tmp_path / "model.pt", weights_only=False), ids), expected)
-
-
-def test_unfusing_puts_every_weight_back(ids):
-    model = small_model()
-    expected = logits(model, ids)
-    model.fuse_projections(measure=False)
-    assert not model.lm_head.weight.is_contiguous()
-    model.unfuse_projections()
-    assert all(weight.is_contiguous() for weight in model.parameters())
-    assert len({weight.untyped_storage().data_ptr() for weight in model.parameters()}) == len(list(model.parameters()))
-    assert torch.equal(logits(model, ids), expected)
+def test_a_pickled_copy_computes_the_same(tmp_path, ids):
+    fast = fused(small_model())
+    expected = logits(fast, ids)
+    torch.save(fast, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    torch.testing.assert_close(logits(loaded, ids), expected)
+    assert torch.equal(logits(original(loaded), ids), logits(small_model(), ids))
 
 
 @pytest.mark.parametrize(
@@ -204,59 +220,67 @@ def test_unfusing_puts_every_weight_back(ids):
         lambda model: copy.deepcopy(model),
         lambda model: model.load_state_dict(small_model(3).state_dict()) and model,
         lambda model: model.load_state_dict(small_model(3).state_dict(), assign=True) and model,
+        lambda model: [parameter.detach().mul_(1.5) for parameter in model.parameters()] and model,
     ],
-    ids=["another type", "another type and back", "deepcopy", "other weights", "other tensors"],
+    ids=["another type", "another type and back", "deepcopy", "other weights", "other tensors", "in place"],
 )
-def test_weights_that_moved_or_changed_are_the_ones_that_count(move, ids):
-    model = small_model()
-    model.fuse_projections(measure=False)
-    model = move(model)
-    actual = logits(model, ids)
+def test_weights_that_moved_or_changed_are_used(move, ids):
+    model = move(fused(small_model()))
     plain = small_model().to(model.dtype)
-    plain.load_state_dict(model.state_dict())  # which puts them back
-    torch.testing.assert_close(actual, logits(plain, ids))
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(logits(model, ids), logits(plain, ids))
+    torch.testing.assert_close(logits(original(model), ids), logits(plain, ids))
 
 
-def test_weights_that_left_give_their_memory_back(ids):
-    model = small_model()
-    model.fuse_projections(measure=False)
-    model.to(torch.float64)
-    logits(model, ids)
-    held = [module.fused_projections for module in model.modules() if hasattr(module, "fused_projections")]
-    assert all(fused is None or fused.weight is None for fused in held)
+def test_fused_weights_that_do_not_fit_any_more_give_their_memory_back(ids):
+    fast = fused(small_model())
+    fast.load_state_dict(small_model(3).state_dict())
+    logits(fast, ids)
+    assert not fused_layers(fast)
 
 
 def test_hooks_see_what_they_would_have_seen(ids):
     model, seen = small_model(), []
-    expected = logits(model, ids)
-    model.fuse_projections(measure=False)
-    model.model.layers[0].retention.k_proj.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
-    torch.testing.assert_close(logits(model, ids), expected)
+    fast = fused(model)
+    fast.model.layers[0].retention.k_proj.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    torch.testing.assert_close(logits(fast, ids), logits(model, ids))
     assert seen == [(2, 7, 32)]
-    assert all(fused_layers(model))  # without the hook it goes on as before
+    assert fused_layers(fast) == EVERY
+
+
+def test_hooked_layers_are_not_fused(ids):
+    model, seen = small_model(), []
+    model.model.layers[0].retention.k_proj.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
+    fast = fused(model)
+    assert fused_layers(fast) == EVERY - {f"0.{name}" for name in RETENTION}
+    torch.testing.assert_close(logits(fast, ids), logits(model, ids))
+    assert len(seen) == 2
 
 
 def test_a_layer_put_in_the_place_of_another_is_used(ids):
-    model, plain = small_model(), small_model()
-    model.fuse_projections(measure=False)
+    plain = small_model()
+    fast = fused(plain)
     torch.manual_seed(5)
-    other = nn.Linear(32, 32)
-    assert not is_plain(other)  # it has a bias
-    for each in (model, plain):
+    other = nn.Linear(32, 32)  # with a bias
+    for each in (fast, plain):
         each.model.layers[1].retention.q_proj = other
-    torch.testing.assert_close(logits(model, ids), logits(plain, ids))
-    model.fuse_projections(measure=False)
-    assert fused_layers(model) == [True, True, True, False, True]  # the head, and two in each of the blocks
+    torch.testing.assert_close(logits(fast, ids), logits(plain, ids))
+    assert fused_layers(fused(fast)) == EVERY - {f"1.{name}" for name in RETENTION}
 
 
-def test_a_head_that_is_the_embedding_stays_where_it_is():
-    model = small_model(tie_word_embeddings=True)
-    model.fuse_projections(measure=False)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert model.lm_head.weight.is_contiguous()
+def test_pipelines_take_a_fast_copy(ids):
+    from small_models import small_model as model_of_words
+    from small_models import word_tokenizer
+
+    model, tokenizer = model_of_words(), word_tokenizer()
+    texts = [
+        pipeline("text-generation", each, tokenizer=tokenizer)("w5 w6 w7", max_new_tokens=5, do_sample=False)
+        for each in (model, fused(model))
+    ]
+    assert texts[0] == texts[1]
 
 
-class Products:
+class CountProducts:
     """A compiler's backend that counts the matrix products of each graph and runs it as it is."""
 
     def __init__(self) -> None:
@@ -271,50 +295,54 @@ class Products:
 @pytest.fixture
 def compiler():
     torch._dynamo.reset()
-    yield Products()
+    yield CountProducts()
     torch._dynamo.reset()
 
 
-def test_a_compiled_model_takes_fused_products(compiler, ids):
-    model = small_model()
-    expected = logits(model, ids)
-    compiled = torch.compile(model, fullgraph=True, backend=compiler)
-    torch.testing.assert_close(logits(compiled, ids), expected)
-    model.fuse_projections(measure=False)
-    torch.testing.assert_close(logits(compiled, ids), expected)
-    assert compiler.counts == [2 * 8 + 1, 2 * (2 + 2) + 1]
+def test_a_compiled_copy_takes_fused_products(compiler, ids):
+    fast = fused(small_model())
+    compiled = torch.compile(fast, fullgraph=True, backend=compiler)
+    for _ in range(2):
+        torch.testing.assert_close(logits(compiled, ids), logits(fast, ids))
+    assert compiler.counts == [2 * (2 + 2) + 1]
 
 
-def double_a_weight(model: RetNetForCausalLM) -> None:
-    for projection in (model.model.layers[0].mlp.up_proj, model.model.layers[0].retention.k_proj, model.lm_head):
-        projection.weight.data = 2 * projection.weight.data
-
-
-MOVES = {
-    "another type": lambda model, other: model.to(torch.float64),
-    "other weights": lambda model, other: model.load_state_dict(other.state_dict()),
-    "other tensors": lambda model, other: model.load_state_dict(other.state_dict(), assign=True),
-    "other data": lambda model, other: double_a_weight(model),
-    "another layer": lambda model, other: setattr(model.model.layers[0].mlp, "up_proj", nn.Linear(32, 48)),
-}
-
-
-# without a gate the feed-forward is a single layer, which is laid out and takes its own product
 @pytest.mark.parametrize(
-    ("move", "gated"), [*((move, True) for move in MOVES), ("other data", False), ("another layer", False)]
+    "change",
+    [
+        lambda model: model.to(torch.float64),
+        lambda model: setattr(model.model.layers[0].mlp, "up_proj", nn.Linear(32, 48)),
+    ],
+    ids=["another type", "another layer"],
 )
-def test_a_compiled_model_takes_the_weights_that_count(move, gated, compiler, ids):
-    model, other = (small_model(seed, num_hidden_layers=1, use_gated_mlp=gated) for seed in (0, 3))
-    other.fuse_projections(measure=False)
-    model.fuse_projections(measure=False)
-    compiled = torch.compile(model, fullgraph=True, backend=compiler)
+def test_a_compiled_copy_sees_other_types_and_layers(change, compiler, ids):
+    fast = fused(small_model(num_hidden_layers=1))
+    compiled = torch.compile(fast, fullgraph=True, backend=compiler)
     before = logits(compiled, ids)
-    MOVES[move](model, other)
-    plain = copy.deepcopy(model)
-    plain.unfuse_projections()
+    change(fast)
     actual = logits(compiled, ids)
-    torch.testing.assert_close(actual, logits(plain, ids))
+    torch.testing.assert_close(actual, logits(original(fast), ids))
     assert actual.dtype != before.dtype or (actual - before).abs().max() > 1e-3
+
+
+class Logits(nn.Module):
+    def __init__(self, model: RetNetForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(ids, use_cache=False).logits
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_copy_is_the_program_of_the_model(strict, ids):
+    model = small_model(num_hidden_layers=1)
+    fast = fused(model)
+    with torch.no_grad():
+        program = torch.export.export(Logits(fast), (ids,), strict=strict)
+        torch.testing.assert_close(program.module()(ids), logits(model, ids))
+    assert set(program.state_dict) == set(Logits(model).state_dict())
+    assert fused_layers(fast)
 
 
 @pytest.fixture
@@ -328,8 +356,8 @@ def clock(monkeypatch):
         return product(hidden_states, weight, *arguments)
 
     monkeypatch.setattr(nn.functional, "linear", linear)
-    monkeypatch.setattr("retnet_hf.fused_projections._verdicts", {})
-    monkeypatch.setattr("retnet_hf.fused_projections.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("retnet_hf_cpu.fusing._verdicts", {})
+    monkeypatch.setattr("retnet_hf_cpu.products.time.perf_counter", lambda: now[0])
     return seconds
 
 
@@ -337,60 +365,54 @@ def clock(monkeypatch):
     ("apart", "together", "faster"),
     [(1.0, 2.9, False), (1.0, 2.0, True), (1.0, 50.0, False)],
 )
-def test_weights_are_laid_out_where_that_takes_less_time(clock, apart, together, faster):
+def test_weights_are_fused_where_that_takes_less_time(clock, apart, together, faster):
     """Three products with one weight each against one with all: a gain must be clear."""
     clock[torch.float32, True], clock[torch.float32, False] = apart, together
     weights = [torch.rand(8, 4) for _ in range(3)]
     assert is_faster_side_by_side([weights, weights]) == faster
 
 
-def test_a_kind_of_product_is_laid_out_by_its_own_trial(clock, ids):
+def test_a_kind_of_product_is_fused_by_its_own_trial(clock, ids):
     """In a model of two types, that which gains and not the other."""
     model = small_model(num_hidden_layers=1)
     clock[torch.float32, True], clock[torch.float32, False] = 1.0, 1.0
     clock[torch.bfloat16, True], clock[torch.bfloat16, False] = 1.0, 30.0
     expected = logits(model, ids)
     model.model.layers[0].mlp.to(torch.bfloat16)
-    assert model.fuse_projections()
-    assert fused_layers(model) == [
-        False,
-        True,
-        False,
-    ]  # a head alone gains nothing, retention does, the bfloat16 layer loses
+    fast = fused(model, measure=True)
+    assert fused_layers(fast) == {f"0.{name}" for name in RETENTION}  # a head alone gains nothing, bfloat16 loses
     model.model.layers[0].mlp.to(torch.float32)
-    torch.testing.assert_close(logits(model, ids), expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(logits(fast, ids), expected, rtol=0.05, atol=0.05)
 
 
-def test_a_model_that_gains_nothing_is_left_as_it_was(clock, ids):
-    model, plain = small_model(), small_model()
+def test_a_model_that_gains_nothing_is_only_copied(clock, ids):
+    model = small_model()
     clock[torch.float32, False] = 30.0
-    before = {name: weight.data_ptr() for name, weight in model.named_parameters()}
-    assert not model.fuse_projections()
-    assert not any(fused_layers(model))
-    assert {name: weight.data_ptr() for name, weight in model.named_parameters()} == before
-    assert torch.equal(logits(model, ids), logits(plain, ids))
+    fast = fused(model, measure=True)
+    assert not fused_layers(fast)
+    assert torch.equal(logits(fast, ids), logits(model, ids))
 
 
 def test_a_kind_of_product_is_tried_once_in_a_process(clock, monkeypatch):
     trials = []
-    monkeypatch.setattr("retnet_hf.fused_projections.is_faster_side_by_side", lambda groups: trials.append(groups) or True)
+    monkeypatch.setattr("retnet_hf_cpu.fusing.is_faster_side_by_side", lambda groups: trials.append(groups) or True)
     for _ in range(3):
-        assert small_model().fuse_projections()
-    assert [len(groups) for groups in trials] == [1, 2, 2]  # the head, and two blocks' retention and feed-forward
+        assert fused_layers(fused(small_model(), measure=True)) == EVERY
+    assert sorted(len(groups) for groups in trials) == [1, 2, 2]  # the head, and retention and feed-forward of two layers
 
 
-def test_weights_of_inference_mode_are_left_alone(ids):
+def test_weights_of_inference_mode_are_not_fused(ids):
     with torch.inference_mode():
-        model = small_model()
-        assert not model.fuse_projections(measure=False)
-    assert logits(model, ids).isfinite().all()
+        fast = fused(small_model())
+    assert not fused_layers(fast)
+    assert logits(fast, ids).isfinite().all()
 
 
 def test_a_trial_on_this_machine_changes_no_result_and_no_random_number(ids):
-    model, plain = small_model(), small_model()
+    model = small_model()
     torch.manual_seed(5)
-    assert model.fuse_projections() == any(fused_layers(model))
+    fast = fused(model, measure=True)
     drawn = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(drawn, torch.rand(3))
-    torch.testing.assert_close(logits(model, ids), logits(plain, ids))
+    close(logits(fast, ids), logits(model, ids))

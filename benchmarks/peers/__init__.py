@@ -38,6 +38,11 @@ class Contender(NamedTuple):
         """Whether it has to be compiled before it starts."""
         return bool(self.options.get("compiled") or self.options.get("programs"))
 
+    @property
+    def is_of_cpu(self) -> bool:
+        """Whether `retnet_hf_cpu` makes it."""
+        return bool(self.options.get("fused") or self.options.get("programs"))
+
 
 _TORCHSCALE = {"needs": "torchscale", "install": "pip install --no-deps torchscale==0.3.0"}
 _TORCHAO = {"needs": "torchao", "install": "pip install torchao"}
@@ -52,12 +57,10 @@ CONTENDERS = {
     "ours": Contender("retnet_hf", "ours", "Ours"),
     "ours-fused": Contender("retnet_hf, fused projections", "ours", "Ours", {"fused": True}),
     "ours-fused-compiled": Contender("retnet_hf, fused and compiled", "ours", "Ours", {"fused": True, "compiled": True}),
-    "ours-programs": Contender("retnet_hf, compile_decoding", "ours", "Ours", {"programs": True}),
-    "ours-fused-programs": Contender(
-        "retnet_hf, fused, compile_decoding", "ours", "Ours", {"fused": True, "programs": True}
-    ),
-    "ours-int8": Contender("retnet_hf, int8, compile_decoding", "ours", "Ours", {"programs": True, "bits": 8}, **_TORCHAO),
-    "ours-int4": Contender("retnet_hf, int4, compile_decoding", "ours", "Ours", {"programs": True, "bits": 4}, **_TORCHAO),
+    "ours-programs": Contender("retnet_hf, programs", "ours", "Ours", {"programs": True}),
+    "ours-fused-programs": Contender("retnet_hf, fused, programs", "ours", "Ours", {"fused": True, "programs": True}),
+    "ours-int8": Contender("retnet_hf, int8, programs", "ours", "Ours", {"programs": True, "bits": 8}, **_TORCHAO),
+    "ours-int4": Contender("retnet_hf, int4, programs", "ours", "Ours", {"programs": True, "bits": 4}, **_TORCHAO),
     "ours-int8-eager": Contender("retnet_hf, int8 of torchao", "ours", "Ours", {"bits": 8}, **_TORCHAO),
     "ours-triton": Contender("retnet_hf, kernels", "ours", "Ours", {"kernels": "triton"}, **_TRITON),
     "ours-fla": Contender("retnet_hf, fla's kernels", "ours", "Ours", {"kernels": "fla"}, **_FLA),
@@ -111,6 +114,8 @@ def missing(name: str, device: str) -> str | None:
     contender = CONTENDERS[name]
     if contender.cuda and not device.startswith("cuda"):
         return f"{contender.label} runs on CUDA only."
+    if contender.is_of_cpu and not device.startswith("cpu"):
+        return f"{contender.label} runs on a CPU only."
     if not all(_is_importable(package) for package in contender.needs.split()):
         return f"{contender.label} is not installed: {contender.install}"
     return None

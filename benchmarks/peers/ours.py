@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
+import retnet_hf_cpu
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 
 from .peer import Size, TransformersPeer
 
 
 class Ours(TransformersPeer):
-    """Fused, compiled by `torch.compile` or by programs of `compile_decoding`, with weights that torchao has quantised, with
+    """Fused, compiled by `torch.compile` or by programs of `retnet_hf_cpu`, with weights that torchao has quantised, with
     kernels of a GPU, or with steps of decoding as CUDA graphs."""
 
     def __init__(
@@ -35,15 +36,15 @@ class Ours(TransformersPeer):
             kernels=kernels,
         )
         super().__init__(RetNetForCausalLM(config), compiled, graphed)
-        self.fused, self.programs, self.bits = fused, programs, bits
+        self.compiled, self.fused, self.programs, self.bits = compiled, fused, programs, bits
 
     def ready(self) -> None:
         if self.bits is not None:
             self._quantise()
-        if self.fused:
-            self.module.fuse_projections(measure=False)  # the race itself is the trial
-        if self.programs:
-            self.module.compile_decoding()
+        if self.fused or self.programs:
+            # everything is fused, since the race itself is the trial
+            fast = retnet_hf_cpu.compile(self.module, programs=self.programs, fuse=self.fused, measure=False)
+            super().__init__(fast, self.compiled, self.graphed)
 
     def _quantise(self) -> None:
         from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup, quantize_

@@ -68,7 +68,7 @@ def generate(
     threads = threads or decoding_threads(network)
     if compile_:
         with console.status("compiling, if that was not done before"), cpu_threads(threads):
-            compile_steps(network)
+            network = compile_steps(network)
     if seed is not None:
         torch.manual_seed(seed)
     if echo:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Cache, PreTrainedModel, TextStreamer
 
 import retnet_hf
+import retnet_hf_cpu
 from conversion.errors import first_line
 
 from ..errors import InputError
@@ -76,8 +77,8 @@ class _Writer(TextStreamer):
             self.write(text)
 
 
-def compile_steps(model: PreTrainedModel) -> None:
-    """Compiles the decode steps of a model, or loads what was compiled before.
+def compile_steps(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a model with compiled decode steps, or with those that were compiled before.
 
     Raises:
         InputError: for a model that has none, or without a compiler.
@@ -85,11 +86,12 @@ def compile_steps(model: PreTrainedModel) -> None:
     if not isinstance(model, retnet_hf.RetNetForCausalLM):
         raise InputError(f"--compile is for a RetNet, and this is a model of type {model.config.model_type}")
     try:
-        compiled = model.compile_decoding()
+        fast = retnet_hf_cpu.compile(model, fuse=False)  # fused weights would take memory that nobody asked for
     except (ValueError, RuntimeError, OSError) as error:
         raise InputError(first_line(error)) from error
-    if compiled == 0:
+    if retnet_hf_cpu.number_of_programs(fast) == 0:
         raise InputError("--compile: no layer of this model can be compiled; those with a window cannot")
+    return fast
 
 
 def device() -> torch.device:

@@ -1,0 +1,125 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Faster decoding of one sequence on a CPU.
+
+    fast = retnet_hf_cpu.compile(model)
+    fast.generate(**inputs)
+
+wraps a model of `retnet_hf` from outside: `retnet_hf` does not know this package.
+"""
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from retnet_hf import RetNetForCausalLM
+from retnet_hf.modeling_retnet import RetNetDecoderLayer, RetNetPreTrainedModel, RetNetRetention
+
+from .fusing import FastLinear, fused_weights, install, projection_groups
+from .products import products_of
+from .programs import CompiledLayer, default_folder, layer_programs, shallow_copy
+
+
+Model = TypeVar("Model", bound=RetNetPreTrainedModel)
+
+
+def compile(
+    model: Model,
+    folder: str | os.PathLike | None = None,
+    programs: bool = True,
+    fuse: bool = True,
+    measure: bool = True,
+) -> Model:
+    """Makes a fast copy of a model, to decode one sequence on a CPU. The model itself stays exactly as it is.
+
+    The copy has the class of the model and the very same parameters under the same names, so that `generate`, pipelines,
+    states, `state_dict` and `save_pretrained` work as those of the model, and a saved folder is the same. It computes the
+    same values up to rounding:
+
+    - Projections of one input (queries, keys, values and gate; up and gate of the feed-forward network), and a head that is
+      not tied to the embedding, take one product with a copy of their weights side by side, if a trial finds that faster on
+      this machine. The copies take as much memory again as these weights.
+    - Each decode step of a layer is a program. A program is compiled once, in about ten seconds, and kept in a file. From
+      then on it is loaded. One program serves all layers that are alike. Layers of softmax attention, with a window, or with
+      linear layers that are adapted or quantised in an unknown way have none.
+    - Programs and head read weights in half precision, and those of torchao (`Int8WeightOnlyConfig`, and
+      `IntxWeightOnlyConfig` with `torch.int4` in groups), by the fastest kernel. Those of 4 bits are packed into new memory.
+
+    Programs serve one token of one sequence. Fused products serve prompts and several sequences, too. With autocast, hooks,
+    training mode, a recorded gradient or `torch.export`, the layers compute as in the model. Since the parameters are
+    shared, training or moving the copy trains or moves the model. `original` returns a model without any of this.
+
+    If weights are replaced, moved or changed, their layers compute as in the model, and one warning says so: call `compile`
+    again. Without fused weights, programs read values that change in place. Changes of fused weights that PyTorch does not
+    count, those of its fused optimizers or through `weight.data`, are seen when the next prompt is read. Changes of
+    quantised weights in place, and of fused ones after `torch.compile` has compiled the copy, are not seen. Numbers such as
+    the eps of a norm are part of a program.
+
+    Args:
+        model: a causal RetNet, usually a `RetNetForCausalLM` or `RetNetModel`, on a CPU in float32 or half precision.
+        folder: where programs are kept. They are code that is executed: name a folder that nobody else writes to. By
+            default, a folder in the cache of huggingface_hub.
+        programs: whether layers get programs.
+        fuse: whether projections are fused.
+        measure: whether a trial decides what is fused, once in a process for each kind of product and in a second or two in
+            all. Otherwise everything that can be is fused.
+
+    Raises:
+        ValueError: for another model.
+        OSError: if the folder cannot be written to.
+        RuntimeError: if a program has to be compiled and cannot be, as without a C++ compiler.
+    """
+    if not isinstance(model, RetNetPreTrainedModel):
+        raise ValueError(f"retnet_hf_cpu.compile takes a model of retnet_hf, got {type(model).__name__}.")
+    if model.device.type != "cpu" or model.dtype == torch.float64 or model.config.bidirectional:
+        raise ValueError(
+            "retnet_hf_cpu.compile takes models that decode on a CPU, in float32 or half precision, got "
+            f"device {model.device}, {model.dtype} and bidirectional={model.config.bidirectional}."
+        )
+    fast = original(model)
+    groups = [[fast.get_submodule(f"{path}.{name}") for name in names] for path, names in projection_groups(fast)]
+    head = fast.lm_head if isinstance(fast, RetNetForCausalLM) else None
+    if head is not None and head.weight is not fast.get_input_embeddings().weight:
+        groups.append([head])
+    fused = fused_weights(groups, measure) if fuse else {}
+    if programs:
+        layers = [layer for layer in fast.modules() if has_step(layer)]
+        made = layer_programs(layers, fast.config, default_folder() if folder is None else Path(folder), fused)
+        for layer, program in zip(layers, made):
+            layer.__class__, layer.program = CompiledLayer, program
+    products = None if head is None or head in fused else products_of([head])
+    if products is not None and not products.are_linear:
+        install([head], products)
+    for layers in (layers for layers in groups if layers[0] in fused):
+        install(layers, products_of(layers, fused[layers[0]]))
+    return fast
+
+
+def has_step(layer: nn.Module) -> bool:
+    """Whether it is a layer of retention alone, without softmax attention."""
+    return type(layer) is RetNetDecoderLayer and layer.is_retention and type(layer.retention) is RetNetRetention
+
+
+def original(fast: Model) -> Model:
+    """A plain model that shares the parameters of a fast copy, without programs and fused products: to train, adapt or save.
+
+    Given a plain model, it returns a plain copy that shares the parameters.
+    """
+    plain = shallow_copy(fast)
+    for module in plain.modules():
+        if isinstance(module, (CompiledLayer, FastLinear)):
+            for name in module.added:
+                delattr(module, name)
+            module.__class__ = module.original_class
+    return plain
+
+
+def number_of_programs(fast: nn.Module) -> int:
+    """How many layers of a fast copy compute their decode steps by programs."""
+    return sum(isinstance(module, CompiledLayer) and module.program is not None for module in fast.modules())
+
+
+__all__ = ["compile", "number_of_programs", "original"]

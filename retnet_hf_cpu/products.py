@@ -1,0 +1,245 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Products of one token with the weights of linear layers on a CPU, by the fastest kernel for each kind of weight.
+
+A linear layer is made for many tokens. For one token, PyTorch has kernels that come closer to the bandwidth of the memory:
+a product of matrix and vector for weights in half precision, and products with packed integers for weights that torchao has
+quantised, which torchao itself dequantises for every token. Measured on two cores with AMX, for layers of the 1.3B model:
+
+    weights                       bytes read a second    speed relative to the bfloat16 layer
+    bfloat16, `linear`            20 to 22 GB/s          1
+    bfloat16, `mv`                24 to 28 GB/s          1.2 to 1.26
+    int8                          14 to 20 GB/s          1.3 to 1.8
+    int4, groups of 32            12 to 15 GB/s          2.2 to 3
+
+The memory gives 35 GB/s. Arithmetic bounds the kernels of integers. With int8, torchao 0.18 itself takes twice the time of
+the bfloat16 layer on a CPU. Its weights are recognised by the name of their class, so that torchao is not imported.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from retnet_hf.pieces import has_hooks
+
+
+TRIAL_BYTES = 2**26  # of weights, more than a CPU keeps in its cache from one round of a trial to the next
+TRIAL_ROUNDS = 9
+MOST_MATRICES = 64  # of a trial
+CLEAR_GAIN = 0.9  # of the other computation's time
+
+HALF_TYPES = (torch.bfloat16, torch.float16)
+INT4_GROUPS = (32, 64, 128, 256)  # numbers of weights that share a scale, as the kernel supports them
+INT4_ROWS = 16  # the kernel takes a multiple of so many outputs
+
+
+# This is an operator of its own because a compiler would turn `torch.mv` into a sum of products, which takes twice the time.
+torch.library.define("retnet_hf_cpu::matrix_vector", "(Tensor matrix, Tensor vector) -> Tensor")
+torch.library.impl("retnet_hf_cpu::matrix_vector", "CPU")(torch.mv)
+torch.library.register_fake("retnet_hf_cpu::matrix_vector")(lambda matrix, vector: matrix.new_empty(matrix.shape[0]))
+
+
+def is_clearly_faster(one: Callable[[], object], other: Callable[[], object]) -> bool:
+    """Whether the first computation takes at most `CLEAR_GAIN` of the second one's time, as the median of several rounds."""
+
+    def seconds(compute: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        compute()
+        return time.perf_counter() - start
+
+    ratios = []
+    for number in range(1 + TRIAL_ROUNDS):  # the first round warms up
+        first, second = (other, one) if number % 2 else (one, other)
+        times = {compute: seconds(compute) for compute in (first, second)}
+        if number > 0:
+            ratios.append(times[one] / times[other])
+        if len(ratios) == 3 and min(ratios) > 2:
+            break
+    return median(ratios) < CLEAR_GAIN
+
+
+def bias_of(layers: list[nn.Linear]) -> Tensor | None:
+    """The bias of one layer itself, or a copy of those of several, with 0 for layers without; None if no layer has any."""
+    if all(layer.bias is None for layer in layers):
+        return None
+    if len(layers) == 1:
+        return layers[0].bias
+    zeros = (torch.zeros(layer.weight.shape[0], dtype=layer.weight.dtype) for layer in layers)
+    return torch.cat([nothing if layer.bias is None else layer.bias for layer, nothing in zip(layers, zeros)])
+
+
+def linear(token: Tensor, weight: Tensor) -> Tensor:
+    """The product of the linear layer itself, for any number of tokens."""
+    return nn.functional.linear(token, weight)
+
+
+def vector(token: Tensor, weight: Tensor) -> Tensor:
+    """The product of a matrix and a vector."""
+    return torch.ops.retnet_hf_cpu.matrix_vector(weight, token[0, 0])[None, None]
+
+
+def int8(token: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """With integers (out, in) and a scale (out,) for each output."""
+    return torch.ops.aten._weight_int8pack_mm(token[0], weight, scale)[None]
+
+
+def int4(token: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """With integers of 4 bits, packed as the kernel needs them, and scales and offsets (in / group, out, 2)."""
+    group = token.shape[-1] // scale.shape[0]
+    return torch.ops.aten._weight_int4pack_mm_for_cpu(token[0], weight, group, scale)[None]
+
+
+class Product(nn.Module):
+    """Linear layers of one input by one kernel: (1, 1, in) -> (1, 1, size) of each layer.
+
+    Args:
+        layers: the linear layers.
+        kernel: computes (1, 1, sum of sizes) from the token and the operands.
+        operands: of the kernel. They become parameters, so that `torch.func.functional_call` can replace them.
+    """
+
+    def __init__(self, layers: list[nn.Linear], kernel: Callable[..., Tensor], *operands: Tensor) -> None:
+        super().__init__()
+        self.kernel, self.sizes = kernel, [layer.weight.shape[0] for layer in layers]
+        self.operands = nn.ParameterList(nn.Parameter(operand.detach(), requires_grad=False) for operand in operands)
+        bias = bias_of(layers)
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    def forward(self, token: Tensor) -> tuple[Tensor, ...]:
+        output = self.kernel(token, *self.operands)
+        return (output if self.bias is None else output + self.bias).split(self.sizes, dim=-1)
+
+    def extra_repr(self) -> str:
+        return f"{self.kernel.__name__}, {self.sizes}"
+
+
+class Products(nn.Module):
+    """All linear layers of one input, by one or several products.
+
+    A model calls its layers one by one (`q_proj(x)`, `k_proj(x)`, ...). The first call computes all outputs, which are kept
+    until the last of them is asked for.
+    """
+
+    def __init__(self, products: list[Product]) -> None:
+        super().__init__()
+        self.products = nn.ModuleList(products)
+        self.last = sum(len(product.sizes) for product in products) - 1
+        self.kept: tuple[Tensor, tuple[Tensor, ...]] | None = None  # the input, and its outputs
+
+    @property
+    def are_linear(self) -> bool:
+        """Whether all are products of linear layers, for any number of tokens."""
+        return all(product.kernel is linear for product in self.products)
+
+    def forward(self, token: Tensor) -> tuple[Tensor, ...]:
+        return tuple(output for product in self.products for output in product(token))
+
+    def has_kept(self, token: Tensor) -> bool:
+        """Whether the outputs of this very tensor are kept."""
+        kept = self.kept
+        return kept is not None and kept[0] is token
+
+    def output(self, token: Tensor, place: int) -> Tensor:
+        """The output of one of the layers."""
+        kept = self.kept  # read once, since another thread may replace it
+        if kept is None or kept[0] is not token:
+            kept = token, self(token)
+        self.kept = None if place == self.last else kept
+        return kept[1][place]
+
+
+class OneOfProducts(nn.Module):
+    """Replaces a linear layer by one output of the products that it shares with others."""
+
+    def __init__(self, products: Products, place: int) -> None:
+        super().__init__()
+        self.products, self.place = products, place
+
+    def forward(self, token: Tensor) -> Tensor:
+        return self.products.output(token, self.place)
+
+
+@functools.cache
+@torch.no_grad()
+def is_faster_as_vector(size: int, inputs: int, dtype: torch.dtype, threads: int) -> bool:
+    """Whether the product of a matrix (size, inputs) and a vector takes clearly less time than that of the linear layer.
+
+    Args:
+        threads: the number that PyTorch computes with, for which alone the answer is valid.
+    """
+    nbytes = size * inputs * dtype.itemsize
+    count = min(MOST_MATRICES, -(-TRIAL_BYTES // nbytes))
+    matrices = [torch.ones(size, inputs, dtype=dtype) for _ in range(count)]
+    token = torch.ones(1, inputs, dtype=dtype)
+    return is_clearly_faster(
+        lambda: [torch.mv(matrix, token[0]) for matrix in matrices],
+        lambda: [nn.functional.linear(token, matrix) for matrix in matrices],
+    )
+
+
+def is_int8(weight: Tensor) -> bool:
+    """Whether it is torchao's, symmetric, with a scale for each output and activations that are not quantised."""
+    if type(weight).__name__ != "Int8Tensor" or weight.dtype != torch.bfloat16:
+        return False
+    whole_rows = tuple(weight.block_size) == (1, weight.shape[1])
+    symmetric = weight.zero_point is None or not weight.zero_point.any()
+    return whole_rows and symmetric and weight.act_quant_kwargs is None
+
+
+def is_int4(weight: Tensor) -> bool:
+    """Whether it is torchao's, in groups that the kernel supports, with activations that are not quantised."""
+    if type(weight).__name__ != "IntxUnpackedToInt8Tensor" or weight.dtype != torch.bfloat16:
+        return False
+    rows, group = weight.block_size
+    fits = rows == 1 and group in INT4_GROUPS and weight.shape[0] % INT4_ROWS == 0 and weight.shape[1] % group == 0
+    return fits and weight.target_dtype == torch.int4 and weight.activation_quantization is None
+
+
+def int4_product(layers: list[nn.Linear]) -> Product:
+    """One product of several layers with such weights, which are packed into new memory."""
+    weights = [layer.weight for layer in layers]
+    integers = torch.cat([weight.qdata for weight in weights])  # (sum of sizes, in), from -8 to 7
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers.to(torch.int32) + 8, 2)
+    scale = torch.cat([weight.scale for weight in weights]).T  # (in / group, sum of sizes)
+    # the kernel adds the offset to (integer - 8) · scale
+    offset = -torch.cat([weight.zero_point for weight in weights]).T.to(scale.dtype) * scale
+    return Product(layers, int4, packed, torch.stack([scale, offset], dim=-1).contiguous())
+
+
+def dense_product(layer: nn.Linear) -> Product:
+    """By the faster kernel. In half precision a trial decides, once for each shape."""
+    weight = layer.weight
+    narrow = weight.dtype in HALF_TYPES and weight.is_contiguous()
+    faster = narrow and is_faster_as_vector(*weight.shape, weight.dtype, torch.get_num_threads())
+    return Product([layer], vector if faster else linear, weight)
+
+
+@torch.no_grad()
+def products_of(layers: list[nn.Module], whole: Tensor | None = None) -> Products | None:
+    """Products that replace linear layers of one input; None if there are none for one of the layers.
+
+    Args:
+        whole: (sum of sizes, in), a copy of their weights side by side, if there is one.
+    """
+    if not all(map(is_linear, layers)):
+        return None
+    weights = [layer.weight for layer in layers]
+    if whole is not None:
+        return Products([Product(layers, linear, whole)])
+    if all(type(weight) is nn.Parameter and weight.is_floating_point() for weight in weights):
+        return Products([dense_product(layer) for layer in layers])
+    if all(map(is_int8, weights)):
+        scales = (weight.scale[:, 0].to(weight.dtype) for weight in weights)
+        return Products([Product([layer], int8, layer.weight.qdata, scale) for layer, scale in zip(layers, scales)])
+    if all(map(is_int4, weights)) and len({tuple(weight.block_size) for weight in weights}) == 1:
+        return Products([int4_product(layers)])
+    return None
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Whether it is a linear layer on a CPU, quantised or not, and neither adapted, sharded nor hooked."""
+    return type(layer) is nn.Linear and layer.weight.device.type == "cpu" and not has_hooks(layer)

@@ -1,0 +1,310 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The decode step of a layer as a program for this machine, compiled once and kept in a file.
+
+Without it, a step of a small model takes as long for starting its operations, a few dozen in each layer, as for reading its
+weights. AOTInductor fuses everything between two products with weights into two or three loops, in a library that is loaded
+in some milliseconds. A program is that of a layer, not of a model. Weights and state are its inputs, so that one program
+serves all layers that are alike, takes about ten seconds to compile whatever the depth, and holds no weights.
+
+What is compiled is the layer itself: a twin of it, whose linear layers are products for one token (products.py) and whose
+state is a stand-in, is exported as a function of tensors. The computation is written down only in retnet_hf.
+
+The name of a file is a digest of everything that the program was made of: the source of both packages, the configuration,
+the operands, the versions of PyTorch, transformers and Python, the number of threads, and the processor.
+"""
+
+import copy
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import transformers
+from huggingface_hub import constants
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging
+
+import retnet_hf
+from retnet_hf.gradients import rotate_step
+from retnet_hf.modeling_retnet import RetNetDecoderLayer
+from retnet_hf.pieces import has_hooks
+from retnet_hf.plan import Plan, Rotation, Scaling
+from retnet_hf.retention_forms import StepDecay, recurrent_step_
+from retnet_hf.retention_state import RetNetStateLayer
+
+from .fusing import projection_groups
+from .products import OneOfProducts, products_of
+from .snapshots import ModuleSnapshot, warn_of_change
+
+
+logger = logging.get_logger(__name__)
+
+SOURCES = (Path(retnet_hf.__file__).parent, Path(__file__).parent)  # folders of the code that programs are made of
+Run = Callable[[list[Tensor]], list[Tensor]]  # a program, as a function of a flat list of its inputs
+
+
+def default_folder() -> Path:
+    """The folder of programs if none is named: in the cache of huggingface_hub."""
+    return Path(constants.HF_HOME) / "retnet_hf" / "decoding"
+
+
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module and of everything in it, which shares parameters and buffers with the module."""
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
+
+
+class TracedRotation(Rotation):
+    """A rotation by cosines and sines that are inputs of the program."""
+
+    def __init__(self, rotations: list[Tensor]) -> None:
+        self.turn, self.narrows = rotate_step, ()
+        self.of_query, self.of_key = tuple(rotations[:2]), tuple(rotations[2:])
+
+
+class TracedState:
+    """A state whose matrices are an input of the program, which changes them in place. Positions are counted outside."""
+
+    def __init__(self, state: Tensor) -> None:
+        self.state = state
+
+    def update(self, key: Tensor, value: Tensor, query: Tensor, plan: Plan, layer_idx: int) -> Tensor:
+        output, _ = plan.operators[layer_idx](query, key, value, self.state)
+        return output
+
+
+class DecodeStep(nn.Module):
+    """The step of a layer, as a function of tensors alone.
+
+    Args:
+        twin: the layer, with products for one token in place of its linear layers.
+    """
+
+    def __init__(self, twin: nn.Module) -> None:
+        super().__init__()
+        self.twin = twin
+        self.names = [name for name, _ in twin.named_parameters()]
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (1, 1, D)
+        state: Tensor,  # (1, M, K, V), changed in place
+        keep: Tensor,  # (1, M, 1, 1)
+        rotations: list[Tensor],  # (1, 1, 1, K): cosines and sines for the query, then for the key; or nothing
+        operands: list[Tensor],  # parameters of the twin
+    ) -> Tensor:
+        index, head_dim = self.twin.retention.layer_idx, self.twin.retention.head_dim
+        rotate = TracedRotation(rotations) if rotations else Scaling(head_dim**-0.5)
+        operator = partial(recurrent_step_, decay=StepDecay(keep, None))
+        plan = Plan(None, rotate, {index: operator}, {}, in_place=True)
+        inputs = {"plan": plan, "past_key_values": SimpleNamespace(layers={index: TracedState(state)})}
+        # products that several modules share have several names each, of which `names` has one
+        return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states,), inputs, tie_weights=False)
+
+
+def twin_of(layer: nn.Module, fused: dict[nn.Module, Tensor]) -> nn.Module | None:
+    """A copy of a layer that computes with products for one token, and shares all its weights.
+
+    None if a linear layer is adapted, sharded, hooked, or quantised in a way that no product supports.
+
+    Args:
+        fused: as `fused_weights` returns it.
+    """
+    twin = shallow_copy(layer)
+    groups = [*projection_groups(layer), ("retention", ["o_proj"]), ("mlp", ["down_proj"])]
+    for path, names in groups:
+        linear = [layer.get_submodule(f"{path}.{name}") for name in names]
+        products = products_of(linear, fused.get(linear[0]))
+        if products is None:
+            return None
+        for place, name in enumerate(names):
+            setattr(twin.get_submodule(path), name, OneOfProducts(products, place))
+    return None if any(isinstance(module, nn.Linear) for module in twin.modules()) else twin.eval()
+
+
+class LayerProgram:
+    """The program of a layer's step, with the operands of this layer. Pickling and copying drop it.
+
+    Args:
+        run: the program.
+        layer: the layer whose weights the operands are.
+        inputs: that the program was made for, as `DecodeStep.forward` takes them.
+        fused: the first ones of projections whose weights the program reads from a copy.
+    """
+
+    def __init__(self, run: Run, layer: nn.Module, inputs: tuple, fused: list[nn.Module]) -> None:
+        hidden_states, state, _, self.rotations, self.operands = inputs
+        self.run, self.dtype, self.state_shape = run, hidden_states.dtype, state.shape
+        self.layer_idx, self.fused = layer.retention.layer_idx, fused
+        self.snapshot = ModuleSnapshot([layer], values=bool(fused))
+
+    def computes(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> bool:
+        """Whether the program computes what the layer would: one present token, with a state that may be overwritten."""
+        operator, rotate, state = plan.operators[self.layer_idx], plan.rotate, past.recurrent_states
+        if getattr(operator, "func", None) is not recurrent_step_ or operator.keywords["decay"].write is not None:
+            return False
+        if past.record_past or not past.is_initialized or not past.can_be_overwritten() or torch.is_autocast_enabled("cpu"):
+            return False
+        if hidden_states.dtype != self.dtype or not hidden_states.is_contiguous() or not state.is_contiguous():
+            return False
+        if self.rotations and (rotate.turn is not rotate_step or self.dtype in rotate.narrows):
+            return False
+        return state.dtype == operator.keywords["decay"].keep.dtype == torch.float32 and state.shape == self.state_shape
+
+    def is_valid(self) -> bool:
+        """Whether the layer is the one that the program was made of."""
+        return self.snapshot.is_unchanged() and all(linear.shared is not None for linear in self.fused)
+
+    def __call__(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor:
+        """(1, 1, D) -> (1, 1, D). The state reads the token."""
+        rotations = [*plan.rotate.of_query, *plan.rotate.of_key] if self.rotations else []
+        keep = plan.operators[self.layer_idx].keywords["decay"].keep
+        output = self.run([hidden_states, past.recurrent_states, keep, *rotations, *self.operands])[0]
+        plan.layout.advance_(past.next_position, past.cumulative_length)
+        return output
+
+    def __reduce__(self) -> tuple:
+        return type(None), ()
+
+
+class CompiledLayer(RetNetDecoderLayer):
+    """A layer of a fast copy, with the modules and parameters of the layer that it was.
+
+    It is a class, since a `forward` in the layer's dictionary would be taken for a hook.
+
+    Attributes:
+        program: computes the steps of one token, as long as the weights are those that it was made of.
+    """
+
+    program: LayerProgram | None
+    original_class = RetNetDecoderLayer
+    added = ("program",)
+
+    def forward(self, hidden_states, plan, past_key_values=None, **kwargs):
+        program = None if past_key_values is None or self.training else self.program
+        if program is not None and not torch.compiler.is_compiling():
+            past = past_key_values.layers[self.retention.layer_idx]
+            if program.computes(hidden_states, plan, past) and not has_hooks(self):
+                if program.is_valid():
+                    return program(hidden_states, plan, past)
+                self.program = None
+                warn_of_change()
+        return super().forward(hidden_states, plan, past_key_values, **kwargs)
+
+
+@cache
+def machine() -> dict[str, str]:
+    """What a program was compiled for, and from: processor with its instructions, system, versions and source."""
+    instructions = platform.processor()
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        lines = information.read_text(encoding="utf-8").splitlines()
+        instructions = next((line for line in lines if line.startswith(("flags", "Features"))), instructions)
+    sources = (path.read_bytes() for folder in SOURCES for path in sorted(folder.glob("*.py")))
+    return {
+        "machine": f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {instructions}",
+        "versions": f"python {platform.python_version()} torch {torch.__version__} transformers {transformers.__version__}",
+        "source": hashlib.sha256(b"".join(sources)).hexdigest(),
+    }
+
+
+def program_path(folder: Path, config: PreTrainedConfig, twin: nn.Module, inputs: list[Tensor]) -> Path:
+    """The file of the program of a twin with such inputs."""
+    fields = config.to_diff_dict()
+    for name in ("_name_or_path", "architectures", "dtype", "transformers_version", "vocab_size", "num_hidden_layers"):
+        fields.pop(name, None)
+    constants_of_layer = [
+        {name: value for name, value in vars(module).items() if isinstance(value, (int, float, str)) and name != "layer_idx"}
+        for module in twin.modules()
+    ]
+    made_of = machine() | {
+        "config": fields,
+        "layer": repr(twin),
+        "constants": constants_of_layer,
+        "inputs": [f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}" for tensor in inputs],
+        "threads": torch.get_num_threads(),
+    }
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()
+    return folder / f"{digest[:32]}.pt2"
+
+
+def make(path: Path, step: DecodeStep, inputs: tuple) -> None:
+    """Compiles a program, and writes it completely or not at all.
+
+    Raises:
+        OSError: if the folder cannot be written to.
+        RuntimeError: if the program cannot be compiled.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as beside, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch about itself
+        made = Path(beside) / path.name
+        with torch.no_grad():
+            exported = torch.export.export(step, inputs, strict=False)
+        try:
+            torch._inductor.aoti_compile_and_package(exported, package_path=str(made))
+        except Exception as error:
+            raise RuntimeError(
+                f"retnet_hf_cpu.compile could not compile the step of a layer, which takes a C++ compiler: {error}"
+            ) from error
+        os.replace(made, path)
+
+
+def load(path: Path) -> Run:
+    """The program in a file."""
+    return torch._inductor.aoti_load_package(str(path)).loader.run
+
+
+def kept_or_made(path: Path, step: DecodeStep, inputs: tuple) -> Run:
+    """The program in a file, which is made if there is none that can be loaded."""
+    if path.is_file():
+        try:
+            return load(path)
+        except Exception as error:  # PyTorch raises many kinds
+            logger.warning(f"{path} cannot be loaded as a program, and is compiled again: {error}")
+    make(path, step, inputs)
+    return load(path)
+
+
+def layer_programs(
+    layers: list[nn.Module], config: PreTrainedConfig, folder: Path, fused: dict[nn.Module, Tensor]
+) -> list[LayerProgram | None]:
+    """A program for each layer, loaded from the folder or compiled and kept there; None where `twin_of` has no twin.
+
+    Args:
+        layers: of retention, on a CPU.
+        fused: as `fused_weights` returns it.
+
+    Raises:
+        RuntimeError: if a program cannot be compiled.
+    """
+    runs: dict[Path, Run] = {}
+    programs: list[LayerProgram | None] = []
+    for layer in layers:
+        twin = twin_of(layer, fused)
+        if twin is None:
+            programs.append(None)
+            continue
+        operands = [parameter.detach() for parameter in twin.parameters()]
+        mixer, matrices = layer.retention, config.state_heads(layer.retention.layer_idx)
+        inputs = (
+            torch.zeros(1, 1, config.hidden_size, dtype=layer.retention_norm.weight.dtype),
+            torch.zeros(1, matrices, mixer.head_dim, mixer.value_head_dim),
+            torch.ones(1, matrices, 1, 1),
+            [torch.ones(1, 1, 1, mixer.head_dim) for _ in range(4 if config.use_rotary else 0)],
+            operands,
+        )
+        path = program_path(folder, config, twin, [*inputs[:3], *inputs[3], *operands])
+        if path not in runs:
+            runs[path] = kept_or_made(path, DecodeStep(twin), inputs)
+        programs.append(LayerProgram(runs[path], layer, inputs, [linear for linear in layer.modules() if linear in fused]))
+    return programs
