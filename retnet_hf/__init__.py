@@ -10,7 +10,7 @@ from .configuration_metaformer import MetaFormerConfig
 from .configuration_retnet import RetNetConfig
 from .configuration_rmt import RMTConfig
 from .configuration_vir import ViRConfig
-from .context_parallel import context_parallel, shard_sequence
+from .split_over_ranks import context_parallel, shard_sequence
 from .image_processing_retention import (
     MetaFormerImageProcessor,
     MetaFormerImageProcessorPil,

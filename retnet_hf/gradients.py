@@ -258,11 +258,13 @@ class LinearCrossEntropy(torch.autograd.Function):
             logits = F.linear(rows, weight) if all_logits is None else all_logits[block]
             counted = (labels[block] != ignore_index)[:, None]
             target = labels[block, None].masked_fill(~counted, 0)
-            log_probabilities = logits.log_softmax(-1, dtype=dtype)
-            loss -= (log_probabilities.gather(-1, target) * counted).sum()
+            probabilities = logits.softmax(-1, dtype=dtype)
+            # the largest probability is exp(largest logit) / sum: that gives ln(sum) without a second pass of exponentials
+            log_sum = logits.amax(-1, keepdim=True) - probabilities.amax(-1, keepdim=True).log()
+            loss += ((log_sum - logits.gather(-1, target)) * counted).sum()
             if not (for_hidden_states or for_weight):
                 continue
-            gradient = log_probabilities.exp_()
+            gradient = probabilities
             gradient.scatter_add_(-1, target, gradient.new_full((1, 1), -1.0).expand_as(target))
             gradient = gradient.mul_(counted).to(logits.dtype)
             if for_hidden_states:

@@ -97,10 +97,18 @@ class AttentionStateLayer(StateLayer):
         """Bytes of keys, values and columns."""
         return sum(tensor.nbytes for tensor in self.saved() if tensor is not None)
 
-    def update(self, key_states: Tensor, value_states: Tensor, columns: Columns) -> tuple[Tensor, Tensor]:
-        """Reads new tokens, and returns the keys and values that they may see: those of all columns."""
-        keys, values = key_states, value_states
+    def update(
+        self, key_states: Tensor, value_states: Tensor, columns: Columns, all_present: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Reads new tokens, and returns the keys and values that they may see: those of all columns.
+
+        Args:
+            key_states, value_states: (B, G, T, K) and (B, G, T, V). columns: of the new tokens.
+            all_present: whether no new token is absent.
+        """
+        keys, values, held = key_states, value_states, 0
         if self.is_initialized:
+            held = self.keys.shape[2]
             keys = torch.cat([self.keys, keys.to(self.dtype)], dim=2)
             values = torch.cat([self.values, values.to(self.dtype)], dim=2)
             columns = self.columns.followed_by(columns)
@@ -109,13 +117,22 @@ class AttentionStateLayer(StateLayer):
         tokens = key_states.shape[2]
         self._recorded += tokens if self.record_past else 0
         self.next_position = columns.next_position[:, -1].clone()
-        self._keep(keys, values, columns)
+        if self.window is not None and torch.compiler.is_compiling():
+            # a program cannot count what is needed: where the window is full, each new token takes the place of an old one
+            if all_present and held >= self.window - 1 and not self.record_past:
+                kept = slice(tokens, None)
+                self.keys, self.values = keys[:, :, kept], values[:, :, kept]
+                self.document, self.count, self.position = columns.of_columns(kept)
+            else:
+                self.keys, self.values, (self.document, self.count, self.position) = keys, values, columns
+        else:
+            self._keep(keys, values, columns)
         self.cumulative_length = self.cumulative_length + tokens
         return keys, values
 
     def _keep(self, keys: Tensor, values: Tensor, columns: Columns) -> None:
         """Stores the columns that a later token may see, also after recorded tokens were taken back."""
-        if self.window is not None and not torch.compiler.is_compiling():
+        if self.window is not None:
             last = columns.count[:, -(1 + min(self._recorded, columns.count.shape[1] - 1))]  # before what may be taken back
             needed = (columns.count > (last - self.window + 1)[:, None]).any(dim=0)
             first = int(needed.to(torch.int8).argmax()) if bool(needed.any()) else columns.count.shape[1] - 1
@@ -298,7 +315,7 @@ class AttentionPlan(OnDevice):
     ) -> None:
         self.rotate, self.window = rotate, config.attention_window(kind)
         self.implementation = "eager" if output_maps else config._attn_implementation
-        self.columns = columns_of(layout, batch, past)
+        self.columns, self.all_present = columns_of(layout, batch, past), layout.present is None
         whole = self.window is None or output_maps or self.is_flash or torch.compiler.is_compiling()
         length = self.columns.count.shape[1]
         self.blocks = self._blocks(layout, past, length if whole else max(QUERIES_AT_A_TIME, self.window), dtype)
@@ -319,14 +336,18 @@ class AttentionPlan(OnDevice):
                     f"attn_implementation must be sdpa or eager for several documents in one row, got {given!r}."
                 )
             present = keys.document >= 0
-            return [Block(slice(0, length), slice(0, present.shape[1]), None if bool(present.all()) else present)]
+            return [Block(slice(None), slice(None), None if bool(present.all()) else present)]
         causal = layout.present is None and layout.starts is None and past is None and (window is None or length <= window)
         if causal and self.implementation == "sdpa":
-            return [Block(slice(0, length), slice(0, length), None)]
+            return [Block(slice(None), slice(None), None)]
+        if length <= size:  # no numbers that depend on the length of the past, for which a program would be compiled again
+            seen = visible(columns, keys, window)
+            mask = seen if self.implementation == "sdpa" else _as_bias(seen, dtype)
+            return [Block(slice(None), slice(None), mask)]
         before, blocks = keys.count.shape[1] - length, []
         for start in range(0, length, size):
             queries = slice(start, min(start + size, length))
-            first = _first_seen(columns, keys, start, window) if length > size else 0
+            first = _first_seen(columns, keys, start, window)
             own = slice(first, before + queries.stop)
             seen = visible(columns.of_columns(queries), keys.of_columns(own), window)
             blocks.append(Block(queries, own, seen if self.implementation == "sdpa" else _as_bias(seen, dtype)))
@@ -352,7 +373,7 @@ class AttentionPlan(OnDevice):
             Outputs (B, T, H, V), and weights (B, H, T, S) where the implementation returns them.
         """
         if past is not None:
-            key, value = past.update(key, value, self.columns)
+            key, value = past.update(key, value, self.columns, self.all_present)
         function = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention_forward)
         key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
         for queries, keys, mask in self.blocks:

@@ -18,6 +18,7 @@ from small_models import (
     small_config,
     small_model,
 )
+from torch._dynamo.testing import CompileCounter
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -324,3 +325,23 @@ def test_what_is_said_of_memory_is_what_is_held():
     card = " ".join(model_card(model, "my-hybrid").text.split())
     assert f"{4 * config.state_size:,} bytes" in card
     assert f"{config.cache_size_per_token:,} numbers" in card
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(padded):
+    """Not at every token (D4): Llama takes two programs, before its cache's length is taken for a variable."""
+    model, ids = hybrid(), random_ids(2, 40)
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    if padded:
+        mask[0, :4] = mask[1, 5] = 0
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=counter)
+    eager, state = (model(ids[:, :9], attention_mask=mask, use_cache=True).past_key_values for _ in range(2))
+    for token in ids[:, 9:].split(1, dim=1):
+        expected = model(token, past_key_values=eager).logits
+        close(compiled(token, past_key_values=state).logits, expected)
+    assert counter.frame_count <= 4
+    same_state(state, eager)
+    window = state.layers[2].keys.shape[2]
+    assert window <= 9

@@ -10,8 +10,9 @@ from gpu_products import multiply_bfloat16
 from small_models import greedy, random_ids, small_model
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
-from retnet_hf.retention_forms import chunkwise_retention
+from retnet_hf.retention_forms import chunkwise_retention, retention
 
 
 FORMS = ("auto", "parallel", "chunkwise", "recurrent")
@@ -239,3 +240,37 @@ def test_default_dtype_of_torch_does_not_narrow_the_decays():
     assert built.model.decay.log_decay.equal(expected)
     decays = built.model.decay.of_layers(torch.bfloat16, torch.device("cpu"))
     assert {log_decay.dtype for log_decay in decays} == {torch.float32}
+
+
+def cast_as_fsdp_does(module, args, kwargs):
+    """What FSDP2's mixed precision does to the arguments of a layer."""
+
+    def narrow(leaf):
+        return leaf.to(torch.bfloat16) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    return tree_map(narrow, args), tree_map(narrow, kwargs)
+
+
+@pytest.mark.parametrize("dialect", ["fla", "grouped", "hybrid"])
+@pytest.mark.parametrize("length", [1, 7, 40])
+def test_mixed_precision_of_fsdp_leaves_decays_and_rotations_wide(dialect, length):
+    """It casts floats within tuples and dataclasses; a plan is neither (D1)."""
+    model, ids = small_model(dialect).to(torch.bfloat16), random_ids(2, length)
+    with torch.no_grad():
+        expected = model(ids).logits
+        for layer in model.model.layers:
+            layer.register_forward_pre_hook(cast_as_fsdp_does, with_kwargs=True)
+        assert model(ids).logits.equal(expected)
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunkwise"])
+def test_a_backward_pass_under_autocast_is_not_narrowed(form):
+    generator = torch.Generator().manual_seed(0)
+    operands = [torch.randn(1, 2, 40, 8, generator=generator).requires_grad_() for _ in range(3)]
+    log_decay, found = torch.tensor([-0.1, -0.01]), []
+    for enabled in (False, True):
+        output, _ = retention(*operands, log_decay, form=form, chunk_size=8)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            found.append(torch.autograd.grad(output.square().sum(), operands))
+    for plain, under_autocast in zip(*found):
+        assert under_autocast.equal(plain)

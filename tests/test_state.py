@@ -432,3 +432,30 @@ def test_crop_of_what_was_not_recorded_is_refused(model):
     prefix_state(model, random_ids(2, 3), past_key_values=state)
     with pytest.raises(RuntimeError, match="3 tokens"):
         state.crop(-4)
+
+
+def test_a_state_given_by_position_is_updated_whatever_the_configuration_says(model):
+    """Trainer leaves `config.use_cache` False behind (D16)."""
+    model = copy.deepcopy(model)
+    model.config.use_cache = model.model.config.use_cache = False
+    ids = random_ids(2, 9)
+    state = RetNetState(model.config)
+    with torch.no_grad():
+        assert model.model(ids[:, :5], None, None, state).past_key_values is state
+        assert state.get_seq_length() == 5
+        model(ids[:, 5:], past_key_values=state)
+        assert state.get_seq_length() == 9
+        assert model(ids).past_key_values is None
+        assert model.model(ids, None, None, state, None, False).past_key_values is None
+    assert state.get_seq_length() == 9
+
+
+def test_ids_that_do_not_begin_with_what_was_read_are_refused(model):
+    """More new tokens than the state has read would be taken for the whole text, and lose the first of them (D19)."""
+    ids = random_ids(2, 9)
+    for state in (prefix_state(model, ids[:, :3]), prefix_state(model, ids[:, :3]).clone()):
+        with pytest.raises(ValueError, match="input_ids must begin with the 3 tokens that past_key_values has read"):
+            greedy(model, ids[:, 3:], 5, past_key_values=state)
+    state = prefix_state(model, ids[:, :3])
+    continued = greedy(model, ids[:, 3:], 5, past_key_values=state, attention_mask=ONES[:, :9])
+    assert continued[:, 6:].equal(greedy(model, ids, 5)[:, 9:])

@@ -1,0 +1,48 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The plan of a call: moved between devices, and made once."""
+
+import pkgutil
+
+import torch
+from small_models import random_ids, small_model
+
+import retnet_hf
+from retnet_hf.plan import Plan
+
+
+def test_no_public_name_hides_a_module():
+    """`import retnet_hf.retention as R` gave the function of that name (D15)."""
+    modules = {module.name for module in pkgutil.iter_modules(retnet_hf.__path__)}
+    assert modules.isdisjoint(retnet_hf.__all__)
+
+
+def plan_of(model, length: int = 20, **kwargs) -> Plan:
+    inputs = model.model.embed_tokens(random_ids(2, length))
+    return model.model.plan(inputs, **kwargs)["linear_attention"]
+
+
+def test_a_plan_moves_with_all_its_tensors_and_what_layers_share_stays_shared():
+    model = small_model()
+    mask = torch.ones(2, 20, dtype=torch.int64)
+    mask[0, :3] = 0
+    plan = plan_of(model, attention_mask=mask)
+    moved = plan.to("meta")
+    assert moved.operators[0] is moved.operators[1]
+    assert moved.operators[0].keywords["tables"].inner.device.type == "meta"
+    assert moved.operators[0].keywords["order"].source.device.type == "meta"
+    assert moved.layout.present.device.type == "meta"
+    assert {part.device.type for part in (*moved.rotate.of_query, *moved.rotate.of_key)} == {"meta"}
+    assert plan.layout.present.device.type == "cpu"
+
+
+def test_layers_of_equal_decays_share_an_operator_and_others_have_their_own():
+    shared, own = plan_of(small_model()), plan_of(small_model("grouped"))
+    assert shared.operators[0] is shared.operators[1]
+    assert own.operators[0] is not own.operators[1]
+
+
+def test_one_token_is_computed_in_place_and_more_are_not():
+    model = small_model()
+    assert plan_of(model, 1).in_place
+    assert not plan_of(model, 2).in_place
