@@ -112,7 +112,8 @@ def test_a_bf16_model_with_products_of_bf16_is_the_same_model(request, dialect):
         assert state.dtype == torch.float32
         assert relative_error(state, exact_state) < FORWARD[torch.bfloat16]
     narrow_errors, wide_errors = (
-        torch.tensor([relative_error(*pair) for pair in zip(found, exact_gradients)]) for found in (gradients, wide_gradients)
+        torch.tensor([relative_error(*pair) for pair in zip(found, exact_gradients)])
+        for found in (gradients, wide_gradients)
     )
     assert narrow_errors.mean() < 2 * wide_errors.mean()
     assert narrow_errors.max() < 4 * wide_errors.max()
