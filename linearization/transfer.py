@@ -153,7 +153,7 @@ def _calibrate(model: RetNetForCausalLM, layer: int, measures: HeadMeasures | No
     if config.output_gate_act == "sigmoid":
         retention.g_proj.weight.zero_()
         factor = 2 * factor
-    if retention.window_scale is not None:
+    if config.retention_window is not None:
         retention.head_norm.weight.mul_(0.5)
         retention.window_scale.weight.copy_(torch.where(factor > 0, 0.5 / factor, 0.0))  # a pruned head has no output
     weight = retention.o_proj.weight  # (D, H V)

@@ -100,9 +100,7 @@ class StateSlots(MambaBase, RetNetStateLayer):
         self.slots, self.next_position = slots, next_position
         self.is_initialized = True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, query_states: Tensor, plan: Plan, layer_idx: int
-    ) -> Tensor:
+    def update(self, key_states: Tensor, value_states: Tensor, query_states: Tensor, plan: Plan, layer_idx: int) -> Tensor:
         """As `RetNetStateLayer.update`, for the slots of these requests. vLLM counts their tokens."""
         operator = plan.operators[layer_idx]
         return operator(query_states, key_states, value_states, self.matrices_of_slots, rows=self.slots)[0]

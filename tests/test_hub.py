@@ -20,6 +20,8 @@ from retnet_hf import RetNetModel
 from retnet_hf.cards import model_card
 
 
+TESTS = Path(__file__).parent
+
 PUSH = """
 import gc; gc.disable()
 from small_models import small_config, small_model, word_tokenizer
@@ -68,7 +70,7 @@ def run(script: str, hub: HubStandIn, folder: Path) -> str:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_XET": "1",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
     }
     for offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         environment.pop(offline, None)

@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Folders that carry their code, loaded in a process that cannot import retnet_hf."""
 
+import ast
 import json
 import os
 import subprocess
@@ -12,9 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small_models import PACKAGE_ABSENT, close, detailed, greedy, left_padded, random_ids, small_model
+from small_vision_models import VISION_FAMILIES
 
 import retnet_hf
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetForSequenceClassification, RetNetModel
+from retnet_hf import (
+    RetNetConfig,
+    RetNetForCausalLM,
+    RetNetForSequenceClassification,
+    RetNetModel,
+    ViRConfig,
+    ViRForImageClassification,
+)
 
 
 WITHOUT_THE_PACKAGE = (
@@ -141,22 +150,92 @@ with torch.no_grad():
     close(answers["gradient"], causal.model.layers[0].retention.q_proj.weight.grad)
 
 
-def test_trust_remote_code_folder_holds_all_of_its_code(tmp_path, registered):
-    """Every file that the model imports lies in the folder, and the configuration says which class is where."""
+LANGUAGE_MODEL = {
+    "cards.py",
+    "config.json",
+    "configuration_checks.py",
+    "configuration_dialects.py",
+    "configuration_retnet.py",
+    "decay_schedules.py",
+    "eager_attention.py",
+    "generation_config.json",
+    "generation_retnet.py",
+    "gradients.py",
+    "head_decay.py",
+    "integer_angles.py",
+    "kernels.py",
+    "loading.py",
+    "model.safetensors",
+    "model_types.py",
+    "modeling_retnet.py",
+    "pieces.py",
+    "plan.py",
+    "retention_forms.py",
+    "retention_packed.py",
+    "retention_split.py",
+    "retention_state.py",
+    "softmax_attention.py",
+    "state_file.py",
+    "state_fingerprint.py",
+}
+VIR = {
+    "cards.py",
+    "config.json",
+    "configuration_checks.py",
+    "configuration_stages.py",
+    "configuration_vir.py",
+    "decay_schedules.py",
+    "head_decay.py",
+    "model.safetensors",
+    "modeling_vir.py",
+    "retention_forms.py",
+    "vision_blocks.py",
+}
+
+
+def imports(file: Path) -> tuple[set[str], set[str]]:
+    """The packages that a file imports, and the files beside it."""
+    packages, beside = set(), set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            packages |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            beside.add(f"{node.module}.py")
+        elif isinstance(node, ast.ImportFrom):
+            packages.add(node.module.split(".")[0])
+    return packages, beside
+
+
+@pytest.mark.parametrize("kind", ["language model", "ViR"])
+def test_trust_remote_code_folder_holds_exactly_what_the_model_imports(kind, tmp_path, registered, monkeypatch):
+    """The files that travel with a model are these and no others, as they are in the package."""
+    if kind == "language model":
+        small_model().save_pretrained(tmp_path)
+        expected = LANGUAGE_MODEL
+    else:
+        for vision_class, auto_class in (
+            (ViRConfig, "AutoConfig"),
+            (ViRForImageClassification, "AutoModelForImageClassification"),
+        ):
+            monkeypatch.setattr(vision_class, "_auto_class", auto_class)
+        VISION_FAMILIES["vir"].model().save_pretrained(tmp_path)
+        expected = VIR
+    assert {path.name for path in tmp_path.iterdir()} == expected
+    home = Path(retnet_hf.__file__).parent
+    for file in tmp_path.glob("*.py"):
+        assert file.read_text() == (home / file.name).read_text()
+        packages, beside = imports(file)
+        assert "retnet_hf" not in packages, file.name
+        assert beside <= expected, file.name
+
+
+def test_trust_remote_code_names_the_classes_in_the_configuration(tmp_path, registered):
     small_model().save_pretrained(tmp_path)
     auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
     assert auto_map == {
         "AutoConfig": "configuration_retnet.RetNetConfig",
         "AutoModelForCausalLM": "modeling_retnet.RetNetForCausalLM",
     }
-    home = Path(retnet_hf.__file__).parent
-    copied = {path.name for path in tmp_path.glob("*.py")}
-    assert {"configuration_retnet.py", "modeling_retnet.py", "retention_forms.py", "retention_state.py"} <= copied
-    for name in copied:
-        text = (tmp_path / name).read_text()
-        assert text == (home / name).read_text()
-        imported = [line for line in text.splitlines() if line.lstrip().startswith(("import ", "from "))]
-        assert not any("retnet_hf" in line for line in imported if "# registers" not in line), imported
 
 
 def test_trust_remote_code_is_not_needed_where_the_package_is(tmp_path, registered):

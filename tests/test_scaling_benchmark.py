@@ -12,7 +12,7 @@ from benchmarks.scaling.costs import H100, SHAPES, bytes_of_heads, bytes_of_ring
 from benchmarks.scaling.counting import SMALL, counts
 from benchmarks.scaling.layers import LAYERS
 from retnet_hf import retention
-from retnet_hf.retention_split import UNSEEN
+from retnet_hf.retention_split import NEGLIGIBLE
 
 
 def compare(rank: int, meeting: str) -> None:
@@ -61,4 +61,4 @@ def test_predictions_are_as_their_assumptions_say():
     assert predicted(shape, 64, 2**20, slow).added > 0.9
     assert seen_through(PUBLISHED, 9000)
     assert not seen_through(PUBLISHED, 10_000)
-    assert UNSEEN == 2**-4
+    assert NEGLIGIBLE == 2**-4

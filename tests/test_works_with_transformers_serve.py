@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`transformers serve`, plain and with continuous batching, and `transformers chat`, with a folder that carries its code."""
+"""`transformers serve` and `transformers chat`, with a folder that carries its code."""
 
 import json
 import os
@@ -51,15 +51,13 @@ def environment(tmp_path_factory):
     return os.environ | {"HF_HOME": str(home), "HF_MODULES_CACHE": str(home / "modules"), "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module", params=["one after the other", "continuous batching"])
-def server(folder, environment, request):
+@pytest.fixture(scope="module")
+def server(folder, environment):
     """The address of a server in another process."""
     address = f"http://127.0.0.1:{free_port()}"
     host, port = address.removeprefix("http://").split(":")
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--trust-remote-code"]
     command += ["--device", "cpu", "--host", host, "--port", port]
-    if request.param == "continuous batching":
-        command += ["--continuous-batching", "--cb-num-blocks", "64", "--cb-max-batch-tokens", "256"]
     log = folder.parent / "server.log"
     with log.open("w") as output:
         offline = environment | {"HF_HUB_OFFLINE": "1"}
@@ -113,7 +111,6 @@ def test_serve_completes_a_text(server, folder):
     assert answer["choices"][0]["text"] == expected("w9 w8")
 
 
-@pytest.mark.parametrize("server", ["one after the other"], indirect=True)
 def test_chat_talks_to_the_server(server, folder, environment):
     command = [sys.executable, "-m", "transformers.cli.transformers", "chat", str(folder), f"{server}/v1"]
     command += [f"max_new_tokens={ANSWER}", "do_sample=False"]
@@ -123,3 +120,11 @@ def test_chat_talks_to_the_server(server, folder, environment):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert expected("w5 w6 w7 w3") in done.stdout
+
+
+def test_continuous_batching_is_refused_in_a_sentence():
+    model, refusal = small_model(), "continuous batching of transformers .* has no place for the state of a RetNet"
+    with pytest.raises(ValueError, match=refusal):
+        model.generate_batch([[3, 4, 5]])
+    with pytest.raises(ValueError, match=refusal):
+        model.init_continuous_batching()  # which `transformers serve --continuous-batching` calls

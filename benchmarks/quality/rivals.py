@@ -27,7 +27,7 @@ from .decoder import Decoder
 from .h3 import H3
 from .hyena import Hyena
 from .settings import Setting
-from .window import RetentionBesideWindow, WindowAttention
+from .window import WindowAttention, add_window
 
 
 def decays(schedule: str, heads: int) -> str | list[float]:
@@ -68,7 +68,7 @@ def retnet(
     if window is not None:
         for layer in model.model.layers:
             beside = WindowAttention(size.hidden_size, size.hidden_size // size.heads, window)
-            layer.retention = RetentionBesideWindow(layer.retention, beside)
+            add_window(layer.retention, beside)
     return model
 
 

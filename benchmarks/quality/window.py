@@ -31,14 +31,15 @@ class WindowAttention(nn.Module):
         return self.o_proj(F.scaled_dot_product_attention(query, key, value, self.mask(hidden_states.shape[1])))
 
 
-class RetentionBesideWindow(nn.Module):
-    """The sum of a layer's retention and of its window."""
+def add_window(retention: nn.Module, window: WindowAttention) -> None:
+    """Adds the output of a window to that of a layer's retention.
 
-    def __init__(self, retention: nn.Module, window: WindowAttention) -> None:
-        super().__init__()
-        self.retention, self.window, self.layer_idx = retention, window, retention.layer_idx
-        self.window_scale = 1.0  # by which a layer knows that its window needs whole sequences, not segments
+    By a hook: a model with hooks inside reads whole sequences, not pieces, and the window keeps nothing between calls.
+    """
+    retention.beside = window
+    retention.register_forward_hook(_sum, with_kwargs=True)
 
-    def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, Any, Any]:
-        output, attentions, state = self.retention(hidden_states, **kwargs)
-        return output + self.window(hidden_states), attentions, state
+
+def _sum(retention: nn.Module, args: tuple, kwargs: dict[str, Any], output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+    mixed, maps = output
+    return mixed + retention.beside(args[0] if args else kwargs["hidden_states"]), maps

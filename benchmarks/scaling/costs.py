@@ -86,5 +86,5 @@ def predicted(shape: Shape, ranks: int, length: int, machine: Machine = H100, ne
 
 
 def seen_through(decay: float, tokens: float, eps: float = 2.0**-23) -> bool:
-    """Whether float32 sees anything through so many tokens; UNSEEN of `context_retention` is the same bound."""
+    """Whether float32 sees anything through so many tokens; NEGLIGIBLE of `retention_split.py` is the same bound."""
     return decay**tokens >= 2**-4 * eps

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from retnet_hf.retention_forms import decay_tables, default_chunk_size
-from retnet_hf.retention_split import Context, context_layout, context_retention
+from retnet_hf.retention_forms import default_chunk_size
+from retnet_hf.retention_split import Context, split_layout, split_operators
 
 
 @contextmanager
@@ -43,12 +43,10 @@ def counted() -> Iterator[list[int]]:
 
 def states(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
     """Retention, (B, H, T, .) of each rank."""
-    context, shape = Context(None, "contiguous"), (query.shape[0], query.shape[2])
-    layout, plan = context_layout(context, shape, query.device)
-    tables = decay_tables(
-        log_decay, shape[1], default_chunk_size(query.shape[-1], value.shape[-1]), layout.mask, layout.reset
-    )
-    return context_retention(query, key, value, tables, plan.with_decay(log_decay))[0]
+    layout = split_layout(Context(None, "contiguous"), (query.shape[0], query.shape[2]), query.device)
+    chunk_size = default_chunk_size(query.shape[-1], value.shape[-1])
+    (operator,) = split_operators([log_decay], layout, chunk_size, with_final=False)
+    return operator(query, key, value, None)[0]
 
 
 class Ring(torch.autograd.Function):

@@ -29,7 +29,7 @@ def serve(
     port: Annotated[int, run_option(min=1, max=65535, help="Port to listen at.")] = 8000,
     requests: Annotated[
         int | None,
-        run_option(min=1, help="Requests to answer at once, at the most; 64 if absent. transformers: one without batching."),
+        run_option(min=1, help="vllm: requests to answer at once, at the most; 64 if absent."),
     ] = None,
     length: Annotated[
         int | None,
@@ -40,13 +40,6 @@ def serve(
     dtype: Annotated[
         str, run_option(callback=one_of(DTYPES), help="Of the weights. auto: as saved, or float32 where that is faster.")
     ] = "auto",
-    continuous_batching: Annotated[
-        bool,
-        run_option(
-            "--continuous-batching",
-            help="transformers: answer many requests at once, all of them sampled as the first one asks.",
-        ),
-    ] = False,
     keep_states: Annotated[
         Path | None,
         run_option(
@@ -77,15 +70,13 @@ def serve(
         from ..serving.weights import dtype_of, retnet_config
 
     if engine is None:
-        wanted = keep_states is not None or continuous_batching
-        engine = "vllm" if vllm.is_installed() and not wanted else "transformers"
+        engine = "vllm" if vllm.is_installed() and keep_states is None else "transformers"
     config = retnet_config(name)
     transformers_server.require_free(host, port)
     settings = Settings(name, host, port, requests or 64, length, dtype_of(config, dtype))
     if engine == "vllm":
-        if keep_states is not None or continuous_batching:
-            option = "--continuous-batching" if keep_states is None else "--keep-states"
-            raise InputError(f"{option} is of the other engine: --engine transformers")
+        if keep_states is not None:
+            raise InputError("--keep-states is of the other engine: --engine transformers")
         if not vllm.is_installed():
             raise InputError('vLLM is not installed: pip install "retnet-hf[vllm]"')
         announce(settings, console)
@@ -98,10 +89,8 @@ def serve(
         raise InputError(f"unknown to the server of transformers: {' '.join(context.args)}")
     if length is not None:
         raise InputError("--length is of the other engine: --engine vllm")
-    if requests is not None and not continuous_batching:
-        raise InputError("--requests needs --continuous-batching here: without it one request is answered after the other")
-    if keep_states is not None and continuous_batching:
-        raise InputError("--keep-states answers one request after the other, without --continuous-batching")
+    if requests is not None:
+        raise InputError("--requests is of the other engine: --engine vllm")
     from ..serving.conversations import HEADER, Conversations
     from ..serving.weights import load
 
@@ -109,4 +98,4 @@ def serve(
         network, tokenizer = load(settings)
     conversations = None if keep_states is None else Conversations(keep_states, network)
     announce(settings, console, *([] if conversations is None else [f"{HEADER}: my-first"]))
-    transformers_server.serve(settings, network, tokenizer, conversations, continuous_batching)
+    transformers_server.serve(settings, network, tokenizer, conversations)

@@ -44,13 +44,7 @@ def is_installed() -> bool:
     return find_spec("fastapi") is not None and find_spec("uvicorn") is not None and find_spec("openai") is not None
 
 
-def serve(
-    settings: Settings,
-    model: RetNetForCausalLM,
-    tokenizer: Any,
-    conversations: Conversations | None,
-    continuous_batching: bool,
-) -> None:
+def serve(settings: Settings, model: RetNetForCausalLM, tokenizer: Any, conversations: Conversations | None) -> None:
     """Runs until Ctrl-C.
 
     Raises:
@@ -74,8 +68,7 @@ def serve(
     utils.GenerateManager = _keeping(utils.GenerateManager, conversations)
     server.build_server = _watched(server.build_server)
     uvicorn.Config = functools.partial(uvicorn.Config, timeout_graceful_shutdown=PATIENCE)
-    batching = {"continuous_batching": True, "cb_num_blocks": settings.requests} if continuous_batching else {}
-    Serve(settings.model, host=settings.host, port=settings.port, log_level="error", **batching)
+    Serve(settings.model, host=settings.host, port=settings.port, log_level="error")
 
 
 def _require(function: Any, *arguments: str) -> None:
