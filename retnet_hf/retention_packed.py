@@ -214,14 +214,7 @@ def packed_step_(
     return output.transpose(0, 2)
 
 
-def _steps(
-    query: Tensor,  # (H, T, K)
-    key: Tensor,  # (M, T, K)
-    value: Tensor,  # (M, T, V)
-    log_decay: Tensor,  # (M,)
-    group: ChunkedDocuments,
-    state: Tensor,  # (D, M, K, V)
-) -> tuple[Tensor, Tensor]:
+def _steps(query, key, value, log_decay, group, state) -> tuple[Tensor, Tensor]:
     """`_chunks`, of documents of one token, and of empty documents."""
     count = len(group.count)
     tokens = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., 1, .)

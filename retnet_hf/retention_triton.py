@@ -643,14 +643,7 @@ def prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size
 
 
 def chunkwise_retention_triton(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    initial_state: Tensor | None = None,
-    mask: Tensor | None = None,
-    reset: Tensor | None = None,
-    chunk_size: int | None = None,
+    query, key, value, log_decay, initial_state=None, mask=None, reset=None, chunk_size=None
 ) -> tuple[Tensor, Tensor]:
     """`chunkwise_retention`, whose arguments and results these are, on a GPU.
 
