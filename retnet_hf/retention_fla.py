@@ -29,15 +29,7 @@ def multiplies(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 or (dtype == torch.float32 and multiplies_as_tf32())
 
 
-def covers(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    initial_state: Tensor | None,
-    mask: Tensor | None,
-    reset: Tensor | None,
-) -> bool:
+def covers(query, key, value, log_decay, initial_state, mask, reset) -> bool:
     """Whether fla's kernels compute this."""
     heads = {query.shape[1], key.shape[1], value.shape[1], log_decay.numel()}
     plain = mask is None and reset is None and len(heads) == 1 and query.shape[2] > 0
