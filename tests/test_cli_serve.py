@@ -23,6 +23,7 @@ from transformers import GenerationConfig
 
 from retnet_hf import RetNetState
 from retnet_hf_cli.errors import InputError
+from retnet_hf_cli.main import main
 from retnet_hf_cli.serving.conversations import HEADER, ConversationError, Conversations
 from retnet_hf_cli.serving.settings import Settings
 from retnet_hf_cli.serving.transformers_server import _Turn, require_free
@@ -281,3 +282,17 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded():
         taken.listen()
         with pytest.raises(InputError, match=f"port {taken.getsockname()[1]}: Address already in use"):
             require_free(*taken.getsockname())
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        (["--requests", "4"], "--requests is of the other engine: --engine vllm"),
+        (["--length", "100"], "--length is of the other engine: --engine vllm"),
+        (["--continuous-batching"], "No such option: --continuous-batching"),
+    ],
+    ids=lambda part: part[0] if isinstance(part, list) else "",
+)
+def test_what_the_server_of_transformers_has_not_is_refused_before_a_model_is_loaded(folder, options, refusal, capsys):
+    assert main(["serve", str(folder), "--engine", "transformers", "--port", str(free_port()), *options]) != 0
+    assert refusal in capsys.readouterr().err
