@@ -10,7 +10,6 @@ from .configuration_metaformer import MetaFormerConfig
 from .configuration_retnet import RetNetConfig
 from .configuration_rmt import RMTConfig
 from .configuration_vir import ViRConfig
-from .split_over_ranks import context_parallel, shard_sequence
 from .image_processing_retention import (
     MetaFormerImageProcessor,
     MetaFormerImageProcessorPil,
@@ -54,6 +53,7 @@ from .retention_forms import (
 )
 from .retention_packed import packed_retention
 from .retention_state import RetNetState
+from .split_over_ranks import context_parallel, shard_sequence
 from .streaming import CarryState, StreamScore, TokenStreams, score_stream
 from .version import __version__
 

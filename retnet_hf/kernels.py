@@ -55,4 +55,6 @@ def load_kernels(name: str) -> Kernels:
         if torch.cuda.is_available():
             logger.warning_once(f"kernels={asked!r} cannot be used here, PyTorch's operations are used: {error}.")
         return TORCH
-    return Kernels(module.runs_on, getattr(module, f"chunkwise_retention_{asked}"), module.recurrent_step_triton_)
+    return Kernels(
+        module.runs_on, getattr(module, f"chunkwise_retention_{asked}"), getattr(module, f"recurrent_step_{asked}_")
+    )

@@ -40,7 +40,7 @@ from .head_decay import HeadDecay
 from .integer_angles import integer_frequencies
 from .kernels import TORCH, load_kernels
 from .loading import DialectLoading
-from .pieces import MOST_AT_ONCE, pieces_of, read_pieces
+from .pieces import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
 from .plan import HALF_PRECISION, Layout, MappedPlan, Plan, Rotation, Scaling, layout_of, operators_of
 from .retention_forms import FORMS, default_chunk_size, multiplies_bfloat16
 from .retention_packed import continued_layout, packed_operators
@@ -430,7 +430,10 @@ class RetNetModel(RetNetPreTrainedModel):
                 hidden_states = hidden_states * self.config.embedding_multiplier
             hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
         pieces = []
-        if not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and hidden_states[..., 0].numel() > MOST_AT_ONCE:
+        if (
+            not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+            and hidden_states[..., 0].numel() > PIECE_SIZE_ON_CPU
+        ):
             pieces = pieces_of(self, hidden_states.shape, **options)
         if len(pieces) > 1:
             hidden_states = read_pieces(self, pieces, hidden_states, attention_mask, position_ids, past, **options)
@@ -440,7 +443,7 @@ class RetNetModel(RetNetPreTrainedModel):
         if isinstance(past, RetNetState) and not torch.compiler.is_compiling():
             if past.model is None or past.model() is not self:
                 past.require_weights(self)
-            past.last_ids = None if input_ids is None or self.context is not None else input_ids[:, -1]
+            past.last_ids = None if input_ids is None or self.context is not None else input_ids[:, -1].clone()
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past if use_cache else None)
 
     def read(

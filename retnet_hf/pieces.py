@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A long sequence, read piece by piece where no gradient is recorded.
 
-The model continues from its state, so that what the layers compute on the way is as large as one piece. `generate` with
+The model continues from its state, so that intermediate tensors are only as large as one piece. `generate` with
 `prefill_chunk_size` does the same from outside.
 """
 
@@ -15,7 +15,7 @@ from .plan import layout_of
 from .retention_state import RetNetState, first_in_use
 
 
-PIECE_SIZE_ON_CPU = MOST_AT_ONCE = 2**11  # tokens times sequences of a piece
+PIECE_SIZE_ON_CPU = 2**11  # tokens times sequences of a piece. Shorter sequences are one piece on every device.
 PIECE_SIZE_ELSEWHERE = 2**15
 RECORDER = capture_outputs.__module__  # of the hooks by which transformers records hidden states
 
@@ -31,7 +31,7 @@ def pieces_of(
 ) -> list[slice]:
     """The tokens of each piece, for a `RetNetModel` and inputs (B, T, D).
 
-    All pieces have about one length, a multiple of the chunk, so that the values are those of the whole sequence.
+    All pieces have about one length, a multiple of the chunk, so that the chunks are the same as without pieces.
     """
     (batch, length, _), config, chunk_size = shape, model.config, model.chunk_size
     size = PIECE_SIZE_ON_CPU if model.device.type == "cpu" else PIECE_SIZE_ELSEWHERE
@@ -44,8 +44,8 @@ def pieces_of(
         return [slice(0, length)]
     chunks = -(-length // chunk_size)
     pieces = -(-chunks // max(1, size // (batch * chunk_size)))
-    size = -(-chunks // pieces) * chunk_size
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+    tokens = -(-chunks // pieces) * chunk_size
+    return [slice(start, min(start + tokens, length)) for start in range(0, length, tokens)]
 
 
 def read_pieces(
@@ -69,9 +69,9 @@ def read_pieces(
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something is called with every call of a module inside, such as hooks that fetch offloaded weights.
+    """Whether a module inside has hooks, such as those that fetch offloaded weights.
 
-    Hooks of transformers that record outputs stay once they were needed, and do not count.
+    Transformers leaves the hooks that record outputs in place after their use. They are ignored.
     """
     for inner in module.modules():
         hooks = (*inner._forward_hooks.values(), *inner._forward_pre_hooks.values())

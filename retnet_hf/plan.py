@@ -58,7 +58,7 @@ class OnDevice:
 
 
 def _moved(value: Any, device: torch.device | str, done: dict[int, Any]) -> Any:
-    if id(value) not in done:  # what two attributes share, such as the operator of all layers, stays shared
+    if id(value) not in done:  # an object that two attributes share is moved once
         if isinstance(value, Tensor):
             done[id(value)] = value.to(device)
         elif isinstance(value, OnDevice):
@@ -68,7 +68,7 @@ def _moved(value: Any, device: torch.device | str, done: dict[int, Any]) -> Any:
             done[id(value)] = type(value)(*(_moved(part, device, done) for part in value))
         elif isinstance(value, functools.partial):
             options = {name: _moved(part, device, done) for name, part in value.keywords.items()}
-            done[id(value)] = functools.partial(value.func, **options)
+            done[id(value)] = functools.partial(value.func, *_moved(value.args, device, done), **options)
         elif isinstance(value, (list, tuple)):
             done[id(value)] = type(value)(_moved(part, device, done) for part in value)
         else:
@@ -145,7 +145,7 @@ def layout_of(
     batch, length = shape
     if past is not None and past.is_initialized:
         past_position = past.next_position
-        if len(past_position) != batch:
+        if past_position.shape[0] != batch:
             raise ValueError(
                 f"past_key_values holds {len(past_position)} sequences, but the batch has {batch}: select or repeat "
                 "its rows to fit."
@@ -270,7 +270,7 @@ class Plan(OnDevice):
     Args:
         layout: of the tokens.
         rotate: rotates and scales queries and keys.
-        operators: of each layer; layers of equal decays share one.
+        operators: of each layer. If all decays are equal, layers share one; otherwise each is made when its layer asks.
         log_decays: (M,) ln γ of each layer.
         in_place: whether the operators write a new state into the memory of the state that they are given.
 
@@ -344,6 +344,11 @@ def chunk_operator(
     return functools.partial(retention_in_chunks, tables=tables, order=layout.order, with_final=with_final)
 
 
+def step_operator(log_decay: Tensor, layout: Layout, step_: Callable[..., tuple[Tensor, Tensor]]) -> Operator:
+    """The operator of one token, which writes the new state into the memory of the old one."""
+    return functools.partial(step_, decay=step_decay(log_decay, layout.present, layout.starts))
+
+
 def function_operator(log_decay: Tensor, layout: Layout, function: Callable[..., tuple[Tensor, Tensor]]) -> Operator:
     """The operator of a function such as `recurrent_retention`, or of a kernel of the chunkwise form."""
     return functools.partial(apply_function, function=function, log_decay=log_decay, layout=layout)
@@ -379,11 +384,11 @@ def operators_of(
     with_final: bool = True,
     bidirectional: bool = False,
     kernels: Kernels = TORCH,
-) -> tuple[list[Operator], bool]:
+) -> tuple["Sequence[Operator] | OperatorsOnDemand", bool]:
     """Chooses the operators of a call.
 
     Args:
-        log_decays: (M,) ln γ of each layer; layers that share a tensor share an operator.
+        log_decays: (M,) ln γ of each layer.
         form: "parallel", "recurrent", "chunkwise", or "auto", which takes the fastest for the number of tokens.
         with_final: whether the final state is wanted.
         bidirectional: whether a token sees the tokens after it, too.
@@ -391,28 +396,31 @@ def operators_of(
     Returns:
         the operator of each layer, and whether they work in place.
     """
-    length, by_kernel = layout.position.shape[1], form == "chunkwise"
+    length, kernel = layout.position.shape[1], kernels.chunkwise if form in ("auto", "chunkwise") else None
     if form == "auto":
         form = "recurrent" if isinstance(length, int) and length == 1 else choose_form(length, chunk_size)
-        by_kernel = form != "recurrent"
     in_place = form == "recurrent" and length == 1 and not bidirectional
-    kernel = kernels.chunkwise if by_kernel else None
-    made: dict[int, Operator] = {}
-    operators: list[Operator] = []
-    for log_decay in log_decays:
-        if id(log_decay) in made:
-            operator = made[id(log_decay)]
-        elif bidirectional:
-            operator = both_ways_operator(log_decay, layout, form, chunk_size)
-        elif in_place:
-            decay = step_decay(log_decay, layout.present, layout.starts)
-            operator = functools.partial(kernels.step_, decay=decay)
-        elif kernel is not None:
-            operator = function_operator(log_decay, layout, functools.partial(kernel, chunk_size=chunk_size))
-        elif form == "recurrent":
-            operator = function_operator(log_decay, layout, recurrent_retention)
-        else:
-            operator = chunk_operator(log_decay, layout, chunk_size if form == "chunkwise" else None, with_final)
-        made[id(log_decay)] = operator
-        operators.append(operator)
-    return operators, in_place
+    if bidirectional:
+        make = functools.partial(both_ways_operator, layout=layout, form=form, chunk_size=chunk_size)
+    elif in_place:
+        make = functools.partial(step_operator, layout=layout, step_=kernels.step_)
+    elif form == "recurrent":
+        make = functools.partial(function_operator, layout=layout, function=recurrent_retention)
+    elif kernel is not None:
+        make = functools.partial(function_operator, layout=layout, function=functools.partial(kernel, chunk_size=chunk_size))
+    else:
+        size = chunk_size if form == "chunkwise" else None
+        make = functools.partial(chunk_operator, layout=layout, chunk_size=size, with_final=with_final)
+    if all(log_decay is log_decays[0] for log_decay in log_decays):
+        return [make(log_decays[0])] * len(log_decays), in_place
+    return OperatorsOnDemand(make, log_decays), in_place
+
+
+class OperatorsOnDemand(OnDevice):
+    """Operators of layers whose decays differ. Each is made when its layer asks, so that only one layer's tables exist."""
+
+    def __init__(self, make: Callable[[Tensor], Operator], log_decays: Sequence[Tensor]) -> None:
+        self.make, self.log_decays = make, log_decays
+
+    def __getitem__(self, layer_idx: int) -> Operator:
+        return self.make(self.log_decays[layer_idx])

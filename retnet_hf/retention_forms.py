@@ -446,7 +446,7 @@ class ChunkBlock(NamedTuple):
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Indices (B, 1) and (B, N C) of the tokens of these chunks, in tensors (B, T, ...)."""
-        return torch.arange(len(self.moved), device=self.moved.device)[:, None], self.moved
+        return torch.arange(self.moved.shape[0], device=self.moved.device)[:, None], self.moved
 
     def put(self, part: Tensor, whole: Tensor) -> None:
         """Writes what `join` makes of a part to its tokens in (B, heads, T, X)."""
@@ -678,6 +678,8 @@ def gradients_where_asked(
     reached = [
         (result, gradient) for result, gradient in zip(results, gradients) if gradient is not None and result.requires_grad
     ]
+    if not reached:
+        return [None] * len(operands)
     outputs, weights = zip(*reached)
     found = iter(torch.autograd.grad(outputs, asking, weights, create_graph=True, allow_unused=True))
     return [next(found) if operand is not None and operand.requires_grad else None for operand in operands]

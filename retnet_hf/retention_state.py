@@ -228,7 +228,7 @@ class RetNetStateLayer(StateLayer):
         self._recorded_from: tuple[Tensor | None, Tensor | None] = (None, None)  # state and position when recording began
 
     def update(self, key_states: Tensor, value_states: Tensor, query_states: Tensor, plan: Plan, layer_idx: int) -> Tensor:
-        """Retention over what the state holds and over new tokens, which the state then has read too.
+        """Computes the retention of new tokens, and updates the state with them.
 
         Writes into the memory of the old state where that is allowed, so that a compiled or captured decode step finds the
         tensors at their addresses.
@@ -240,23 +240,22 @@ class RetNetStateLayer(StateLayer):
         Returns:
             output (B, H, T, V).
         """
-        layout, old, overwrite = plan.layout, self.recurrent_states, False
-        if old is not None:
-            overwrite = self.can_be_overwritten()
-        given = old if self.is_initialized else None
-        if given is not None and not overwrite and (plan.in_place or self.needs_copy_for_gradient()):
+        layout, old = plan.layout, self.recurrent_states
+        reuses_memory = old is not None and self.can_be_overwritten()
+        given = old if self.is_initialized else None  # `reset` leaves the old state as memory alone
+        if given is not None and not reuses_memory and (plan.in_place or self.needs_copy_for_gradient()):
             given = given.clone()
         output, state = plan.operators[layer_idx](query_states, key_states, value_states, given)
         if self.record_past:
             marks = layout.present, layout.starts, layout.next_position
             self._recorded.append(RecordedCall(key_states, value_states, plan.log_decays[layer_idx], *marks))
 
-        if overwrite and state is not old:
-            overwrite = (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
-            if overwrite:
+        if reuses_memory and state is not old:
+            reuses_memory = (old.shape, old.dtype, old.device) == (state.shape, state.dtype, state.device)
+            if reuses_memory:
                 old.copy_(state)
-        if not overwrite:
-            position = torch.zeros(len(state), dtype=torch.int64, device=state.device)
+        if not reuses_memory:
+            position = torch.zeros(state.shape[0], dtype=torch.int64, device=state.device)
             self.next_position = self.next_position.clone() if self.is_initialized else position
             self.recurrent_states, self.cumulative_length = state, self.cumulative_length.to(state.device, copy=True)
             if not torch.compiler.is_compiling():
@@ -275,7 +274,7 @@ class RetNetStateLayer(StateLayer):
         return torch.is_inference_mode_enabled() or not self.recurrent_states.is_inference()
 
     def needs_copy_for_gradient(self) -> bool:
-        """Whether autograd, which may not keep tensors that inference mode made, has to read a copy of the state."""
+        """Whether autograd has to read a copy of the state: it cannot save tensors that were made in inference mode."""
         return torch.is_grad_enabled() and not torch.compiler.is_compiling() and self.recurrent_states.is_inference()
 
     @property
@@ -286,12 +285,12 @@ class RetNetStateLayer(StateLayer):
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def reset(self) -> None:
-        """Forgets everything, for a batch of any size. A batch of the same size is written to where the old state was."""
+        """Forgets everything, for a batch of any size. A later batch of the same size reuses the memory."""
         self.is_initialized = False
         self._start_record()
         if self.recurrent_states is not None and self.recurrent_states.requires_grad:
             self.recurrent_states = self.next_position = None  # releases the graph
-        if self.cumulative_length.is_inference():
+        if self.borrowed or self.cumulative_length.is_inference():
             self.cumulative_length = torch.zeros_like(self.cumulative_length)
         else:
             self.cumulative_length.zero_()

@@ -30,7 +30,7 @@ class Columns(NamedTuple):
 
     document: Tensor  # (B, S) int64, the number of its document, -1 where the token is absent
     count: Tensor  # (B, S) int64, present tokens up to and including this one
-    next_position: Tensor  # (B, S) int64, position of the token that would follow
+    next_position: Tensor  # (B, S) int64, position after this token
 
     def of_columns(self, columns: slice) -> "Columns":
         """Some of the columns."""
@@ -65,6 +65,14 @@ def visible(queries: Columns, keys: Columns, window: int | None = None) -> Tenso
     return (seen if window is None else seen & (distance < window))[:, None]
 
 
+def _solid(columns: Columns, window: int) -> int:
+    """How many of the last columns are present in all rows; window - 1 if no absent column follows a present one."""
+    present = columns.document >= 0
+    if bool((present[:, 1:] >= present[:, :-1]).all()):
+        return window - 1
+    return int(present.all(dim=0).flip(0).int().cumprod(0).sum())
+
+
 class AttentionStateLayer(StateLayer):
     """The state of one layer of softmax attention.
 
@@ -86,6 +94,7 @@ class AttentionStateLayer(StateLayer):
     def _forget(self) -> None:
         self.keys = self.values = self.document = self.count = self.position = self.next_position = None
         self._recorded = 0  # columns that can be taken back
+        self._solid = 0 if self.window is None else self.window - 1  # last columns without gaps, at most window - 1
 
     @property
     def columns(self) -> Columns | None:
@@ -118,8 +127,9 @@ class AttentionStateLayer(StateLayer):
         self._recorded += tokens if self.record_past else 0
         self.next_position = columns.next_position[:, -1].clone()
         if self.window is not None and torch.compiler.is_compiling():
-            # a program cannot count what is needed: where the window is full, each new token takes the place of an old one
-            if all_present and held >= self.window - 1 and not self.record_past:
+            # a program cannot look for gaps: where a full window has none, new columns replace the oldest ones
+            self._solid = min(self._solid + tokens, self.window - 1) if all_present else 0
+            if self._solid == self.window - 1 and held >= self.window - 1 and not self.record_past:
                 kept = slice(tokens, None)
                 self.keys, self.values = keys[:, :, kept], values[:, :, kept]
                 self.document, self.count, self.position = columns.of_columns(kept)
@@ -131,14 +141,15 @@ class AttentionStateLayer(StateLayer):
         return keys, values
 
     def _keep(self, keys: Tensor, values: Tensor, columns: Columns) -> None:
-        """Stores the columns that a later token may see, also after recorded tokens were taken back."""
+        """Stores the columns that a later token may see, even if `crop` removes the recorded tokens."""
         if self.window is not None:
-            last = columns.count[:, -(1 + min(self._recorded, columns.count.shape[1] - 1))]  # before what may be taken back
+            last = columns.count[:, -(1 + min(self._recorded, columns.count.shape[1] - 1))]  # at the last token that stays
             needed = (columns.count > (last - self.window + 1)[:, None]).any(dim=0)
             first = int(needed.to(torch.int8).argmax()) if bool(needed.any()) else columns.count.shape[1] - 1
             if first:  # copies, since a view would keep all columns in memory
                 keys, values = keys[:, :, first:].clone(), values[:, :, first:].clone()
                 columns = Columns(*(marks.clone() for marks in columns.of_columns(slice(first, None))))
+            self._solid = _solid(columns, self.window)
         self.keys, self.values = keys, values
         self.document, self.count, self.position = columns
 
@@ -155,6 +166,7 @@ class AttentionStateLayer(StateLayer):
             self.keys, self.values = self.keys[:, :, left], self.values[:, :, left]
             self.document, self.count, self.position = self.columns.of_columns(left)
             self.cumulative_length = self.cumulative_length - removed
+            self._solid = max(0, self._solid - removed)
             if self.position.shape[1]:
                 self.next_position = self.position[:, -1].clone()
             else:
@@ -175,6 +187,7 @@ class AttentionStateLayer(StateLayer):
         self.next_position, self.cumulative_length = next_position, cumulative_length
         self.lazy_initialization(keys)
         self.record_past, self._recorded = False, 0
+        self._solid = 0 if self.window is None else _solid(self.columns, self.window)
 
     def join_(self, layers: "list[AttentionStateLayer]") -> None:
         """Replaces the rows by those of all `layers`; the shorter ones begin with absent columns."""

@@ -81,9 +81,9 @@ def test_the_authors_recurrent_and_chunkwise_functions(form):
     equal(tokens, data.tensors["tokens_chunkwise"])
 
 
-def softmax_over_decayed_scores(query, key, value, log_decay, state, form, tables, scores) -> tuple[Tensor, None]:
+def softmax_over_decayed_scores(query, key, value, state, tables, with_final) -> tuple[Tensor, None]:
     """The authors' parallel form, which is none of retention."""
-    assert form == "parallel"
+    assert tables.one_chunk
     return (query @ key.transpose(-1, -2) * tables.inner[:, :, 0]).softmax(-1) @ value, None
 
 
@@ -95,7 +95,7 @@ def test_the_authors_parallel_function_differs_by_its_softmax_alone(case, monkey
     model, data = read(case)
     with torch.no_grad():
         assert (model(data.tensors["pixel_values"]).logits - data.tensors["logits"]).abs().max() > 1
-    monkeypatch.setattr(vision_blocks, "retention", softmax_over_decayed_scores)
+    monkeypatch.setattr(vision_blocks, "retention_in_chunks", softmax_over_decayed_scores)
     out = model(
         data.tensors["pixel_values"],
         labels=data.tensors["labels"],

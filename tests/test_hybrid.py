@@ -327,6 +327,19 @@ def test_what_is_said_of_memory_is_what_is_held():
     assert f"{config.cache_size_per_token:,} numbers" in card
 
 
+@pytest.mark.parametrize("mask", [[1, 1, 0, 0, 0], [1, 0, 1, 0, 1], [0, 0, 1, 1, 1]])
+def test_a_compiled_window_keeps_what_stands_before_a_gap(mask):
+    """A full window of columns is not a window of tokens where some of them are absent."""
+    model, ids = hybrid(sliding_window=4), random_ids(1, 11)
+    mask = torch.tensor([mask])
+    compiled = torch.compile(model, backend="eager")
+    state = model(ids[:, :5], attention_mask=mask, use_cache=True).past_key_values
+    text = torch.cat([ids[:, :5][mask.bool()], ids[0, 5:]])[None]
+    expected = model(text).logits[:, -6:]
+    for n, token in enumerate(ids[:, 5:].split(1, dim=1)):
+        close(compiled(token, past_key_values=state).logits[:, 0], expected[:, n])
+
+
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(padded):
     """Not at every token (D4): Llama takes two programs, before its cache's length is taken for a variable."""

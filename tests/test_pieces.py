@@ -21,7 +21,7 @@ CHUNK = 8
 
 def set_piece_size(patch: pytest.MonkeyPatch, size: int) -> None:
     patch.setattr(pieces, "PIECE_SIZE_ON_CPU", size)
-    patch.setattr(modeling_retnet, "MOST_AT_ONCE", size)
+    patch.setattr(modeling_retnet, "PIECE_SIZE_ON_CPU", size)
 
 
 @pytest.fixture

@@ -604,3 +604,11 @@ def test_a_gradient_of_a_gradient_where_not_everything_asks_for_one(asking):
         second.append(torch.autograd.grad(sum(gradient.square().sum() for gradient in first), asked))
     for actual, expected in zip(*second):
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_final_state_alone_has_no_gradient_for_the_query():
+    query, key, value = torch.randn(3, 1, 2, 9, 3, dtype=torch.float64)
+    query.requires_grad_()
+    _, state = chunkwise_retention(query, key, value, torch.tensor([-0.1, -0.5], dtype=torch.float64))
+    [gradient] = torch.autograd.grad(state.sum(), query, create_graph=True, allow_unused=True)
+    assert gradient is None or not gradient.any()

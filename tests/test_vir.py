@@ -433,7 +433,9 @@ def test_retention_maps(recipe):
 def test_decays_are_computed_once_for_all_layers(monkeypatch):
     calls = []
     original = vision_blocks.decay_tables
-    monkeypatch.setattr(vision_blocks, "decay_tables", lambda *args: calls.append(args) or original(*args))
+    monkeypatch.setattr(
+        vision_blocks, "decay_tables", lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs)
+    )
     for recipe in RECIPES:
         small_vir(recipe)(images())
     assert len(calls) == len(RECIPES)
