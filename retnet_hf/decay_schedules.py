@@ -30,7 +30,9 @@ def scheduled_decays(schedule: str | Sequence[float], heads: int, decay_range: S
         return [math.exp(-math.exp(-exponent)) for exponent in _spaced(first, last, heads, alone=(first + last) / 2)]
     if schedule == "alibi":
         return [math.exp(-(2 ** (-8 * (head + 1) / heads))) for head in range(heads)]
-    return [1.0] * heads
+    if schedule == "none":
+        return [1.0] * heads
+    raise ValueError(f"decay_schedule must be a name of {DECAY_SCHEDULES} or a list of decays, got {schedule!r}.")
 
 
 def _spaced(first: float, last: float, count: int, alone: float | None = None) -> list[float]:

@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The dialects of published RetNet weights, and how `from_pretrained` reads a folder of each.
 
-A dialect is a table of names and the changes of values that names alone do not make. `from_pretrained`, `conversion/` and
+A dialect is a table of names, and of the changes of values beside them. `from_pretrained`, `conversion/` and
 the plugin for vLLM share these tables. A model that was read in any dialect is saved under our own names.
 
 What transformers does not promise to keep is used in `names_in`, `RowConversion`, `loading_transforms`, `with_transforms`,
@@ -71,7 +71,7 @@ class Dialect:
 
     Args:
         sign: the end of a name that no other dialect has.
-        modules: (their name, our name), replaced in this order. If two of theirs are one of ours, the first is written.
+        modules: (their name, our name), replaced in this order. When a model is written, the first match is used.
         interleaved: whether queries and keys are rotated in pairs (2i, 2i+1), where ours are (i, i + K/2).
         unused: pattern of tensors that follow from the configuration.
     """
@@ -95,7 +95,7 @@ class Dialect:
         return name
 
     def changes(self, config: RetNetConfig, fused: bool) -> dict[str, tuple[tuple[str, ...], Change]]:
-        """The tensors whose values change: the end of our name, the ends of the names of ours it fills, and the change.
+        """The tensors whose values change: suffix of our name -> (suffixes of the tensors of ours that it fills, change).
 
         Args:
             fused: whether gate and up projection are one tensor, as `is_fused` says.
@@ -163,8 +163,8 @@ def is_fused(names: Collection[str]) -> bool:
 class RowConversion(ConversionOps):
     """A `Change` of one tensor's rows as a step of transformers' loader. The weight may be spread over devices.
 
-    Under tensor parallelism and FSDP, transformers reads only the rows that this process will have of the parameter, chosen
-    as if there were no conversion. So all rows are gathered, converted, and divided again.
+    Under tensor parallelism and FSDP, each process reads its rows of the tensor as it was before the conversion.
+    So all rows are gathered, converted, and divided again.
     """
 
     def __init__(self, change: Change) -> None:
@@ -275,7 +275,7 @@ class DialectLoading:
 
     @classmethod
     def maybe_distribute_model(cls, model: PreTrainedModel, distributed_config: Any, mesh_manager: Any):
-        """As in transformers, which distributes models here also where a distributed checkpoint does not pass the loader."""
+        """As in transformers. Distributed checkpoints do not pass through `_load_pretrained_model`, but here."""
         model = super().maybe_distribute_model(model, distributed_config, mesh_manager)
         if mesh_manager is not None and distributed_config.tp_size > 1:
             mesh = mesh_manager.get_mesh("tp")

@@ -64,7 +64,7 @@ class RetNetDecay(HeadDecay):
         super().__init__([config.decays(layer) for layer in layers] if config.has_decays_per_layer else config.decays())
 
     def of_layers(self, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-        """(M,) of each layer, on this rank: of all heads, or of the key/value heads where heads share a state."""
+        """The ln γ (M,) of each layer on this rank. A layer whose heads share states has one for each key/value head."""
         rank, ranks = self.share
         dtype, layers = torch.promote_types(dtype, torch.float32), []
         log_decay = self.log_decay.to(device).to(dtype) * 2**-56  # (H,), or (layers, H)
@@ -89,7 +89,7 @@ class RetNetRotaryEmbedding(nn.Module):
     def compute_frequency(self, device: torch.device | None = None) -> Tensor:
         """(K/2,) int64: theta^(-2i/K), or theta^(-linspace(0, 1, K/2)) with the end point.
 
-        Frequencies of other types are transformers', in its float32. Pairs that a partial rotation leaves out have 0.
+        Transformers computes the frequencies of other rope types, in float32. A partial rotation gives the other pairs 0.
         """
         config, parameters = self.config, self.config.rope_parameters
         pairs = int(config.head_dim * parameters.get("partial_rotary_factor", 1.0)) // 2
@@ -135,7 +135,7 @@ class RetNetRMSNorm(nn.RMSNorm):
 
 
 class RetNetHeadRMSNorm(RetNetRMSNorm):
-    """RMS norm of each head, in the precision it comes in; after retention it undoes the scale of queries and keys."""
+    """RMS norm of each head, in the dtype of its input."""
 
 
 class RetNetHeadScale(nn.Module):
@@ -249,7 +249,7 @@ class RetNetAttention(RetNetTokenMixer):
 
 
 class RetNetWindowedRetention(RetNetRetention):
-    """Retention and, beside it, softmax attention over the last tokens: with its queries and keys before the feature map."""
+    """Retention and, beside it, softmax attention over the last tokens. The feature map is applied in retention alone."""
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -425,7 +425,7 @@ class RetNetModel(RetNetPreTrainedModel):
             past = self.past_of_call(past_key_values, use_cache)
         options = {"retention_form": retention_form, **kwargs}
 
-        if not isinstance(self.layers[0], nn.Identity):  # as in a later stage of transformers' pipelines
+        if not isinstance(self.layers[0], nn.Identity):  # a later stage of a pipeline gets states that are embedded
             if self.config.embedding_multiplier != 1.0:
                 hidden_states = hidden_states * self.config.embedding_multiplier
             hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
@@ -455,12 +455,12 @@ class RetNetModel(RetNetPreTrainedModel):
         return self.norm(hidden_states)
 
     def past_of_call(self, past_key_values: Cache | None, use_cache: bool) -> Cache | None:
-        """The state that layers update: the one given, a new one, or a borrowed one that leaves the one given as it is."""
+        """Returns the given state, a new one, or a borrowed copy of the given one that does not write to its memory."""
         if self.config.bidirectional:
             if past_key_values is not None:
                 raise ValueError("past_key_values must be None in a bidirectional model: a token sees those after it too.")
             return None
-        drops_state = self.training and self.gradient_checkpointing  # which calls layers without it
+        drops_state = self.training and self.gradient_checkpointing  # checkpointing does not pass the state to layers
         if past_key_values is None:
             return None if drops_state else RetNetState(self.config)
         if getattr(past_key_values, "config", None) is not self.config:
@@ -484,12 +484,12 @@ class RetNetModel(RetNetPreTrainedModel):
     ) -> dict[str, Plan | AttentionPlan | AttentionOfState]:
         """The plan of a call for each kind of layer, by the names of `config.layer_types`.
 
-        This is the only place that asks for the kind of call: sequences that are split over ranks, packed documents that
-        continue from rows of a state, or rows that continue from the rows of a state, if there is one.
+        The kinds of calls are told apart here: sequences that are split over ranks, packed documents that continue from the
+        rows of a state, and rows of a batch, with a state or without one.
 
         Args:
-            inputs_embeds: (B, T, D), of which shape, dtype and device matter. Other arguments as in `forward`.
-            layout: of the tokens, where it is known.
+            inputs_embeds: (B, T, D). Only shape, dtype and device are used. Other arguments as in `forward`.
+            layout: a layout that was computed before; None computes it.
         """
         config, (batch, length, _) = self.config, inputs_embeds.shape
         dtype, device = inputs_embeds.dtype, inputs_embeds.device
@@ -526,9 +526,10 @@ class RetNetModel(RetNetPreTrainedModel):
                 narrows = HALF_PRECISION
             elif not torch.compiler.is_compiling() and length > self.chunk_size and multiplies_bfloat16(device):
                 narrows = (torch.bfloat16,)
-            operators, in_place = operators_of(
-                decays, layout, form, self.chunk_size, past is not None, config.bidirectional, kernels
-            )
+            if not maps:
+                operators, in_place = operators_of(
+                    decays, layout, form, self.chunk_size, past is not None, config.bidirectional, kernels
+                )
         angle = None if self.rotary is None else self.rotary(position, dtype)
         rotate = Scaling(self.scaling) if angle is None else Rotation(angle, self.scaling, narrows)
         if maps:
@@ -583,7 +584,8 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         Arguments as in `RetNetModel.forward`, and
 
         Args:
-            labels: (B, T) token ids, -100 where there is nothing to predict; shifted inside.
+            labels: (B, T) token ids, -100 where there is nothing to predict; shifted inside. As in transformers, the token
+                before the first one is asked for it, even if it is padding.
             logits_to_keep: logits of the last so many tokens only (0: all), or of the tokens with these indices.
             skip_logits: returns the loss alone. The logits of all tokens, (B, T, vocab_size), then never exist at once.
 
@@ -691,7 +693,7 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
 class RetNetWithHead(RetNetPreTrainedModel):
     """Registers the base model that transformers' generic heads look up by the class of the configuration.
 
-    In code that came with a checkpoint, that is not the class imported above, but another copy of it.
+    Code that was loaded from a checkpoint has its own copy of RetNetConfig, which this registers.
     """
 
     def __init__(self, config: RetNetConfig) -> None:

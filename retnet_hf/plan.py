@@ -83,7 +83,8 @@ class Layout(OnDevice):
         position: (B|1, T) int64 position of each token.
         next_position: (B|1, T) int64 position of the token that would follow each token.
         present: (B, T) bool, False where a token is absent; None if all tokens are present.
-        starts: (B|1, T) bool, True where a document starts; None if no token starts one.
+        starts: (B|1, T) bool, True where a document starts; None if no token starts one. Tokens before the first start
+            continue what the state has read.
 
     Attributes:
         order: the present tokens at the front of each row, for the operators.
@@ -99,7 +100,7 @@ class Layout(OnDevice):
 
     def advance_(self, next_position: Tensor, length: Tensor) -> None:
         """Updates, in place, the position (B,) that follows what a state has read, and how many columns it has read ()."""
-        next_position.copy_(self.next_position[:, -1])
+        next_position.copy_(self.next_position[:, -1].expand_as(next_position))
         length.add_(self.tokens)
 
     def of_tokens(self, tokens: slice) -> "Layout":
@@ -108,7 +109,7 @@ class Layout(OnDevice):
         return Layout(self.position[:, tokens], self.next_position[:, tokens], *cut)
 
     def turned(self) -> "Layout":
-        """The layout of the sequence read backwards, in which documents start where they ended."""
+        """The layout of the reversed sequence. The last token of a document becomes its first."""
         present = None if self.present is None else self.present.flip(1)
         starts = None if self.starts is None else document_ends(self.starts).flip(1)
         return Layout(self.position.flip(1), self.next_position.flip(1), present, starts)
@@ -129,14 +130,14 @@ def layout_of(
     """The layout of `shape` = (B, T) new tokens.
 
     Args:
-        attention_mask: (B, S), 0 where a token is absent. S = T, or the columns read before and the new ones; columns of
-            later tokens are ignored.
-        position_ids: (B|1, T). Absent tokens have none. A token starts a document if its position does not exceed that of
-            the token before it. Without position_ids, present tokens are counted, beginning with `past_position`. If a
-            document begins with absent tokens, which have no position, only `cu_seq_lens_q` or `seq_idx` can say so.
+        attention_mask: (B, S), 0 where a token is absent. S is T, or the number of columns read before plus T. Columns
+            after these are ignored.
+        position_ids: (B|1, T). A token starts a document if its position does not exceed that of the token before it.
+            Without position_ids, present tokens are counted, beginning with `past_position`. Positions of absent tokens
+            are ignored: pass `cu_seq_lens_q` or `seq_idx` to start a document at an absent token.
         cu_seq_lens_q: (documents + 1,) offsets of packed documents in a batch of one.
         seq_idx: (B, T) number of the document of each token; the first document continues what was read before.
-        past: the first `StateLayer` of a state that has read something; None without a state.
+        past: the first `StateLayer` in use of a state; None without a state.
         past_position: (B,) position that follows what was read before, in the place of that of `past`.
 
     Raises:
@@ -152,13 +153,13 @@ def layout_of(
             )
     if state_rows is not None:
         raise ValueError(
-            "state_rows are for packed documents, cu_seq_lens_q, that continue from rows of past_key_values, which must "
-            "have some: RetNetState.zeros(config, sequences) makes them."
+            "state_rows need cu_seq_lens_q and a past_key_values that has rows. RetNetState.zeros(config, sequences) makes "
+            "one."
         )
     if length == 0:
         raise ValueError(
-            "there must be at least one new token. generate() takes ids as long as their attention_mask for the whole text: "
-            "where a state is given and only new ids, the mask needs columns for what the state has read."
+            "there must be at least one new token. With a state and only the new ids, give generate() an attention_mask "
+            "that also covers the tokens that the state has read."
         )
     mask = None if attention_mask is None else _new_columns(shape, attention_mask, past)
     start = torch.zeros(1, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
@@ -194,7 +195,7 @@ def layout_of(
     if boundary is not None:
         reset = boundary if reset is None else reset | boundary
 
-    if not torch.compiler.is_compiling():  # marks that mark nothing would only cost time
+    if not torch.compiler.is_compiling():  # drops a mask that is all True, and starts that are all False
         mask = None if mask is not None and bool(mask.all()) else mask
         reset = None if reset is not None and not bool(reset.any()) else reset
     return Layout(position, next_position, mask, reset)
@@ -238,7 +239,7 @@ class Rotation(OnDevice):
     Args:
         angles: cosines and sines (B|1, 1, T, K/2), float32 or wider.
         scale: factor on the queries.
-        narrows: dtypes to which rotated vectors, float32 or wider, are rounded again if they came in them.
+        narrows: dtypes that are kept. Vectors of other dtypes stay float32 or wider after their rotation.
     """
 
     def __init__(self, angles: tuple[Tensor, Tensor], scale: float, narrows: tuple[torch.dtype, ...]) -> None:
@@ -309,7 +310,7 @@ class Plan(OnDevice):
 
 
 class MappedPlan(Plan):
-    """A plan that also computes the retention maps. The output is made of them, so that a gradient by it reaches them."""
+    """A plan that also computes the retention maps. The output is computed from them: gradients flow through them."""
 
     def __init__(
         self,
@@ -319,14 +320,14 @@ class MappedPlan(Plan):
         with_final: bool,
         bidirectional: bool,
     ) -> None:
-        self.maps, operators = [], []
-        for log_decay in log_decays:
-            decay = decay_map(log_decay, layout.position.shape[1], layout.present, layout.starts, bidirectional)
-            self.maps.append(functools.partial(retention_map, decay=decay))
-            operator = chunk_operator(log_decay, layout, None, with_final)  # which reads and writes the state alone
-            tables = operator.keywords["tables"]
-            operator.keywords["tables"] = tables._replace(inner=torch.zeros_like(tables.inner))
-            operators.append(operator)
+        length, made = layout.position.shape[1], {}
+        for key, log_decay in {id(log_decay): log_decay for log_decay in log_decays}.items():
+            decay = decay_map(log_decay, length, layout.present, layout.starts, bidirectional)
+            tables = decay_tables(log_decay, length, None, layout.order)
+            tables = tables._replace(inner=torch.zeros_like(tables.inner))  # the operator is for the state alone
+            operator = functools.partial(retention_in_chunks, tables=tables, order=layout.order, with_final=with_final)
+            made[key] = functools.partial(retention_map, decay=decay), operator
+        self.maps, operators = zip(*(made[id(log_decay)] for log_decay in log_decays))
         super().__init__(layout, rotate, operators, log_decays)
 
     def retain(self, layer_idx, query, key, value, past=None):
@@ -411,7 +412,7 @@ def operators_of(
     else:
         size = chunk_size if form == "chunkwise" else None
         make = functools.partial(chunk_operator, layout=layout, chunk_size=size, with_final=with_final)
-    if all(log_decay is log_decays[0] for log_decay in log_decays):
+    if len(set(map(id, log_decays))) == 1:
         return [make(log_decays[0])] * len(log_decays), in_place
     return OperatorsOnDemand(make, log_decays), in_place
 

@@ -58,10 +58,10 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def needs_autograd(constants: Tensor | None = None) -> bool:
-    """Whether PyTorch has to differentiate the plain operations, instead of a gradient written by hand.
+    """Whether autograd must see plain operations instead of a gradient that is written by hand.
 
-    A compiler plans by itself what to keep. The transforms of `torch.func` need operations that they can see through. And a
-    gradient by the constants, such as decays, is not written by hand.
+    Compilers decide themselves what to keep. Transforms of `torch.func` cannot see through a hand-written gradient. And none
+    of those here covers the constants, such as decays.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
@@ -123,7 +123,7 @@ def unstack_queries(rows: Tensor, heads: int) -> Tensor:
 
 
 def decay_rows(rows: Tensor, table: Tensor) -> Tensor:
-    """Stacked queries (B, M, ..., R T, X) times powers of γ (B|1, M, ..., T, X|1), the same for each of the R heads."""
+    """Stacked queries (B, M, ..., R T, X) times a table (B|1, M, ..., T, X|1), which all R heads share."""
     if rows.shape[-2] == table.shape[-2]:
         return rows * table
     if torch.compiler.is_compiling():  # fuses the copy, and cannot reason about `unflatten` where T is open
@@ -275,10 +275,10 @@ class TokenOrder(NamedTuple):
     without a mask. A field is None where it would say nothing.
     """
 
-    source: Tensor | None = None  # (B T,) int64: for each place of each row, the token that moves there
+    source: Tensor | None = None  # (B T,) int64: the token that stands at each place. Indices count B T
     place: Tensor | None = None  # (B T,) int64: the inverse of `source`
     count: Tensor | None = None  # (B,) int64: present tokens of each row
-    document: Tensor | None = None  # (B|1, T) int64: for each place, how many documents have started up to it
+    document: Tensor | None = None  # (B|1, T) int64: number of the document; 0 continues the state
     absent: Tensor | None = None  # (B, 1, T, 1) bool: the tokens that are absent
 
     def front(self, tensor: Tensor) -> Tensor:
@@ -306,7 +306,7 @@ def token_order(mask: Tensor | None = None, reset: Tensor | None = None) -> Toke
         return TokenOrder(document=document)
     (batch, length), count = mask.shape, mask.sum(-1)
     if mask.device.type == "cpu" and not needs_autograd() and not bool((mask[:, 1:] & ~mask[:, :-1]).any()):
-        source = place = None  # padding stands on the right, so that no token moves
+        source = place = None  # all padding stands on the right: no token moves
         at_place = document
     else:
         place = torch.where(mask, mask.cumsum(-1) - 1, count[:, None] + (~mask).cumsum(-1) - 1)
@@ -315,7 +315,7 @@ def token_order(mask: Tensor | None = None, reset: Tensor | None = None) -> Toke
         at_place = None if document is None else document.expand(batch, -1).gather(1, source)
         offset = length * torch.arange(batch, device=mask.device)[:, None]
         source, place = (source + offset).flatten(), (place + offset).flatten()
-    if document is not None:  # absent tokens may start documents, too: the last one is that of the final state
+    if document is not None:  # an absent token may start one: all absent places get the last, as the final state does
         absent = torch.arange(length, device=mask.device) >= count[:, None]
         document = torch.where(absent, document[:, -1:], at_place)
     return TokenOrder(source, place, count, document, ~mask[:, None, :, None])
@@ -350,7 +350,7 @@ def choose_form(length: int, chunk_size: int) -> str:
 class DecayTables(NamedTuple):
     """Every power of γ that the chunkwise form needs, computed once and shared by all layers that have these decays.
 
-    N is 1 where all chunks decay alike, and the first dimension is 1 where all sequences do.
+    If all chunks decay alike, N is 1. If all sequences do, the first dimension is 1.
     """
 
     inner: Tensor  # (1, M, 1, C, C)  from token m to token n of one chunk; 0 where n comes before m
@@ -419,7 +419,7 @@ def decay_tables(
         query = query.masked_fill((document != before)[:, None, ..., None], 0)
         key = key.masked_fill((document != last)[:, None, ..., None], 0)
         state = state.masked_fill((last != before)[:, None, ..., None], 0)
-    if bidirectional and order.count is not None:  # absent tokens stand behind present ones, which look behind them here
+    if bidirectional and order.count is not None:  # present tokens would see absent ones
         document = (torch.zeros_like(to_end) if document is None else document).masked_fill(to_end < 0, -1)
     if document is not None:
         seen = (document[..., :, None] == document[..., None, :]).unsqueeze(1)
@@ -427,10 +427,10 @@ def decay_tables(
 
 
 class ChunkBlock(NamedTuple):
-    """Some consecutive chunks of one length, A = B M N of them with all sequences and state heads, and their tables."""
+    """Consecutive chunks of one length, with their tables. Products are batched over A = B M N chunks."""
 
-    tokens: slice  # of the places in the chunks
-    moved: Tensor | None  # (B, N C) the tokens at these places, where they are not those of the same number
+    tokens: slice  # of places in the order of the tokens
+    moved: Tensor | None  # (B, N C) the token at each place; None if no token moves
     shape: tuple[int, int, int]  # B, M, N
     tables: DecayTables
     narrow: bool  # whether products are of bfloat16. Their results, decays and states never are.
@@ -449,7 +449,7 @@ class ChunkBlock(NamedTuple):
         return torch.arange(self.moved.shape[0], device=self.moved.device)[:, None], self.moved
 
     def put(self, part: Tensor, whole: Tensor) -> None:
-        """Writes what `join` makes of a part to its tokens in (B, heads, T, X)."""
+        """Joins a part and writes it to its tokens in (B, heads, T, X)."""
         part = self.join(part, whole.shape[1])
         if self.moved is None:
             whole[:, :, self.tokens] = part
@@ -497,7 +497,7 @@ class ChunkBlock(NamedTuple):
         Args:
             rows, columns: (A, R C, K) and (A, R C, V): keys and values, or queries and the gradient of the output.
             state: (B, M, K, V) that the first chunk starts from; None for zeros.
-            wanted: whether the state after the last chunk is.
+            wanted: whether the state after the last chunk is needed.
             backwards: goes from the last chunk to the first one, as the gradient of the state does.
 
         Returns:
@@ -569,11 +569,7 @@ def blockwise_retention(
     if at_once:
         query, key, value = order.front(query), order.front(key), order.front(value)
     state = None if initial_state is None else initial_state.to(dtype)
-    output, parts = None, []
-    if not at_once and value.shape[1] == heads:  # has the memory layout of value, so that joining heads again needs no copy
-        output = torch.empty_like(value, dtype=dtype)
-    elif not at_once:
-        output = empty_output(value, heads, dtype)
+    output, parts = None if at_once else empty_output(value, heads, dtype), []
     blocks = chunk_blocks(query, key, value, tables, AS_GIVEN if at_once else order, at_once)
     for block in blocks:
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)

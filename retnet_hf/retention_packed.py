@@ -4,8 +4,8 @@
 
 For serving engines: prompts, parts of prompts and single tokens of many sequences go through a model in one call. Documents
 of similar length are computed together: each is cut into chunks, and equation 7 is applied to the chunks of all documents at
-once. A document of one token is a step of decoding. The state before every chunk is kept until the outputs are computed: K V
-numbers for C tokens.
+once. A document of one token is a step of decoding. The state before every chunk, K V numbers, is kept until
+the outputs are computed.
 
 Shapes are those of `retention_forms.py`, and D documents, A chunks of all documents of a group together, S rows of a state.
 """
@@ -42,7 +42,7 @@ class ChunkedDocuments(NamedTuple):
     """Documents cut into chunks of one size: the first chunks of all of them, then the second ones, and so on."""
 
     documents: Tensor  # (D,) int64, numbers of the documents, those of most chunks first
-    tokens: Tensor  # (A, C) int64, place in the row of each token; of any token where there is none
+    tokens: Tensor  # (A, C) int64, place in the row of each token; of any token where the chunk is shorter
     count: Tensor  # (A,) int64, tokens of each chunk
     chunks: tuple[int, ...]  # how many documents have a first chunk, a second one, ...
 
@@ -51,10 +51,10 @@ class PackedDocuments(NamedTuple):
     """How the documents of a row are grouped and cut into chunks; the same in all layers of a model."""
 
     boundaries: Tensor  # (D + 1,) int64
-    order: Tensor  # (D,) int64: row of each document in the states of all groups, one after the other
+    order: Tensor  # (D,) int64: index of each document in the states of the groups, concatenated
     places: Tensor  # (T,) int64: place of each token in the chunks of all groups, one after the other
     groups: tuple[ChunkedDocuments, ...]
-    in_order: bool  # whether there is one group, which has the documents in their order
+    in_order: bool  # whether there is one group, with the documents in their order
     longest: int  # tokens of the longest document
 
     @property
@@ -194,8 +194,8 @@ def packed_step_(
     Args:
         query: (1, H, D, K), rotated and scaled. key, value: (1, G, D, K) and (1, G, D, V), where G divides H.
         log_decay: (H,), or (G,) where the heads that a key/value head serves share a state.
-        states: (S, M, K, V). rows: (D,) different rows of it, one for each document; all, in their order, if absent.
-        begins: (D,) bool, whether a document begins, whatever its row holds; None if none does.
+        states: (S, M, K, V). rows: (D,) the row of each document, no two alike; by default document i has row i.
+        begins: (D,) bool, True where a document ignores its row and begins from zeros; None if none does.
     """
     documents = query.shape[2]
     decay = _step_decay(log_decay.to(states.dtype))
@@ -286,7 +286,7 @@ class PackedLayout(Layout):
         self.tokens = documents.longest
 
     def advance_(self, next_position: Tensor, length: Tensor) -> None:
-        """As in `Layout`. With rows, as many columns have been read as of the longest row, as if the others were padded."""
+        """As in `Layout`. With rows, the length becomes the largest next position of all rows."""
         if self.rows is None:
             next_position.copy_(self.document_position)
             length.add_(self.tokens)
@@ -307,7 +307,7 @@ def retain_packed_(
     """Packed documents, each continued from its row of the states (S, M, K, V), as an operator that works in place.
 
     Args:
-        rows: (D,) in the place of the rows of the layout.
+        rows: (D,) overrides the rows of the layout.
 
     Returns:
         output (1, H, T, V), and the states.

@@ -8,12 +8,12 @@ between, and the state that the whole sequence begins with,
     S_s = γ^(tokens before s) S_0 + Σ_{j<s} γ^(tokens between j and s) W_j,    W_j = Σ_n γ^(tokens of j after n) k_nᵀ v_n
 
 Ranks exchange the W of their segments once in the forward pass of a layer, and the gradients of the S in its backward pass:
-K V numbers for each state head, however long the segments are. Meanwhile each rank computes retention within its chunks, or
-the states that its backward pass needs. Where segments are so long that even the slowest decay leaves less of a state than
-the dtype can hold beside newer ones, only neighbours exchange.
+K V numbers for each state head, however long the segments are. While states travel, each rank computes retention within its
+chunks. While gradients travel, it computes the states that its backward pass needs. Where segments are so long that even the
+slowest decay leaves less of a state than the dtype can hold beside newer ones, only neighbours exchange.
 
-A rank's segments lie side by side in the batch: one, or two in torch's order for causal attention, of which one is as near
-to the head of the sequence as the other to its tail. Shapes are those of `retention_forms.py`, and N ranks, S segments
+A rank's segments lie side by side in the batch: one, or in torch's order for causal attention two, where rank r holds the
+segments r and 2 N - 1 - r. Shapes are those of `retention_forms.py`, and N ranks, S segments
 of a rank, G = N S of all.
 """
 
@@ -132,7 +132,8 @@ class SplitLayout(Layout):
 
     Args:
         layout: of the segments, as of rows of a batch.
-        before: (G + 1, B) tokens before each segment, and in all. documents: (G + 1, B) documents that began before it.
+        before: (G + 1, B) tokens before each segment, and of the whole sequence. documents: (G + 1, B) documents that
+            began before it.
         final_position: (B,) that follows the sequence. tokens: columns of the whole sequence.
     """
 
@@ -158,8 +159,8 @@ class Exchange(OnDevice):
     """How the states of all segments depend on each other, for layers with these decays (M,).
 
     Attributes:
-        powers: (G + 1, G + 1, B, M): what is left of the state after segment j - 1 before segment i, where j = 0 is the
-            state that the sequence begins with, and i = G the one that it ends with.
+        powers: (G + 1, G + 1, B, M): [i, j] is the factor from the state after segment j - 1 to the state before segment i.
+            The state at j = 0 is the one that the sequence begins with, and the one at i = G its final state.
         neighbours: whether the state before a segment depends on the segment before it alone.
     """
 
@@ -170,7 +171,7 @@ class Exchange(OnDevice):
         seen = (self.documents[:, None] == self.documents) & earlier[..., None]
         exponent = distance.clamp(min=0)[..., None].to(log_decay.dtype)
         self.powers = torch.exp(exponent * log_decay).masked_fill(~seen[..., None], 0)
-        far = self.powers[:, 1:].flatten(2).amax(-1).tril(-2)  # (G + 1, G): of segments, without the nearest
+        far = self.powers[:, 1:].flatten(2).amax(-1).tril(-2)  # (G + 1, G): factors from all but the nearest segment
         self.neighbours = bool(far.max() < NEGLIGIBLE * torch.finfo(log_decay.dtype).eps)
 
     def states(
@@ -263,7 +264,7 @@ def split_layout(
     """The layout of this rank's segments, side by side, with what all ranks know about all segments.
 
     Arguments are as in `layout_of`, of this rank's `shape` = (B, S T) tokens. Absent positions are those in the whole
-    sequence. All ranks must be given the same arguments, apart from their values.
+    sequence. All ranks must pass the same set of arguments.
 
     Raises:
         ValueError: for segments of different lengths, and for what `layout_of` refuses.
@@ -359,19 +360,19 @@ def layout_of_ranks(
 
 def split_operators(log_decays: Sequence[Tensor], layout: SplitLayout, chunk_size: int, with_final: bool) -> list[Operator]:
     """The operator of each layer for sequences that are split over ranks."""
-    operators = []
-    for log_decay in log_decays:
+    made = {}
+    for key, log_decay in {id(log_decay): log_decay for log_decay in log_decays}.items():
         tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)
         options = {"tables": tables, "order": layout.order, "exchange": Exchange(log_decay, layout)}
-        operators.append(functools.partial(retain_split, with_final=with_final, **options))
-    return operators
+        made[key] = functools.partial(retain_split, with_final=with_final, **options)
+    return [made[id(log_decay)] for log_decay in log_decays]
 
 
 def retain_split(query, key, value, state, tables: DecayTables, order: TokenOrder, exchange: "Exchange", with_final: bool):
     """Retention of this rank's tokens over all tokens before them, on any rank, as an operator.
 
     Query, key and value are those of this rank, (B, H, S T, K) and so on. The state is that of the whole sequence, the same
-    on all ranks. A gradient of the state is this rank's part of it, as the gradient of a parameter is.
+    on all ranks. Each rank gets its part of the state's gradient; the gradient is their sum.
     """
     fold = exchange.context.fold
     operands = (fold(operand, 2) for operand in (query, key, value))
@@ -382,7 +383,7 @@ def retain_split(query, key, value, state, tables: DecayTables, order: TokenOrde
 
 
 class SplitChunks(torch.autograd.Function):
-    """`SplitRetention` of segments side by side. Keeps operands and the states before the segments."""
+    """`retain_split` of segments side by side. Keeps operands and the states before the segments."""
 
     @staticmethod
     def forward(ctx, query, key, value, initial_state, tables, order, exchange, with_final):

@@ -44,7 +44,7 @@ class StateLayer(CacheLayerMixin):
     """
 
     SAVED: ClassVar[tuple[str, ...]]
-    is_croppable = True  # once `activate_past_recording` was called, as transformers does before it relies on it
+    is_croppable = True  # after activate_past_recording(), which transformers calls first
     is_sliding = False
     supports_early_init = False
     supports_packed_documents: ClassVar[bool] = False
@@ -88,7 +88,7 @@ class StateLayer(CacheLayerMixin):
         return self.next_position if self.is_initialized else None
 
     def get_seq_length(self) -> Tensor | int:
-        """Columns read so far, padding included; a 0-dim tensor of its own, once a token was read."""
+        """Columns read so far, padding included: 0 before the first token, then a 0-dim tensor, which is a copy."""
         return self.cumulative_length.clone() if self.is_initialized else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -114,7 +114,7 @@ class StateLayer(CacheLayerMixin):
             self._start_record()
 
     def checked_removal(self, tokens_to_remove: int, recorded: int) -> int:
-        """The number of tokens to take back, for the number ≤ 0 that `crop` was given.
+        """The number of tokens to take back, from the argument ≤ 0 of `crop`.
 
         Raises:
             RuntimeError: if nothing, or fewer tokens, were recorded.
@@ -373,8 +373,8 @@ class RetNetStateLayer(StateLayer):
         self.recurrent_states, self.next_position = rows(self.recurrent_states), rows(self.next_position)
 
 
-# What makes the state of a layer, by the names of `config.layer_types`, and of a window beside retention.
-# softmax_attention.py adds its kinds, so that the state of retention needs none of it.
+# Functions that make the state of a layer, by the names of `config.layer_types`; WINDOWED for a window beside retention.
+# softmax_attention.py adds its own, so that this file does not import it.
 STATE_LAYERS: dict[str, Callable[[PreTrainedConfig], StateLayer]] = {"linear_attention": RetNetStateLayer}
 WINDOWED = "linear_attention with a window"
 
@@ -540,7 +540,7 @@ class RetNetState(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held. Of retention they do not depend on how much was read (unless the past is being recorded)."""
+        """Bytes held. Those of retention do not grow with the number of tokens, unless the past is recorded."""
         return sum(layer.nbytes for layer in self.layers)
 
     def clone(self) -> "RetNetState":

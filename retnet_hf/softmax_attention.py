@@ -308,8 +308,8 @@ class AttentionPlan(OnDevice):
         config: of the model. layout: of the new tokens, (B, T). batch: B. dtype: of the hidden states.
         rotate: the rotation of queries and keys. kind: one of `layer_types`; "linear_attention" stands for the window
             beside retention.
-        past: the columns that such layers remember. output_maps: whether the attention weights are asked for, which only
-            the eager implementation returns.
+        past: the columns in the state of a layer of this kind. output_maps: whether to return attention weights, which
+            takes the eager implementation.
 
     Raises:
         ValueError: for packed documents where the implementation is a flash attention, which takes no such mask.
@@ -353,7 +353,7 @@ class AttentionPlan(OnDevice):
         causal = layout.present is None and layout.starts is None and past is None and (window is None or length <= window)
         if causal and self.implementation == "sdpa":
             return [Block(slice(None), slice(None), None)]
-        if length <= size:  # no numbers that depend on the length of the past, for which a program would be compiled again
+        if length <= size:  # without numbers that change with the past: a program is used again
             seen = visible(columns, keys, window)
             mask = seen if self.implementation == "sdpa" else _as_bias(seen, dtype)
             return [Block(slice(None), slice(None), mask)]
