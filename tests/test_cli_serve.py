@@ -23,7 +23,6 @@ from transformers import GenerationConfig
 
 from retnet_hf import RetNetState
 from retnet_hf_cli.errors import InputError
-from retnet_hf_cli.main import main
 from retnet_hf_cli.serving.conversations import HEADER, ConversationError, Conversations
 from retnet_hf_cli.serving.settings import Settings
 from retnet_hf_cli.serving.transformers_server import _Turn, require_free
@@ -284,6 +283,7 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded():
             require_free(*taken.getsockname())
 
 
+@pytest.mark.usefixtures("heard_again")
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
@@ -293,6 +293,7 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded():
     ],
     ids=lambda part: part[0] if isinstance(part, list) else "",
 )
-def test_what_the_server_of_transformers_has_not_is_refused_before_a_model_is_loaded(folder, options, refusal, capsys):
-    assert main(["serve", str(folder), "--engine", "transformers", "--port", str(free_port()), *options]) != 0
-    assert refusal in capsys.readouterr().err
+def test_what_the_server_of_transformers_has_not_is_refused_before_a_model_is_loaded(folder, options, refusal, retnet_hf):
+    answer = retnet_hf("serve", folder, "--engine", "transformers", "--port", free_port(), *options)
+    assert answer.code != 0
+    assert refusal in answer.err
