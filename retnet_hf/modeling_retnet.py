@@ -441,8 +441,6 @@ class RetNetModel(RetNetPreTrainedModel):
             plans = self.plan(hidden_states, attention_mask, position_ids, past, **options)
             hidden_states = self.read(hidden_states, plans, past, **kwargs)
         if isinstance(past, RetNetState) and not torch.compiler.is_compiling():
-            if past.model is None or past.model() is not self:
-                past.require_weights(self)
             past.last_ids = None if input_ids is None or self.context is not None else input_ids[:, -1].clone()
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past if use_cache else None)
 
@@ -462,13 +460,19 @@ class RetNetModel(RetNetPreTrainedModel):
             return None
         drops_state = self.training and self.gradient_checkpointing  # checkpointing does not pass the state to layers
         if past_key_values is None:
-            return None if drops_state else RetNetState(self.config)
-        if getattr(past_key_values, "config", None) is not self.config:
+            if drops_state:
+                return None
+            past_key_values = RetNetState(self.config)
+        elif getattr(past_key_values, "config", None) is not self.config:
             past_key_values = install_retention_layers(past_key_values, self.config)
         if drops_state and first_in_use(past_key_values.layers).is_initialized:
             raise ValueError(
                 "past_key_values must be empty when training with gradient checkpointing, which drops the state."
             )
+        if isinstance(past_key_values, RetNetState):
+            past_key_values.last_ids = None
+            if not torch.compiler.is_compiling() and (past_key_values.model is None or past_key_values.model() is not self):
+                past_key_values.require_weights(self)
         return past_key_values if use_cache else borrowed(past_key_values)
 
     def plan(

@@ -55,6 +55,7 @@ def read_pieces(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     past_key_values: Cache | None,
+    retention_form: str | None = None,
     **kwargs,
 ) -> Tensor:
     """All layers of a `RetNetModel` and its last norm: (B, T, D) -> (B, T, D). Other arguments as in its `forward`."""
@@ -63,8 +64,8 @@ def read_pieces(
     layout = layout_of(hidden_states.shape[:2], hidden_states.device, attention_mask, position_ids, past, **kwargs)
     for tokens in pieces:
         part = hidden_states[:, tokens]
-        plans = model.plan(part, past_key_values=state, layout=layout.of_tokens(tokens), **kwargs)
-        output[:, tokens] = model.read(part, plans, state)
+        plans = model.plan(part, None, None, state, retention_form, layout.of_tokens(tokens), **kwargs)
+        output[:, tokens] = model.read(part, plans, state, **kwargs)
     return output
 
 

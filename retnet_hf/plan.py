@@ -30,6 +30,7 @@ from .retention_forms import (
     decay_tables,
     document_ends,
     map_times_values,
+    needs_autograd,
     recurrent_retention,
     retention_in_chunks,
     retention_map,
@@ -195,7 +196,7 @@ def layout_of(
     if boundary is not None:
         reset = boundary if reset is None else reset | boundary
 
-    if not torch.compiler.is_compiling():  # drops a mask that is all True, and starts that are all False
+    if not needs_autograd():  # drops a mask that is all True, and starts that are all False
         mask = None if mask is not None and bool(mask.all()) else mask
         reset = None if reset is not None and not bool(reset.any()) else reset
     return Layout(position, next_position, mask, reset)
@@ -227,7 +228,7 @@ def checked_positions(shape: tuple[int, int], position_ids: Tensor) -> Tensor:
         raise ValueError(
             f"position_ids must be (batch, tokens) = ({batch}, {length}) or (1, {length}), got {tuple(position_ids.shape)}."
         )
-    if position_ids.shape[0] > 1 and length > 1 and not torch.compiler.is_compiling():
+    if position_ids.shape[0] > 1 and length > 1 and not needs_autograd():
         alike = bool((position_ids == position_ids[:1]).all())
         return position_ids[:1] if alike else position_ids
     return position_ids

@@ -27,7 +27,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from .plan import Plan
 from .retention_forms import retention
-from .state_file import STATE_DTYPES, read_state, weights_mark, write_state
+from .state_file import STATE_DTYPES, is_of_same_weights, read_state, weights_mark, write_state
 
 
 class StateLayer(CacheLayerMixin):
@@ -465,7 +465,7 @@ class RetNetState(Cache):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"model": None, "_mark": self.weights_mark}
+        return self.__dict__ | {"model": None}
 
     @property
     def weights_mark(self) -> str | None:
@@ -481,7 +481,7 @@ class RetNetState(Cache):
         """
         if self._mark is not None:
             own = weights_mark(model)
-            if own is not None and own != self._mark:
+            if own is not None and not is_of_same_weights(own, self._mark):
                 raise ValueError(
                     "past_key_values was saved by a model of the same configuration with other weights. If you know that it "
                     "fits, load it by RetNetState.load(..., other_weights=True)."
@@ -517,7 +517,7 @@ class RetNetState(Cache):
         super().crop(*args, **kwargs)
 
     def reset(self) -> None:
-        self.last_ids = None
+        self.last_ids = self.model = self._mark = None
         super().reset()
 
     def get_seq_length(self, layer_idx: int = 0) -> Tensor | int:
@@ -620,6 +620,9 @@ class RetNetState(Cache):
         if any(not layer.is_initialized for state in states for layer in state.layers):
             raise ValueError("concatenate takes states that have read something: an empty state has no batch size.")
         joint = states[0].clone()
+        joint.last_ids = None
+        if any(state.model != joint.model or state._mark != joint._mark for state in states):
+            joint.model = joint._mark = None
         for index, layer in enumerate(joint.layers):
             layer.join_([state.layers[index] for state in states])
         return joint
@@ -669,7 +672,7 @@ class RetNetState(Cache):
             layer.fill_(*(tensors[f"layers.{index}.{name}"].to(device) for name in layer.SAVED))
         state._mark = None if other_weights else mark
         if model is not None:
-            state.require_weights(getattr(model, model.base_model_prefix, model))
+            state.require_weights(model)
         return state
 
 

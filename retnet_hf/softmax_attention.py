@@ -28,7 +28,7 @@ QUERIES_AT_A_TIME = 1024
 class Columns(NamedTuple):
     """What decides which tokens see which, for each column of a row."""
 
-    document: Tensor  # (B, S) int64, the number of its document, -1 where the token is absent
+    document: Tensor  # (B, S) int64, the number d of its document; -1 - d where the token is absent
     count: Tensor  # (B, S) int64, present tokens up to and including this one
     next_position: Tensor  # (B, S) int64, position after this token
 
@@ -49,9 +49,10 @@ def columns_of(layout: Layout, batch: int, past: Columns | None) -> Columns:
     if layout.starts is not None:
         document = document + layout.starts.cumsum(-1)
     if past is not None and past.count.shape[1]:
-        document = document + past.document.amax(dim=1, keepdim=True).clamp(min=0)
+        last = past.document[:, -1:]
+        document = document + torch.where(last < 0, -1 - last, last)
         count = count + past.count[:, -1:]
-    return Columns(document.masked_fill(~present, -1), count, layout.next_position.expand(batch, -1))
+    return Columns(torch.where(present, document, -1 - document), count, layout.next_position.expand(batch, -1))
 
 
 def visible(queries: Columns, keys: Columns, window: int | None = None) -> Tensor:
@@ -65,7 +66,7 @@ def visible(queries: Columns, keys: Columns, window: int | None = None) -> Tenso
     return (seen if window is None else seen & (distance < window))[:, None]
 
 
-def _solid(columns: Columns, window: int) -> int:
+def columns_without_gaps(columns: Columns, window: int) -> int:
     """How many of the last columns are present in all rows; window - 1 if no absent column follows a present one."""
     present = columns.document >= 0
     if bool((present[:, 1:] >= present[:, :-1]).all()):
@@ -149,7 +150,7 @@ class AttentionStateLayer(StateLayer):
             if first:  # copies, since a view would keep all columns in memory
                 keys, values = keys[:, :, first:].clone(), values[:, :, first:].clone()
                 columns = Columns(*(marks.clone() for marks in columns.of_columns(slice(first, None))))
-            self._solid = _solid(columns, self.window)
+            self._solid = columns_without_gaps(columns, self.window)
         self.keys, self.values = keys, values
         self.document, self.count, self.position = columns
 
@@ -187,7 +188,7 @@ class AttentionStateLayer(StateLayer):
         self.next_position, self.cumulative_length = next_position, cumulative_length
         self.lazy_initialization(keys)
         self.record_past, self._recorded = False, 0
-        self._solid = 0 if self.window is None else _solid(self.columns, self.window)
+        self._solid = 0 if self.window is None else columns_without_gaps(self.columns, self.window)
 
     def join_(self, layers: "list[AttentionStateLayer]") -> None:
         """Replaces the rows by those of all `layers`; the shorter ones begin with absent columns."""

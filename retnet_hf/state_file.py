@@ -3,6 +3,8 @@
 """A state on disk: one safetensors file with the fingerprint of the configuration, a mark of the weights and a checksum."""
 
 import hashlib
+import json
+import math
 import os
 from pathlib import Path
 
@@ -21,20 +23,33 @@ MARKED_VALUES = 4096  # of each weight, evenly spaced
 
 @torch.no_grad()
 def weights_mark(model: nn.Module) -> str | None:
-    """A hash that tells the weights of one model from those of another, as of two fine-tunes of one base.
+    """A short text that tells the weights of one model from those of another, as of two fine-tunes of one base.
 
-    Made of some thousand values of each weight, rounded to bfloat16, so that a model in float32 and its copy in bfloat16
-    have one mark. None where the values of a weight cannot be read: quantised, offloaded, or split over ranks.
+    Of some thousand values of each weight it holds a sum with alternating signs, and their norm. None where the values of a
+    weight cannot be read: quantised, offloaded, or split over ranks.
     """
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        if type(weight) is not nn.Parameter or weight.is_meta or not weight.is_floating_point():
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
+    model = getattr(model, model.base_model_prefix, model) if hasattr(model, "base_model_prefix") else model
+    dtypes, sums = set(), []
+    for weight in model.parameters():
+        if type(weight) is not nn.Parameter or weight.is_meta or not weight.is_floating_point() or weight.numel() == 0:
             return None
-        step = max(1, weight.numel() // MARKED_VALUES)
-        values = weight.reshape(-1)[::step].to("cpu", torch.bfloat16).view(torch.int16)
-        digest.update(f"{name} {tuple(weight.shape)} ".encode())
-        digest.update(values.contiguous().numpy())
-    return digest.hexdigest()[:32]
+        values = weight.reshape(-1)[:: max(1, weight.numel() // MARKED_VALUES)].to("cpu", torch.float64)
+        dtypes.add(str(weight.dtype))
+        sums.append((float(values[::2].sum() - values[1::2].sum()), float(values.norm())))
+    return json.dumps({"dtypes": sorted(dtypes), "sums": [[f"{number:.6g}" for number in pair] for pair in sums]})
+
+
+def is_of_same_weights(mark: str, other: str) -> bool:
+    """Whether two marks are those of equal weights, or of weights that were rounded to different dtypes."""
+    first, second = json.loads(mark), json.loads(other)
+    if len(first["sums"]) != len(second["sums"]):
+        return False
+    tolerance = 1e-5 if first["dtypes"] == second["dtypes"] else 2**-7  # of the norm: 7 deviations of bfloat16
+    for (one, norm), (two, _) in zip(first["sums"], second["sums"]):
+        if not math.isclose(float(one), float(two), rel_tol=1e-5, abs_tol=tolerance * float(norm)):
+            return False
+    return True
 
 
 def write_state(path: str | os.PathLike, tensors: dict[str, Tensor], fingerprint: str, mark: str | None) -> None:
@@ -127,5 +142,5 @@ def _check_tensors(
             wanted = " or ".join(map(str, allowed))
             given = f"{tuple(tensor.shape)} {tensor.dtype}"
             raise ValueError(f"{path} holds {name} as {given}, which should be {shape} {wanted}.")
-        if tensor.dtype == torch.int64 and (tensor < (-1 if part.endswith("document") else 0)).any():
+        if tensor.dtype == torch.int64 and not part.endswith("document") and (tensor < 0).any():
             raise ValueError(f"{path} holds {name} below 0.")

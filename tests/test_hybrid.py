@@ -358,3 +358,14 @@ def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(pad
     same_state(state, eager)
     window = state.layers[2].keys.shape[2]
     assert window <= 9
+
+
+@pytest.mark.parametrize("fields", [{}, {"retention_window": 5, "layer_types": None}])
+def test_a_document_may_begin_at_an_absent_token_at_the_end_of_a_call(fields):
+    model, ids = hybrid(**fields), random_ids(1, 12)
+    mask, documents = torch.ones(1, 12, dtype=torch.int64), torch.tensor([[0] * 3 + [1] * 9])
+    mask[0, 3] = 0
+    expected = model(ids, attention_mask=mask, seq_idx=documents).logits
+    first = model(ids[:, :4], attention_mask=mask[:, :4], seq_idx=documents[:, :4], use_cache=True)
+    second = model(ids[:, 4:], past_key_values=first.past_key_values)
+    close(second.logits, expected[:, 4:])

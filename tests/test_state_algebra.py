@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from small_models import random_ids, small_config, small_model
 
 from retnet_hf import RetNetForCausalLM, RetNetState
-from retnet_hf.state_file import weights_mark, write_state
+from retnet_hf.state_file import is_of_same_weights, weights_mark, write_state
 
 
 MODELS = {dtype: small_model("grouped").to(dtype) for dtype in (torch.float64, torch.float32)}
@@ -315,13 +315,43 @@ def test_a_state_of_other_weights_is_refused_unless_the_user_knows(tmp_path):
         RetNetState.load(path, other)
 
 
-def test_the_mark_of_weights_is_that_of_their_values_and_names():
-    model, half = small_model("grouped"), small_model("grouped").to(torch.bfloat16)
-    assert weights_mark(model) == weights_mark(half)
+def test_the_mark_of_weights_is_that_of_their_values_in_any_dtype():
+    model = small_model("grouped")
+    mark = weights_mark(model)
+    halves = [weights_mark(small_model("grouped").to(dtype)) for dtype in (torch.bfloat16, torch.float16)]
+    assert all(is_of_same_weights(mark, half) and is_of_same_weights(half, mark) for half in halves)
+    assert is_of_same_weights(*halves)
     with torch.no_grad():
-        model.model.layers[1].mlp.down_proj.weight[3] *= 1.1
-    assert weights_mark(model) != weights_mark(half)
+        model.model.layers[1].mlp.down_proj.weight[3] *= 1.01
+    assert not is_of_same_weights(mark, weights_mark(model))
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight *= 1.5
+    assert not any(is_of_same_weights(half, weights_mark(model)) for half in halves)
+    assert not is_of_same_weights(mark, weights_mark(small_model("grouped", seed=1)))
     assert weights_mark(small_model("grouped").to("meta")) is None
+
+
+def test_a_refused_state_is_as_before_and_one_that_was_reset_is_anyones(tmp_path):
+    model, other, path = small_model("grouped"), small_model("grouped", seed=1), tmp_path / "state.safetensors"
+    read(model, random_ids(2, 6)).past_key_values.save(path)
+    loaded = RetNetState.load(path, model.config)
+    with pytest.raises(ValueError, match="with other weights"):
+        read(other, random_ids(2, 3), loaded)
+    assert same_state(loaded, RetNetState.load(path, model))
+    loaded.reset()
+    assert read(other, random_ids(2, 3), loaded).logits.equal(read(other, random_ids(2, 3)).logits)
+
+
+def test_ids_are_accepted_after_steps_that_a_compiled_model_took():
+    """Those do not note which token they read last."""
+    model, ids = small_model(), random_ids(1, 12)
+    state = read(model, ids[:, :6]).past_key_values
+    compiled = torch.compile(model.forward, backend="eager")
+    with torch.no_grad():
+        for token in ids[:, 6:9].split(1, dim=1):
+            compiled(token, past_key_values=state)
+    expected = model.generate(ids, max_new_tokens=4, do_sample=False)
+    assert model.generate(ids, past_key_values=state, max_new_tokens=4, do_sample=False).equal(expected)
 
 
 def test_a_share_of_the_heads_is_neither_saved_nor_loaded(saved_state, tmp_path):
