@@ -37,7 +37,7 @@ def weights_mark(model: nn.Module) -> str | None:
         values = weight.reshape(-1)[:: max(1, weight.numel() // MARKED_VALUES)].to("cpu", torch.float64)
         dtypes.add(str(weight.dtype))
         sums.append((float(values[::2].sum() - values[1::2].sum()), float(values.norm())))
-    return json.dumps({"dtypes": sorted(dtypes), "sums": [[f"{number:.6g}" for number in pair] for pair in sums]})
+    return json.dumps({"dtypes": sorted(dtypes), "sums": [[f"{number:+.5e}" for number in pair] for pair in sums]})
 
 
 def is_of_same_weights(mark: str, other: str) -> bool:
