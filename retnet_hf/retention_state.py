@@ -483,8 +483,8 @@ class RetNetState(Cache):
             own = weights_mark(model)
             if own is not None and not is_of_same_weights(own, self._mark):
                 raise ValueError(
-                    "past_key_values was saved by a model of the same configuration with other weights. If you know that it "
-                    "fits, load it by RetNetState.load(..., other_weights=True)."
+                    "the state was saved by a model of the same configuration with other weights. If you know that it fits, "
+                    "load it by RetNetState.load(..., other_weights=True)."
                 )
             self._mark = None
         self.model = weakref.ref(model)
