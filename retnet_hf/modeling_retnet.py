@@ -8,8 +8,6 @@ plan once (plan.py). A layer rotates and retains by it, whether it trains, reads
 Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V value size, D hidden size.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,7 +35,7 @@ from .configuration_retnet import RetNetConfig
 from .generation_retnet import RetNetGeneration
 from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
-from .integer_angles import integer_frequencies
+from .integer_angles import angles, integer_frequencies
 from .kernels import TORCH, load_kernels
 from .loading import DialectLoading
 from .pieces import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
@@ -65,9 +63,8 @@ class RetNetDecay(HeadDecay):
 
     def of_layers(self, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """The ln γ (M,) of each layer on this rank. A layer whose heads share states has one for each key/value head."""
-        rank, ranks = self.share
-        dtype, layers = torch.promote_types(dtype, torch.float32), []
-        log_decay = self.log_decay.to(device).to(dtype) * 2**-56  # (H,), or (layers, H)
+        (rank, ranks), layers = self.share, []
+        log_decay = self(dtype, device)  # (H,), or (layers, H)
         for layer, step in enumerate(self.heads_per_state):
             if log_decay.dim() == 1 and layer > 0 and step == self.heads_per_state[0]:
                 layers.append(layers[0])
@@ -104,8 +101,7 @@ class RetNetRotaryEmbedding(nn.Module):
 
     def forward(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """position (B|1, T) int64 -> cos, sin (B|1, 1, T, K/2), float32 or wider."""
-        phase = position[:, None, :, None] * self.frequency.to(position.device)
-        angle = phase.to(torch.promote_types(dtype, torch.float32)) * (2 * math.pi / 2**64)
+        angle = angles(position[:, None, :], self.frequency, dtype)
         if self.attention_scaling != 1.0:
             return angle.cos() * self.attention_scaling, angle.sin() * self.attention_scaling
         return angle.cos(), angle.sin()
@@ -341,9 +337,8 @@ class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
             init.copy_(module.log_decay, module.compute_log_decay(module.log_decay.device))
         elif isinstance(module, RetNetRotaryEmbedding):
             init.copy_(module.frequency, module.compute_frequency(module.frequency.device))
-        elif isinstance(module, (RetNetHeadRMSNorm, RetNetHeadScale)):
-            if module.weight is not None:
-                init.ones_(module.weight)
+        elif isinstance(module, RetNetHeadScale):
+            init.ones_(module.weight)
         elif hasattr(module, "xavier_gain") and self.config.initialization != "normal":
             depth = (8 * self.config.num_hidden_layers) ** 0.25
             shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0

@@ -346,7 +346,7 @@ def layout_of_ranks(
         )
     if past is not None and past.record_past:
         raise ValueError("a state that records its past (activate_past_recording) cannot be split over ranks.")
-    past_position = None if past is None else past.past_position
+    past_position = past.next_position if past is not None and past.is_initialized else None
     if past_position is not None and len(past_position) != shape[0]:
         raise ValueError(
             f"past_key_values holds {len(past_position)} sequences, but the batch has {shape[0]}: select or repeat its rows "

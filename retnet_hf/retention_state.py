@@ -82,11 +82,6 @@ class StateLayer(CacheLayerMixin):
         self.cumulative_length = self.cumulative_length.to(self.device)
         self.is_initialized = True
 
-    @property
-    def past_position(self) -> Tensor | None:
-        """(B,) the position that new tokens continue from; None before the first token."""
-        return self.next_position if self.is_initialized else None
-
     def get_seq_length(self) -> Tensor | int:
         """Columns read so far, padding included: 0 before the first token, then a 0-dim tensor, which is a copy."""
         return self.cumulative_length.clone() if self.is_initialized else 0

@@ -20,29 +20,7 @@ bfloat16 is multiplied as such. float16 is multiplied as TF32, which holds each 
 float32 as torch.set_float32_matmul_precision says. What is summed is float32: the running state, the accumulators, and the
 output, which like that of the other forms is no average and could overflow. States are stored as they are multiplied.
 
-What it takes, at the paper's shape, B = 1, H = 8, K = 256, V = 512, T = 65,536, in bfloat16 and chunks of 128, where each
-tensor is read from memory once by each kernel that needs it:
-
-                      GFLOP     GB      columns of a tile
-    states              137    1.9      64 x 128 of K x V, 128 programs
-    output              344    3.2      128, so that Q Kᵀ is computed 4 times
-    states again        137    1.9
-    gradient of S       137    1.9
-    dV                  344    2.7      128, 4 times
-    dK, dQ              309    2.7      each; 128, dO Vᵀ twice
-    dO to bfloat16        0    1.6
-    together          1,718   18.6
-
-On paper an H100 needs 1.7 ms for the first and 5.5 ms for the second: bytes bound it, and stored states are 7.5 GB of them.
-The most that is held at a time is 5.9 GB. Whole states of K x V are too large for registers beside an output, which is why
-they go through memory; a chunk is a tile, so that a program holds its scores and one tile of the result in registers, and
-reads everything else in parts of 64. As compiled by Triton 3.7, without spills, with mask and reset or without:
-
-                       sm_90, C = 128                      sm_80, C = 64
-    states_kernel      8 warps, 113 to 132 registers,      4 warps, 165 to 184 registers,
-                       147 to 150 kB, 1 program            33 kB, 2 or 3 programs a multiprocessor
-    read_kernel        8 warps, 200 to 254 registers,      8 warps, 128 registers,
-                       147 kB, 1 program                   33 kB, 2 programs a multiprocessor
+`docs/guides/gpu.md` has the products, bytes and registers that the kernels take.
 """
 
 import os

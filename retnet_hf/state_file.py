@@ -4,7 +4,6 @@
 
 import hashlib
 import json
-import math
 import os
 from pathlib import Path
 
@@ -46,10 +45,8 @@ def is_of_same_weights(mark: str, other: str) -> bool:
     if len(first["sums"]) != len(second["sums"]):
         return False
     tolerance = 1e-5 if first["dtypes"] == second["dtypes"] else 2**-7  # of the norm: 7 deviations of bfloat16
-    for (one, norm), (two, _) in zip(first["sums"], second["sums"]):
-        if not math.isclose(float(one), float(two), rel_tol=1e-5, abs_tol=tolerance * float(norm)):
-            return False
-    return True
+    pairs = zip(first["sums"], second["sums"])
+    return all(abs(float(one) - float(two)) <= tolerance * float(norm) for (one, norm), (two, _) in pairs)
 
 
 def write_state(path: str | os.PathLike, tensors: dict[str, Tensor], fingerprint: str, mark: str | None) -> None:
