@@ -8,6 +8,8 @@ plan once (plan.py). A layer rotates and retains by it, whether it trains, reads
 Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V value size, D hidden size.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -35,7 +37,7 @@ from .configuration_retnet import RetNetConfig
 from .generation_retnet import RetNetGeneration
 from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
-from .integer_angles import angles, integer_frequencies
+from .integer_angles import integer_frequencies
 from .kernels import TORCH, load_kernels
 from .loading import DialectLoading
 from .pieces import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
@@ -64,7 +66,7 @@ class RetNetDecay(HeadDecay):
     def of_layers(self, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """The ln γ (M,) of each layer on this rank. A layer whose heads share states has one for each key/value head."""
         (rank, ranks), layers = self.share, []
-        log_decay = self(dtype, device)  # (H,), or (layers, H)
+        log_decay = self.log_decay.to(device).to(torch.promote_types(dtype, torch.float32)) * 2**-56  # (H,), or (layers, H)
         for layer, step in enumerate(self.heads_per_state):
             if log_decay.dim() == 1 and layer > 0 and step == self.heads_per_state[0]:
                 layers.append(layers[0])
@@ -101,7 +103,8 @@ class RetNetRotaryEmbedding(nn.Module):
 
     def forward(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """position (B|1, T) int64 -> cos, sin (B|1, 1, T, K/2), float32 or wider."""
-        angle = angles(position[:, None, :], self.frequency, dtype)
+        phase = position[:, None, :, None] * self.frequency.to(position.device)
+        angle = phase.to(torch.promote_types(dtype, torch.float32)) * (2 * math.pi / 2**64)
         if self.attention_scaling != 1.0:
             return angle.cos() * self.attention_scaling, angle.sin() * self.attention_scaling
         return angle.cos(), angle.sin()
