@@ -221,6 +221,7 @@ def _new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> T
 
 
 def checked_positions(shape: tuple[int, int], position_ids: Tensor) -> Tensor:
+    """position_ids of `shape` = (B, T) tokens as (B|1, T). Raises ValueError if they have another shape."""
     batch, length = shape
     if position_ids.dim() == 1:
         position_ids = position_ids[None]
@@ -357,6 +358,7 @@ def function_operator(log_decay: Tensor, layout: Layout, function: Callable[...,
 
 
 def apply_function(query, key, value, state, function, log_decay: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """Calls a function with the marks of the layout; the output of absent tokens is zero."""
     with without_autocast(query.device.type):
         output, state = function(query, key, value, log_decay, state, layout.present, layout.starts)
     return output if layout.present is None else output.masked_fill(~layout.present[:, None, :, None], 0), state
@@ -400,7 +402,7 @@ def operators_of(
     """
     length, kernel = layout.position.shape[1], kernels.chunkwise if form in ("auto", "chunkwise") else None
     if form == "auto":
-        form = "recurrent" if isinstance(length, int) and length == 1 else choose_form(length, chunk_size)
+        form = choose_form(length, chunk_size)
     in_place = form == "recurrent" and length == 1 and not bidirectional
     if bidirectional:
         make = functools.partial(both_ways_operator, layout=layout, form=form, chunk_size=chunk_size)
