@@ -467,11 +467,14 @@ class RetNetModel(RetNetPreTrainedModel):
             raise ValueError(
                 "past_key_values must be empty when training with gradient checkpointing, which drops the state."
             )
-        if isinstance(past_key_values, RetNetState):
-            past_key_values.last_ids = None
-            if not torch.compiler.is_compiling() and (past_key_values.model is None or past_key_values.model() is not self):
-                past_key_values.require_weights(self)
-        return past_key_values if use_cache else borrowed(past_key_values)
+        is_state = isinstance(past_key_values, RetNetState)
+        written_by = past_key_values.model if is_state else None
+        if is_state and not torch.compiler.is_compiling() and (written_by is None or written_by() is not self):
+            past_key_values.require_weights(self)
+        past = past_key_values if use_cache else borrowed(past_key_values)
+        if is_state:
+            past.last_ids = None
+        return past
 
     def plan(
         self,

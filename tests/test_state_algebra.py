@@ -342,6 +342,16 @@ def test_a_refused_state_is_as_before_and_one_that_was_reset_is_anyones(tmp_path
     assert read(other, random_ids(2, 3), loaded).logits.equal(read(other, random_ids(2, 3)).logits)
 
 
+def test_a_call_that_leaves_the_state_as_it_is_leaves_its_last_token_known():
+    model, ids = small_model(), random_ids(1, 6)
+    state = read(model, ids).past_key_values
+    with torch.no_grad():
+        model(random_ids(1, 2, 1), past_key_values=state, use_cache=False)
+    other = torch.cat([ids[:, :5], (ids[:, 5:] + 1) % 90, ids[:, :2]], dim=1)
+    with pytest.raises(ValueError, match="must begin with the 6 tokens"):
+        model.generate(other, past_key_values=state, max_new_tokens=2)
+
+
 def test_ids_are_accepted_after_steps_that_a_compiled_model_took():
     """Those do not note which token they read last."""
     model, ids = small_model(), random_ids(1, 12)
