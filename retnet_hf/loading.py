@@ -268,10 +268,10 @@ class DialectLoading:
         return load_any_dialect(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
     def share_heads(self, share: tuple[int, int] | None) -> None:
-        """Tells modules that hold numbers of all heads, by their attribute `share`, the (rank, ranks) that share them."""
+        """Sets the attribute `rank_share`, (rank, ranks), of the modules that hold numbers of all heads."""
         for module in self.modules() if share is not None else ():
-            if hasattr(module, "share"):
-                module.share = share
+            if hasattr(module, "rank_share"):
+                module.rank_share = share
 
     @classmethod
     def maybe_distribute_model(cls, model: PreTrainedModel, distributed_config: Any, mesh_manager: Any):

@@ -25,7 +25,6 @@ from transformers.modeling_layers import (
     GradientCheckpointingLayer,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto import AutoModel
 from transformers.processing_utils import Unpack
@@ -37,7 +36,7 @@ from .configuration_retnet import RetNetConfig
 from .generation_retnet import RetNetGeneration
 from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
-from .integer_angles import integer_frequencies
+from .integer_angles import integer_frequencies, rotary_frequencies
 from .kernels import TORCH, load_kernels
 from .loading import DialectLoading
 from .pieces import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
@@ -45,7 +44,7 @@ from .plan import HALF_PRECISION, Layout, MappedPlan, Plan, Rotation, Scaling, l
 from .retention_forms import FORMS, default_chunk_size, multiplies_bfloat16
 from .retention_packed import continued_layout, packed_operators
 from .retention_split import Context, layout_of_ranks, split_operators
-from .retention_state import RetNetState, RetNetStateLayer, borrowed, first_in_use, install_retention_layers
+from .retention_state import RetNetStateLayer, first_in_use, past_of_call
 from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
 
 
@@ -53,10 +52,10 @@ class RetNetDecay(HeadDecay):
     """ln γ of every head of every layer.
 
     Attributes:
-        share: rank and number of ranks that share the heads under tensor parallelism.
+        rank_share: rank and number of ranks that share the heads under tensor parallelism.
     """
 
-    share: tuple[int, int] = (0, 1)
+    rank_share: tuple[int, int] = (0, 1)
 
     def __init__(self, config: RetNetConfig) -> None:
         layers = range(config.num_hidden_layers)
@@ -65,7 +64,7 @@ class RetNetDecay(HeadDecay):
 
     def of_layers(self, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
         """The ln γ (M,) of each layer on this rank. A layer whose heads share states has one for each key/value head."""
-        (rank, ranks), layers = self.share, []
+        (rank, ranks), layers = self.rank_share, []
         log_decay = self.log_decay.to(device).to(torch.promote_types(dtype, torch.float32)) * 2**-56  # (H,), or (layers, H)
         for layer, step in enumerate(self.heads_per_state):
             if log_decay.dim() == 1 and layer > 0 and step == self.heads_per_state[0]:
@@ -82,24 +81,12 @@ class RetNetRotaryEmbedding(nn.Module):
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__()
         self.config = config
-        self.attention_scaling = 1.0  # yarn's, of queries and of keys
         self.frequency = nn.Buffer(self.compute_frequency(), persistent=False)
 
     def compute_frequency(self, device: torch.device | None = None) -> Tensor:
-        """(K/2,) int64: theta^(-2i/K), or theta^(-linspace(0, 1, K/2)) with the end point.
-
-        Transformers computes the frequencies of other rope types, in float32. A partial rotation gives the other pairs 0.
-        """
-        config, parameters = self.config, self.config.rope_parameters
-        pairs = int(config.head_dim * parameters.get("partial_rotary_factor", 1.0)) // 2
-        if parameters["rope_type"] == "default":
-            last = max(pairs - 1, 1) if config.rotary_endpoint else pairs
-            radians = [parameters["rope_theta"] ** (-pair / last) for pair in range(pairs)]
-        else:
-            with torch.device("cpu"):  # these are numbers, whatever device models are made on
-                found, self.attention_scaling = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
-            radians = found.tolist()
-        return integer_frequencies(radians + [0.0] * (config.head_dim // 2 - pairs), device)
+        """(K/2,) int64, of the pairs of a head."""
+        frequency, self.attention_scaling = rotary_frequencies(self.config)
+        return integer_frequencies(frequency, device)
 
     def forward(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """position (B|1, T) int64 -> cos, sin (B|1, 1, T, K/2), float32 or wider."""
@@ -141,10 +128,10 @@ class RetNetHeadScale(nn.Module):
     """A learned factor on each head's output.
 
     Attributes:
-        share: as in `RetNetDecay`.
+        rank_share: as in `RetNetDecay`.
     """
 
-    share: tuple[int, int] = (0, 1)
+    rank_share: tuple[int, int] = (0, 1)
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -152,7 +139,7 @@ class RetNetHeadScale(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, T, H, V) -> (B, T, H, V), of this rank's heads."""
-        rank, ranks = self.share
+        rank, ranks = self.rank_share
         return hidden_states * self.weight.chunk(ranks)[rank][:, None].to(hidden_states.dtype)
 
 
@@ -418,9 +405,7 @@ class RetNetModel(RetNetPreTrainedModel):
             )
         if use_cache is None:
             use_cache = past_key_values is not None or self.config.use_cache
-        past = None
-        if use_cache or past_key_values is not None:
-            past = self.past_of_call(past_key_values, use_cache)
+        past = past_of_call(self, past_key_values, use_cache) if use_cache or past_key_values is not None else None
         options = {"retention_form": retention_form, **kwargs}
 
         if not isinstance(self.layers[0], nn.Identity):  # a later stage of a pipeline gets states that are embedded
@@ -438,8 +423,8 @@ class RetNetModel(RetNetPreTrainedModel):
         else:
             plans = self.plan(hidden_states, attention_mask, position_ids, past, **options)
             hidden_states = self.read(hidden_states, plans, past, **kwargs)
-        if isinstance(past, RetNetState) and not torch.compiler.is_compiling():
-            past.last_ids = None if input_ids is None or self.context is not None else input_ids[:, -1].clone()
+        if past is not None and input_ids is not None and self.context is None and not torch.compiler.is_compiling():
+            first_in_use(past.layers).last_ids = input_ids[:, -1].clone()
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past if use_cache else None)
 
     def read(
@@ -449,32 +434,6 @@ class RetNetModel(RetNetPreTrainedModel):
         for layer, kind in zip(self.layers, self.config.layer_types):
             hidden_states = layer(hidden_states, plan=plans[kind], past_key_values=past_key_values, **kwargs)
         return self.norm(hidden_states)
-
-    def past_of_call(self, past_key_values: Cache | None, use_cache: bool) -> Cache | None:
-        """Returns the given state, a new one, or a borrowed copy of the given one that does not write to its memory."""
-        if self.config.bidirectional:
-            if past_key_values is not None:
-                raise ValueError("past_key_values must be None in a bidirectional model: a token sees those after it too.")
-            return None
-        drops_state = self.training and self.gradient_checkpointing  # checkpointing does not pass the state to layers
-        if past_key_values is None:
-            if drops_state:
-                return None
-            past_key_values = RetNetState(self.config)
-        elif getattr(past_key_values, "config", None) is not self.config:
-            past_key_values = install_retention_layers(past_key_values, self.config)
-        if drops_state and first_in_use(past_key_values.layers).is_initialized:
-            raise ValueError(
-                "past_key_values must be empty when training with gradient checkpointing, which drops the state."
-            )
-        is_state = isinstance(past_key_values, RetNetState)
-        written_by = past_key_values.model if is_state else None
-        if is_state and not torch.compiler.is_compiling() and (written_by is None or written_by() is not self):
-            past_key_values.require_weights(self)
-        past = past_key_values if use_cache else borrowed(past_key_values)
-        if is_state:
-            past.last_ids = None
-        return past
 
     def plan(
         self,

@@ -41,6 +41,7 @@ class StateLayer(CacheLayerMixin):
         record_past: whether tokens can be taken back.
         borrowed: whether another layer owns the tensors, so that nothing may be written into them.
         supports_packed_documents: whether packed documents may continue from rows of this layer.
+        last_ids: (B,) the last token that each row has read, where it is known; kept by the first layer in use alone.
     """
 
     SAVED: ClassVar[tuple[str, ...]]
@@ -55,6 +56,7 @@ class StateLayer(CacheLayerMixin):
         self.cumulative_length = torch.zeros((), dtype=torch.int64)
         self.dtype = self.device = None
         self.record_past = self.borrowed = False
+        self.last_ids: Tensor | None = None
 
     @abstractmethod
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -80,7 +82,7 @@ class StateLayer(CacheLayerMixin):
         """Remembers dtype and device of the state, those of `key_states`."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.cumulative_length = self.cumulative_length.to(self.device)
-        self.is_initialized = True
+        self.is_initialized, self.last_ids = True, None
 
     def get_seq_length(self) -> Tensor | int:
         """Columns read so far, padding included: 0 before the first token, then a 0-dim tensor, which is a copy."""
@@ -146,18 +148,20 @@ class StateLayer(CacheLayerMixin):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes what row beam_idx[i] was."""
-        if self.is_initialized:
-            self._map(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
+        self._map_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every row `repeats` times, side by side."""
-        if self.is_initialized:
-            self._map(lambda rows: rows.repeat_interleave(repeats, dim=0))
+        self._map_rows(lambda rows: rows.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Only the rows `indices`."""
+        self._map_rows(lambda rows: rows[indices.to(rows.device)])
+
+    def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.is_initialized:
-            self._map(lambda rows: rows[indices.to(rows.device)])
+            self._map(change)
+            self.last_ids = None if self.last_ids is None else change(self.last_ids)
 
     def borrow(self) -> Any:
         """A layer that continues from this state and leaves it as it is. Nothing is copied."""
@@ -311,7 +315,7 @@ class RetNetStateLayer(StateLayer):
         self._start_record()
 
     def _start_record(self) -> None:
-        self._recorded = []
+        self._recorded, self.last_ids = [], None
         if self.record_past:
             past = (self.recurrent_states, self.next_position) if self.is_initialized else (None, None)
             self._recorded_from = tuple(None if tensor is None else tensor.clone() for tensor in past)
@@ -427,6 +431,33 @@ def borrowed(cache: Cache) -> Cache:
     return twin
 
 
+def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cache | None:
+    """What a call to a `RetNetModel` continues from and updates: the given cache, a new state, or a borrowed copy of the
+    given cache if the call must leave it as it is.
+
+    Raises:
+        ValueError: for a cache that the model cannot continue from.
+    """
+    if model.config.bidirectional:
+        if cache is not None:
+            raise ValueError("past_key_values must be None in a bidirectional model: a token sees those after it too.")
+        return None
+    drops_state = model.training and model.gradient_checkpointing  # checkpointing does not pass the state to layers
+    if cache is None:
+        if drops_state:
+            return None
+        cache = RetNetState(model.config)
+    elif getattr(cache, "config", None) is not model.config:
+        cache = install_retention_layers(cache, model.config)
+    if drops_state and first_in_use(cache.layers).is_initialized:
+        raise ValueError("past_key_values must be empty when training with gradient checkpointing, which drops the state.")
+    if isinstance(cache, RetNetState) and not torch.compiler.is_compiling():
+        cache.require_weights(model)
+    past = cache if use_cache else borrowed(cache)
+    first_in_use(past.layers).last_ids = None
+    return past
+
+
 class RetNetState(Cache):
     """The state of a whole model: constant in size, exact, and an ordinary cache to `generate()`, beams and pipelines.
 
@@ -444,9 +475,8 @@ class RetNetState(Cache):
         self.config = config.get_text_config(decoder=True)
         super().__init__(layers=state_layers(self.config))
         self._compileable = compileable and all(layer.is_compileable for layer in self.layers)
-        self.model: Callable[[], nn.Module | None] | None = None  # a weak reference to the model that wrote the state
+        self._writer: Callable[[], nn.Module | None] | None = None  # a weak reference to the model that wrote the state
         self._mark: str | None = None  # of the weights that computed a loaded state
-        self.last_ids: Tensor | None = None  # (B,) the last token that each row has read, where it is known
 
     def __copy__(self) -> "RetNetState":
         twin = type(self).__new__(type(self))
@@ -460,12 +490,12 @@ class RetNetState(Cache):
         return twin
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"model": None}
+        return self.__dict__ | {"_writer": None}
 
     @property
     def weights_mark(self) -> str | None:
         """The mark of the weights that computed this state; None where it is unknown. See `state_file.weights_mark`."""
-        model = None if self.model is None else self.model()
+        model = None if self._writer is None else self._writer()
         return self._mark if model is None else weights_mark(model)
 
     def require_weights(self, model: nn.Module) -> None:
@@ -474,6 +504,8 @@ class RetNetState(Cache):
         Raises:
             ValueError: if the state was loaded from a file, and other weights computed it.
         """
+        if self._writer is not None and self._writer() is model:
+            return
         if self._mark is not None:
             own = weights_mark(model)
             if own is not None and not is_of_same_weights(own, self._mark):
@@ -482,11 +514,11 @@ class RetNetState(Cache):
                     "load it by RetNetState.load(..., other_weights=True)."
                 )
             self._mark = None
-        self.model = weakref.ref(model)
+        self._writer = weakref.ref(model)
 
     def require_read(self, input_ids: Tensor) -> None:
         """Raises ValueError if ids (B, T) of a whole text cannot begin with what the state has read."""
-        read, last_ids = self.length_of(self), self.last_ids
+        read, last_ids = self.length_of(self), first_in_use(self.layers).last_ids
         if last_ids is None or len(last_ids) != len(input_ids) or not 0 < read < input_ids.shape[1]:
             return
         if not torch.equal(input_ids[:, read - 1], last_ids.to(input_ids.device)):
@@ -495,24 +527,8 @@ class RetNetState(Cache):
                 f"alone, give an attention_mask with columns for those {read} tokens before them."
             )
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.last_ids = None
-        super().reorder_cache(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self.last_ids = None
-        super().batch_repeat_interleave(repeats)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self.last_ids = None
-        super().batch_select_indices(indices)
-
-    def crop(self, *args: Any, **kwargs: Any) -> None:
-        self.last_ids = None
-        super().crop(*args, **kwargs)
-
     def reset(self) -> None:
-        self.last_ids = self.model = self._mark = None
+        self._writer = self._mark = None
         super().reset()
 
     def get_seq_length(self, layer_idx: int = 0) -> Tensor | int:
@@ -615,9 +631,8 @@ class RetNetState(Cache):
         if any(not layer.is_initialized for state in states for layer in state.layers):
             raise ValueError("concatenate takes states that have read something: an empty state has no batch size.")
         joint = states[0].clone()
-        joint.last_ids = None
-        if any(state.model != joint.model or state._mark != joint._mark for state in states):
-            joint.model = joint._mark = None
+        if any(state._writer != joint._writer or state._mark != joint._mark for state in states):
+            joint._writer = joint._mark = None
         for index, layer in enumerate(joint.layers):
             layer.join_([state.layers[index] for state in states])
         return joint
@@ -659,8 +674,11 @@ class RetNetState(Cache):
 
         Raises:
             ValueError: if the file is no saved state, is damaged, or belongs to another model.
+            TypeError: if `config` is something else, such as the name of a folder.
         """
         model = config if isinstance(config, nn.Module) else None
+        if model is None and not isinstance(config, PreTrainedConfig):
+            raise TypeError(f"config must be a configuration or a model, got {config!r}.")
         state = cls(config if model is None else model.config)
         tensors, mark = read_state(path, state.config, {name for name, _ in _named_tensors(state)})
         for index, layer in enumerate(state.layers):

@@ -94,7 +94,7 @@ class AttentionStateLayer(StateLayer):
 
     def _forget(self) -> None:
         self.keys = self.values = self.document = self.count = self.position = self.next_position = None
-        self._recorded = 0  # columns that can be taken back
+        self._start_record()
         self._solid = 0 if self.window is None else self.window - 1  # last columns without gaps, at most window - 1
 
     @property
@@ -175,7 +175,7 @@ class AttentionStateLayer(StateLayer):
         self._start_record()
 
     def _start_record(self) -> None:
-        self._recorded = 0
+        self._recorded, self.last_ids = 0, None  # columns that can be taken back
 
     def reset(self) -> None:
         """Forgets everything, for a batch of any size."""

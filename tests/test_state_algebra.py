@@ -364,6 +364,32 @@ def test_ids_are_accepted_after_steps_that_a_compiled_model_took():
     assert model.generate(ids, past_key_values=state, max_new_tokens=4, do_sample=False).equal(expected)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.reorder_cache(torch.tensor([1, 0])),
+        lambda state: state.batch_select_indices(torch.tensor([1, 0])),
+        lambda state: state.batch_repeat_interleave(2),
+    ],
+)
+def test_what_was_read_last_follows_the_rows(change):
+    """A whole text that a row has not read is refused after the rows were moved, and its own is accepted."""
+    model, ids = small_model(), random_ids(2, 6)
+    ids[:, -2] = torch.tensor([5, 9])
+    state = read(model, ids[:, :-1]).past_key_values
+    change(state)
+    rows = ids.repeat_interleave(2, dim=0) if len(state.layers[0].last_ids) == 4 else ids.flip(0)
+    state.require_read(rows)
+    with pytest.raises(ValueError, match="must begin with the 5 tokens that past_key_values has read"):
+        state.require_read(rows.flip(0))
+
+
+def test_a_state_is_not_loaded_for_the_name_of_a_folder(saved_state, tmp_path):
+    (tmp_path / "state.safetensors").write_bytes(saved_state[1])
+    with pytest.raises(TypeError, match="config must be a configuration or a model, got 'my-retnet'"):
+        RetNetState.load(tmp_path / "state.safetensors", "my-retnet")
+
+
 def test_a_share_of_the_heads_is_neither_saved_nor_loaded(saved_state, tmp_path):
     """What one rank of a tensor parallel model holds would be taken for all heads."""
     state, content = saved_state
