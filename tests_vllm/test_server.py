@@ -2,10 +2,13 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet-hf serve` with vLLM: several clients at once, answers streamed, heads shared out among two ranks."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -25,20 +28,23 @@ def server(tmp_path):
     model = model_of("softmax attention in some layers and beside retention")
     model.save_pretrained(tmp_path / "served")
     word_tokenizer().save_pretrained(tmp_path / "served")
-    command = [sys.executable, "-m", "retnet_hf_cli", "serve", "served", "--port", str(free_port()), "--length", "256"]
+    port = free_port()
+    command = [sys.executable, "-m", "retnet_hf_cli", "serve", "served", "--port", str(port), "--length", "256"]
     command += ["--requests", "4", "--", "--tensor-parallel-size", "2"]
     command += ["--kv-cache-memory-bytes", str(16 << 20), "--max-num-batched-tokens", "64"]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     log = tmp_path / "log"
     with log.open("w") as output:
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=output, text=True)
-    told = next((line for line in process.stderr if "is served at" in line), None)
-    assert told is not None, log.read_text()[-3000:]
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=output, stdout=output)
+    while process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+            break
+        time.sleep(0.2)
+    assert process.poll() is None, log.read_text()[-3000:]
     family = psutil.Process(process.pid).children(recursive=True)
-    yield told.split("served at ")[1].split(";")[0], model
+    yield f"http://127.0.0.1:{port}", model
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130
+    process.wait(timeout=60)
     assert not [member for member in family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -1,9 +1,16 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`retnet-hf serve`: a model answers requests over HTTP, as OpenAI's API has them."""
+"""`retnet-hf serve`: `transformers serve` or vLLM's server, with a RetNet."""
 
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -14,7 +21,7 @@ from ..options import Model, one_of, run_option
 from ..sources import model_source
 
 
-ENGINES = ("vllm", "transformers")
+ENGINES = {"vllm": ("vllm",), "transformers": ("fastapi", "uvicorn", "openai")}  # and the packages that each needs
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -27,10 +34,7 @@ def serve(
     ] = None,
     host: Annotated[str, run_option(help="Address to listen at. 0.0.0.0: for other machines, too.")] = "127.0.0.1",
     port: Annotated[int, run_option(min=1, max=65535, help="Port to listen at.")] = 8000,
-    requests: Annotated[
-        int | None,
-        run_option(min=1, help="vllm: requests to answer at once, at the most; 64 if absent."),
-    ] = None,
+    requests: Annotated[int | None, run_option(min=1, help="vllm: requests to answer at once; 64 if absent.")] = None,
     length: Annotated[
         int | None,
         run_option(
@@ -38,64 +42,77 @@ def serve(
         ),
     ] = None,
     dtype: Annotated[
-        str, run_option(callback=one_of(DTYPES), help="Of the weights. auto: as saved, or float32 where that is faster.")
+        str, run_option(callback=one_of(DTYPES), help="Of the weights. auto: as saved on a GPU, float32 on a CPU.")
     ] = "auto",
-    keep_states: Annotated[
-        Path | None,
-        run_option(
-            help="transformers: keep the states of conversations in this folder. A request names its conversation in the "
-            "header X-Conversation-ID and says only what is new.",
-            show_default=False,
-        ),
-    ] = None,
 ) -> None:
     """Answer requests over HTTP, each in constant memory.
 
-    The server speaks OpenAI's API: /v1/completions, /v1/chat/completions and
-    /v1/models. It listens on this machine alone, unless --host says otherwise,
-    and ends at Ctrl-C. What follows -- goes to vLLM's server as it is.
+    The server speaks OpenAI's API: /v1/completions and /v1/chat/completions.
+    It listens on this machine alone, unless --host says otherwise, and ends at
+    Ctrl-C. What follows -- goes to the server as it is.
 
     [bold]Examples[/bold]
 
     retnet-hf serve my-model
 
-    retnet-hf serve my-model --keep-states conversations
-
     retnet-hf serve my-model --engine vllm -- --enable-prefix-caching
+
+    retnet-hf serve my-model --engine transformers -- --enable-cors
     """
     name, console = model_source(model), Console(stderr=True)
+    installed = [each for each, packages in ENGINES.items() if all(map(find_spec, packages))]
+    engine = engine or (installed or ["transformers"])[0]
+    if engine not in installed:
+        extra = {"vllm": "vllm", "transformers": "serve"}[engine]
+        raise InputError(f'the server of {engine} is not installed: pip install "retnet-hf[{extra}]"')
+    for option, value in (("--requests", requests), ("--length", length)):
+        if engine != "vllm" and value is not None:
+            raise InputError(f"{option} is for the other engine: --engine vllm")
+    require_free(host, port)
     with loading(console):
-        from ..serving import transformers_server, vllm
-        from ..serving.settings import Settings, announce
-        from ..serving.weights import dtype_of, retnet_config
+        from ..serving.models import dtype_of, retnet_config, vllm_arguments
 
-    if engine is None:
-        engine = "vllm" if vllm.is_installed() and keep_states is None else "transformers"
     config = retnet_config(name)
-    transformers_server.require_free(host, port)
-    settings = Settings(name, host, port, requests or 64, length, dtype_of(config, dtype))
+    shared = ["--host", host, "--port", str(port), "--dtype", dtype_of(config, dtype)]
     if engine == "vllm":
-        if keep_states is not None:
-            raise InputError("--keep-states is of the other engine: --engine transformers")
-        if not vllm.is_installed():
-            raise InputError('vLLM is not installed: pip install "retnet-hf[vllm]"')
-        announce(settings, console)
-        code = vllm.serve(settings, config, context.args)
-        raise typer.Exit(code)
+        own = vllm_arguments(config, requests or 64, length)
+        command = ["-m", "vllm.entrypoints.openai.api_server", "--model", name, *shared, *own]
+    else:
+        command = ["-m", "retnet_hf_cli.serving.transformers", "serve", name, *shared, "--log-level", "error"]
+    address = address_of(host, port)
+    for line in (
+        f"{Path(name).name} is served at {address} once it is loaded; Ctrl-C ends it. Try then:",
+        example(name, address),
+    ):
+        print(line, file=sys.stderr, flush=True)
+    become([sys.executable, *command, *context.args])
 
-    if not transformers_server.is_installed():
-        raise InputError('the server of transformers is not installed: pip install "transformers[serving]"')
-    if context.args:
-        raise InputError(f"unknown to the server of transformers: {' '.join(context.args)}")
-    if length is not None:
-        raise InputError("--length is of the other engine: --engine vllm")
-    if requests is not None:
-        raise InputError("--requests is of the other engine: --engine vllm")
-    from ..serving.conversations import HEADER, Conversations
-    from ..serving.weights import load
 
-    with console.status("loading the model"):
-        network, tokenizer = load(settings)
-    conversations = None if keep_states is None else Conversations(keep_states, network)
-    announce(settings, console, *([] if conversations is None else [f"{HEADER}: my-first"]))
-    transformers_server.serve(settings, network, tokenizer, conversations)
+def require_free(host: str, port: int) -> None:
+    """Raises InputError if nothing can listen at this address."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        raise InputError(f"nothing can listen at {host}, port {port}: {error.strerror or error}") from error
+
+
+def address_of(host: str, port: int) -> str:
+    """URL of the server for programs on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def example(model: str, address: str) -> str:
+    """A shell command that asks the server to continue a text."""
+    body = json.dumps({"model": model, "prompt": "In the beginning", "max_tokens": 32, "stream": True})
+    return shlex.join(["curl", "-N", f"{address}/v1/completions", "-H", "Content-Type: application/json", "-d", body])
+
+
+def become(command: list[str]) -> NoReturn:
+    """Runs a command in the place of this process, so that signals reach it and its exit code is this one's."""
+    if os.name == "nt":  # where `exec` returns to the shell at once
+        raise typer.Exit(subprocess.call(command))
+    os.execv(command[0], command)

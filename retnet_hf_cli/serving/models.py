@@ -1,0 +1,54 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What a server is told about the model that it serves."""
+
+import os
+
+import torch
+from transformers import AutoConfig
+
+from conversion.errors import first_line
+from retnet_hf import RetNetConfig
+
+from ..errors import InputError
+
+
+def retnet_config(name: str) -> RetNetConfig:
+    """Raises InputError for a model that is no RetNet, or does not write."""
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except Exception as error:  # whatever its readers and the network raise
+        raise InputError(f"{name} does not hold a model that can be loaded: {first_line(error)}") from error
+    if not isinstance(config, RetNetConfig) or config.bidirectional:
+        raise InputError(f"{name} holds no RetNet that writes, but a model of type {config.model_type}")
+    return config
+
+
+def dtype_of(config: RetNetConfig, asked: str) -> str:
+    """The name of the weights' dtype. Half precision is slow on most CPUs, and vLLM's own default is half precision."""
+    saved = str(config.dtype).removeprefix("torch.")
+    half = saved in ("bfloat16", "float16") and torch.accelerator.is_available()
+    return asked if asked != "auto" else saved if half else "float32"
+
+
+def state_bytes(config: RetNetConfig) -> int:
+    """Memory that vLLM needs for the states of one request: in each layer a slot as large as the largest."""
+    heads = max(config.state_heads(layer) for layer in range(config.num_hidden_layers))
+    return 4 * config.num_hidden_layers * heads * config.head_dim * config.value_head_dim
+
+
+def vllm_arguments(config: RetNetConfig, requests: int, length: int | None) -> list[str]:
+    """Those of vLLM's server that are not as vLLM would choose them.
+
+    On a CPU vLLM would take nearly all memory. There it gets what the states of all requests take; a hybrid gets a quarter
+    of the machine's memory for its keys and values.
+    """
+    told = ["--max-num-seqs", str(requests)]
+    told += [] if length is None else ["--max-model-len", str(length)]
+    if torch.accelerator.is_available():
+        return told
+    if config.is_hybrid or config.retention_window is not None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    else:
+        memory = (requests + 2) * state_bytes(config)  # vLLM keeps slots of its own
+    return [*told, "--enforce-eager", "--kv-cache-memory-bytes", str(memory)]

@@ -1,0 +1,31 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The command `transformers`, which knows RetNets: `python -m retnet_hf_cli.serving.transformers serve my-model`."""
+
+import logging
+import sys
+
+
+def run() -> None:
+    """Runs `transformers` with the arguments of this process. An error that ends it is one line."""
+    logging.disable(logging.WARNING)  # what libraries say about themselves when they are imported
+    import transformers
+    from transformers.cli.transformers import main
+
+    from conversion.errors import first_line
+    from retnet_hf import RetNetForCausalLM
+
+    # `transformers serve` looks for the class that config.json names in this module, not among the Auto classes.
+    transformers.RetNetForCausalLM = RetNetForCausalLM
+    transformers.logging.disable_progress_bar()
+    logging.disable(logging.NOTSET)
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:  # whatever loading a model raises
+        sys.exit(f"retnet-hf: {first_line(error)}")
+
+
+if __name__ == "__main__":
+    run()
