@@ -2,9 +2,9 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """From a pretrained transformer to a RetNet: transfer of its weights, and the training that makes up for what it lost.
 
-from linearization import AlignmentTrainer, measure_heads, prepare_for_alignment, transfer
+from retnet_hf_linearization import AlignmentTrainer, measure_heads, prepare_for_alignment, transfer
 
-What is measured of models is in `linearization.measures`, `linearization.recall` and `linearization.report`.
+What is measured of models is in `retnet_hf_linearization.measures`, `retnet_hf_linearization.recall` and `retnet_hf_linearization.report`.
 """
 
 from .alignment import AlignmentTrainer, align, prepare_for_alignment

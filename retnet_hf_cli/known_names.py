@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Names that the configurations and `conversion.formats` define, for a command that has not imported them yet.
+"""Names that the configurations and `retnet_hf_conversion.formats` define, for a command that has not imported them yet.
 
 A test holds them to those.
 """

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from conversion.errors import CheckpointError, first_line
+from retnet_hf_conversion.errors import CheckpointError, first_line
 
 from . import ranks
 from .app import Abort, UsageError, app

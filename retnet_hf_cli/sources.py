@@ -4,7 +4,7 @@
 
 from pathlib import Path
 
-from conversion.source import is_repository_name
+from retnet_hf_conversion.source import is_repository_name
 
 from .errors import InputError
 

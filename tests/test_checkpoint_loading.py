@@ -15,10 +15,10 @@ from small_models import small_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 from transformers.modeling_utils import LoadStateDictConfig
 
-from conversion.fla import to_fla
-from conversion.syncdoth import to_syncdoth
 from retnet_hf import RetNetConfig, RetNetForCausalLM, loading
 from retnet_hf.loading import dialect_of, tensor_parallel_share
+from retnet_hf_conversion.fla import to_fla
+from retnet_hf_conversion.syncdoth import to_syncdoth
 from retnet_hf_vllm.weights import canonical_weights
 
 

@@ -29,11 +29,11 @@ from transformers import (
     pipeline,
 )
 
-from conversion.card import how_to_load
-from conversion.fla import to_fla
-from conversion.poolformer import to_poolformer
-from conversion.torchscale import to_torchscale
 from retnet_hf import MetaFormerImageProcessorPil, RMTBackbone, RMTModel
+from retnet_hf_conversion.card import how_to_load
+from retnet_hf_conversion.fla import to_fla
+from retnet_hf_conversion.poolformer import to_poolformer
+from retnet_hf_conversion.torchscale import to_torchscale
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")

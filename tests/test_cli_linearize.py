@@ -28,9 +28,6 @@ from transformers import (
 
 import retnet_hf_cli.linearizing.finish as finish_module
 import retnet_hf_cli.linearizing.pipeline as pipeline_module
-from linearization import hardest_layers, measure_heads
-from linearization.measures import losses_of, score
-from linearization.report import measured_part
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe, needs
@@ -38,6 +35,9 @@ from retnet_hf_cli.linearizing.stages import StageRun
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
 from retnet_hf_cli.training.progress import RichProgress
+from retnet_hf_linearization import hardest_layers, measure_heads
+from retnet_hf_linearization.measures import losses_of, score
+from retnet_hf_linearization.report import measured_part
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -76,8 +76,8 @@ def make_source(folder: Path) -> None:
 def little_is_measured():
     """The clock is read for a moment: what it says is in no test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("linearization.report.DECODED", 1)
-        patch.setattr("linearization.report.ROUNDS", 1)
+        patch.setattr("retnet_hf_linearization.report.DECODED", 1)
+        patch.setattr("retnet_hf_linearization.report.ROUNDS", 1)
         yield
 
 
@@ -545,7 +545,7 @@ def test_stored_answers_are_asked_for_once(retnet_hf, workplace):
     parts = {path: path.stat().st_mtime_ns for path in Path("model.partial").glob("teacher-*/*.safetensors")}
     assert parts
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("linearization.distillation.save_file", None)  # nothing is asked again
+        patch.setattr("retnet_hf_linearization.distillation.save_file", None)  # nothing is asked again
         assert retnet_hf(*options, "--resume").code == 0
     assert_same_weights(Path("model"), Path("whole"))
 

@@ -14,13 +14,13 @@ from small_models import small_model, word_tokenizer
 
 import retnet_hf
 import retnet_hf_cli
-from conversion.formats import FORMATS
 from retnet_hf import RetNetConfig
 from retnet_hf.decay_schedules import DECAY_SCHEDULES
 from retnet_hf_cli import known_names
 from retnet_hf_cli.images.models import FAMILIES
 from retnet_hf_cli.interrupts import leaving_order
 from retnet_hf_cli.training.run import Schedule, Supervisor
+from retnet_hf_conversion.formats import FORMATS
 
 
 COMMAND = [sys.executable, "-m", "retnet_hf_cli"]

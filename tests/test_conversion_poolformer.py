@@ -16,12 +16,12 @@ from small_models import close
 from torch import Tensor, nn
 from transformers import AutoModelForImageClassification, PoolFormerConfig, PoolFormerForImageClassification, PoolFormerModel
 
-from conversion.checkpoint import Checkpoint
-from conversion.folder import write_folder
-from conversion.formats import format_of, plan_of
-from conversion.plan import CheckpointError, shapes_of
-from conversion.poolformer import from_poolformer, plan, to_poolformer
 from retnet_hf import MetaFormerBackbone, MetaFormerConfig, MetaFormerForImageClassification, MetaFormerModel
+from retnet_hf_conversion.checkpoint import Checkpoint
+from retnet_hf_conversion.folder import write_folder
+from retnet_hf_conversion.formats import format_of, plan_of
+from retnet_hf_conversion.plan import CheckpointError, shapes_of
+from retnet_hf_conversion.poolformer import from_poolformer, plan, to_poolformer
 
 
 def poolformer(model_class: type = PoolFormerForImageClassification, **overrides):

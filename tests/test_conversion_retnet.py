@@ -8,13 +8,13 @@ import torch
 from golden import Golden, golden, needs_golden
 from small_models import small_model
 
-from conversion.fla import from_fla, to_fla
-from conversion.plan import CheckpointError, Known, Move, Plan, shapes_of
-from conversion.syncdoth import from_syncdoth, to_syncdoth
-from conversion.torchscale import from_torchscale, to_torchscale
-from conversion.yet_another_retnet import from_yet_another_retnet
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf.loading import FLA, TORCHSCALE, PairsApart
+from retnet_hf_conversion.fla import from_fla, to_fla
+from retnet_hf_conversion.plan import CheckpointError, Known, Move, Plan, shapes_of
+from retnet_hf_conversion.syncdoth import from_syncdoth, to_syncdoth
+from retnet_hf_conversion.torchscale import from_torchscale, to_torchscale
+from retnet_hf_conversion.yet_another_retnet import from_yet_another_retnet
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")

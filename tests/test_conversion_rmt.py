@@ -14,11 +14,11 @@ from small_rmt import images, small_rmt
 from torch import Tensor
 from transformers.initialization import no_init_weights
 
-from conversion.checkpoint import Checkpoint
-from conversion.formats import format_of, plan_of
-from conversion.plan import CheckpointError, shapes_of
-from conversion.rmt import from_rmt, plan, to_rmt
 from retnet_hf import RMTBackbone, RMTConfig, RMTForImageClassification
+from retnet_hf_conversion.checkpoint import Checkpoint
+from retnet_hf_conversion.formats import format_of, plan_of
+from retnet_hf_conversion.plan import CheckpointError, shapes_of
+from retnet_hf_conversion.rmt import from_rmt, plan, to_rmt
 
 
 def released(size: str, **overrides) -> dict[str, tuple[int, ...]]:

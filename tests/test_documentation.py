@@ -15,10 +15,10 @@ import pytest
 from documentation import Session, blocks, session, sessions
 
 import retnet_hf
-from conversion.fla import to_fla
-from conversion.syncdoth import to_syncdoth
-from conversion.torchscale import to_torchscale
 from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf_conversion.fla import to_fla
+from retnet_hf_conversion.syncdoth import to_syncdoth
+from retnet_hf_conversion.torchscale import to_torchscale
 
 
 ROOT = Path(__file__).parent.parent
@@ -179,7 +179,9 @@ def test_imports_run_one_way(package):
     files = [file for file in folder.rglob("*.py") if file.name not in ("__init__.py", "__main__.py")]
     modules = [".".join([package, *file.relative_to(folder).with_suffix("").parts]) for file in files]
     graph = {module: imported_modules(package, module) - {package} for module in modules}
-    assert {name.split(".")[0] for imported in graph.values() for name in imported} <= set(list(HOUSE)[: list(HOUSE).index(package) + 1])
+    assert {name.split(".")[0] for imported in graph.values() for name in imported} <= set(
+        list(HOUSE)[: list(HOUSE).index(package) + 1]
+    )
     assert set(TopologicalSorter(graph).static_order()) >= set(modules)  # CycleError, which names them, for a cycle
 
 

@@ -11,7 +11,7 @@ from small_models import close, random_ids, rounding, shake
 from test_hybrid import SIZES, SOURCES
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, TrainingArguments
 
-from linearization import (
+from retnet_hf_linearization import (
     AlignmentTrainer,
     DistillationTrainer,
     SourceError,
@@ -23,8 +23,8 @@ from linearization import (
     store_teacher,
     transfer,
 )
-from linearization.distillation import divergence, divergence_of_top
-from linearization.transfer import decays_by_distance
+from retnet_hf_linearization.distillation import divergence, divergence_of_top
+from retnet_hf_linearization.transfer import decays_by_distance
 
 
 @pytest.fixture(autouse=True)

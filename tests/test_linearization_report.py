@@ -10,9 +10,9 @@ import torch
 from small_models import random_ids
 from test_linearization import source_of
 
-from linearization import hardest_layers, measure_heads, spread_layers, transfer
-from linearization.measures import losses_of, repeats, score, token_losses
-from linearization.recall import (
+from retnet_hf_linearization import hardest_layers, measure_heads, spread_layers, transfer
+from retnet_hf_linearization.measures import losses_of, repeats, score, token_losses
+from retnet_hf_linearization.recall import (
     CUE,
     NEEDLE,
     associative_examples,
@@ -20,7 +20,7 @@ from linearization.recall import (
     needle_examples,
     needle_recall,
 )
-from linearization.report import (
+from retnet_hf_linearization.report import (
     Measures,
     Report,
     Training,
@@ -64,7 +64,7 @@ def test_scores_are_mean_losses():
 
 @pytest.mark.parametrize("name", ["Llama 3", "Qwen2"])
 def test_losses_of_a_model_are_those_of_its_logits(name, monkeypatch):
-    monkeypatch.setattr("linearization.measures.HEAD_TOKENS", 7)
+    monkeypatch.setattr("retnet_hf_linearization.measures.HEAD_TOKENS", 7)
     model, ids = source_of(name), random_ids(3, 20)
     with torch.no_grad():
         torch.testing.assert_close(losses_of(model, ids), token_losses(model(ids).logits, ids), rtol=1e-5, atol=1e-5)
@@ -169,7 +169,7 @@ def test_layers_are_chosen_by_share():
 @pytest.fixture(scope="module")
 def report() -> Report:
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("linearization.report.DECODED", 2)
+        patch.setattr("retnet_hf_linearization.report.DECODED", 2)
         teacher = source_of("Llama 3")
         blocks = random_ids(8, 32)
         student = transfer(teacher, kept=[1], measures=measure_heads(teacher, [blocks]))

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torchrun import run_ranks
 from transformers import TrainingArguments
 
-from linearization import AlignmentTrainer, align, measure_heads, prepare_for_alignment, transfer
+from retnet_hf_linearization import AlignmentTrainer, align, measure_heads, prepare_for_alignment, transfer
 
 
 class LiveMemory(TorchDispatchMode):
@@ -87,7 +87,7 @@ import sys, torch
 torch.set_num_threads(1)
 from transformers import AutoModelForCausalLM, TrainingArguments
 import retnet_hf
-from linearization import AlignmentTrainer, prepare_for_alignment
+from retnet_hf_linearization import AlignmentTrainer, prepare_for_alignment
 
 folder = sys.argv[1]
 teacher, student = (AutoModelForCausalLM.from_pretrained(folder + name) for name in ("/teacher", "/student"))

@@ -24,7 +24,6 @@ from transformers import (
     PoolFormerModel,
 )
 
-from conversion.poolformer import from_poolformer
 from retnet_hf import (
     MetaFormerBackbone,
     MetaFormerConfig,
@@ -37,6 +36,7 @@ from retnet_hf.modeling_metaformer import (
     MetaFormerRetention,
 )
 from retnet_hf.vision_blocks import ResidualBranch
+from retnet_hf_conversion.poolformer import from_poolformer
 
 
 def small_poolformer(model_class: type = PoolFormerForImageClassification, **overrides):

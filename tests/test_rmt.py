@@ -18,9 +18,9 @@ from small_rmt import images, small_rmt, small_rmt_config
 from torch import Tensor, nn
 from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageClassification
 
-from conversion.rmt import from_rmt, to_rmt
 from retnet_hf import RMTBackbone, RMTConfig, RMTForImageClassification, RMTModel
 from retnet_hf.modeling_rmt import RMTAttention, RMTPositions
+from retnet_hf_conversion.rmt import from_rmt, to_rmt
 
 
 CLASSIFIERS = ["rmt/t3_like", "rmt/m2_like_layerscale", "rmt_token_label/token_label_s_like"]

@@ -10,8 +10,8 @@ from test_checkpoint_loading import foreign, write_folder
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from linearization.transfer import transfer
 from retnet_hf import RetNetForCausalLM
+from retnet_hf_linearization.transfer import transfer
 from retnet_hf_vllm import register
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from linearization.report import measure_text
 from retnet_hf_cli.main import main as retnet_hf
 from retnet_hf_cli.text.corpus import encode
+from retnet_hf_linearization.report import measure_text
 
 from ..quality import texts
 from ..quality.cells import Cell

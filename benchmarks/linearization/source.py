@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-from linearization.recall import associative_examples
 from retnet_hf_cli.text.corpus import encode
+from retnet_hf_linearization.recall import associative_examples
 
 from ..quality import texts
 from ..quality.rivals import of_equal_size

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from linearization.recall import associative_examples
+from retnet_hf_linearization.recall import associative_examples
 
 from .cells import Cell
 from .rivals import RIVALS

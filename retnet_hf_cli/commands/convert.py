@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from conversion.replaced_folder import claim
-from conversion.source import locate
+from retnet_hf_conversion.replaced_folder import claim
+from retnet_hf_conversion.source import locate
 
 from ..interrupts import leaving_order
 from ..known_names import FORMATS
@@ -54,11 +54,11 @@ def convert(
     with loading(console):
         from rich.progress import track
 
-        from conversion.card import how_to_load
-        from conversion.checkpoint import Checkpoint
-        from conversion.folder import write_folder
-        from conversion.formats import plan_of
-        from conversion.report import moves_table
+        from retnet_hf_conversion.card import how_to_load
+        from retnet_hf_conversion.checkpoint import Checkpoint
+        from retnet_hf_conversion.folder import write_folder
+        from retnet_hf_conversion.formats import plan_of
+        from retnet_hf_conversion.report import moves_table
 
     checkpoint = Checkpoint(path := locate(source))
     plan = plan_of(checkpoint, format_name)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from conversion.source import locate
+from retnet_hf_conversion.source import locate
 
 from ..libraries import loading
 from ..sources import require_checkpoint
@@ -30,8 +30,8 @@ def inspect(
     require_checkpoint(source)
     console = Console(highlight=False, markup=False)
     with loading(console):
-        from conversion.checkpoint import Checkpoint
-        from conversion.report import describe
+        from retnet_hf_conversion.checkpoint import Checkpoint
+        from retnet_hf_conversion.report import describe
 
     facts, decays = describe(Checkpoint(locate(source)))
     console.print(facts, soft_wrap=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from conversion.replaced_folder import require_apart
+from retnet_hf_conversion.replaced_folder import require_apart
 
 from .. import ranks
 from ..errors import InputError

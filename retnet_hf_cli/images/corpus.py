@@ -15,7 +15,7 @@ import numpy as np
 import PIL.Image
 from transformers.image_utils import load_image
 
-from conversion.errors import first_line
+from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
 from ..sources import require_images

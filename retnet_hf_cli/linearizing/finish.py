@@ -15,9 +15,11 @@ from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from conversion.card import licence_of
-from conversion.replaced_folder import replace
-from linearization.report import (
+from retnet_hf.cards import model_card
+from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf_conversion.card import licence_of
+from retnet_hf_conversion.replaced_folder import replace
+from retnet_hf_linearization.report import (
     Report,
     Training,
     markdown,
@@ -27,8 +29,6 @@ from linearization.report import (
     measured_part,
     recalled_vocabulary,
 )
-from retnet_hf.cards import model_card
-from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from .job import Job
 from .stages import TRAINING, StageRun

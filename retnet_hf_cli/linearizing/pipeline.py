@@ -26,11 +26,11 @@ from torch.utils.data import Dataset
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.configuration_utils import PreTrainedConfig
 
-from conversion.errors import first_line
-from linearization import HeadMeasures, SourceError, StoredTeacher, measure_heads, store_teacher, transfer
-from linearization.alignment import retention_layers
-from linearization.report import measure_layers
 from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf_conversion.errors import first_line
+from retnet_hf_linearization import HeadMeasures, SourceError, StoredTeacher, measure_heads, store_teacher, transfer
+from retnet_hf_linearization.alignment import retention_layers
+from retnet_hf_linearization.report import measure_layers
 
 from .. import ranks
 from ..cpu_threads import cpu_threads, training_threads

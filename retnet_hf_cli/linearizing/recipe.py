@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 
-from linearization import hardest_layers, linearized_config, softmax_config, spread_layers
 from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf_linearization import hardest_layers, linearized_config, softmax_config, spread_layers
 
 from ..errors import InputError
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerState
 
-from linearization import AlignmentTrainer, DistillationTrainer, prepare_for_alignment
-from linearization.report import Training
 from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf_linearization import AlignmentTrainer, DistillationTrainer, prepare_for_alignment
+from retnet_hf_linearization.report import Training
 
 from .. import ranks
 from ..errors import InputError, Interrupted

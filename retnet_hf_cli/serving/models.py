@@ -7,8 +7,8 @@ import os
 import torch
 from transformers import AutoConfig
 
-from conversion.errors import first_line
 from retnet_hf import RetNetConfig
+from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
 

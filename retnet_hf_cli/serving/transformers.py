@@ -12,8 +12,8 @@ def run() -> None:
     import transformers
     from transformers.cli.transformers import main
 
-    from conversion.errors import first_line
     from retnet_hf import RetNetForCausalLM
+    from retnet_hf_conversion.errors import first_line
 
     # `transformers serve` looks for the class that config.json names in this module, not among the Auto classes.
     transformers.RetNetForCausalLM = RetNetForCausalLM

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conversion.errors import first_line
+from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
 from ..sources import TEXT_SUFFIXES, looks_like_path, require_text

@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from conversion.errors import first_line
-from conversion.replaced_folder import replace, restore
+from retnet_hf_conversion.errors import first_line
+from retnet_hf_conversion.replaced_folder import replace, restore
 
 from ..errors import InputError
 

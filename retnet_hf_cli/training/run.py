@@ -26,7 +26,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from conversion.errors import first_line
+from retnet_hf_conversion.errors import first_line
 
 from .. import ranks
 from ..cpu_threads import cpu_threads
