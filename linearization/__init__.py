@@ -4,7 +4,7 @@
 
 from retnet_hf_linearization import AlignmentTrainer, measure_heads, prepare_for_alignment, transfer
 
-What is measured of models is in `retnet_hf_linearization.measures`, `retnet_hf_linearization.recall` and `retnet_hf_linearization.report`.
+The modules `measures`, `recall` and `report` say what a model has lost.
 """
 
 from .alignment import AlignmentTrainer, align, prepare_for_alignment
