@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """For the API reference: packages whose folders have another name, under the names by which they are imported.
 
-mkdocstrings looks for the sources of a package in a folder of its name. It does not know the editable installs of setuptools.
+mkdocstrings looks for a package in a folder of its name, and does not know the editable installs of setuptools.
 """
 
 from pathlib import Path

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from golden import golden, needs_golden
+from golden import at_hand, golden
 from safetensors.torch import load_file, save_file
 from small_models import small_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
@@ -22,14 +22,16 @@ from retnet_hf_conversion.syncdoth import to_syncdoth
 from retnet_hf_vllm.weights import canonical_weights
 
 
-CASES = [
-    "fla/hub_options",
-    "fla/gqa_noaffine",
-    "fla/unfused_nogate_relu",
-    "fla_2025_02/fused_gate_proj",
-    "syncdoth/published_options",
-    "syncdoth/lm_decay_tied",
-]
+CASES = at_hand(
+    [
+        "fla/hub_options",
+        "fla/gqa_noaffine",
+        "fla/unfused_nogate_relu",
+        "fla_2025_02/fused_gate_proj",
+        "syncdoth/published_options",
+        "syncdoth/lm_decay_tied",
+    ]
+)
 
 
 def write_folder(folder: Path, state_dict: dict, config: dict, layout: str = "safetensors") -> Path:
@@ -75,7 +77,6 @@ def foreign(dialect: str, **overrides):
     return model, *FOREIGN[dialect](model)
 
 
-@needs_golden
 @pytest.mark.parametrize("layout", ["safetensors", "sharded", "bin"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_no_warning(case, layout, tmp_path, caplog):
@@ -94,7 +95,6 @@ def test_a_published_folder_loads_with_no_key_missing_or_unexpected_and_no_warni
     torch.testing.assert_close(logits, data.tensors["logits"], atol=2e-4, rtol=1e-4)
 
 
-@needs_golden
 @pytest.mark.parametrize("case", CASES)
 def test_the_configuration_of_a_published_folder_is_read_and_saved_as_ours(case, tmp_path):
     write_folder(tmp_path, {"a": torch.ones(1)}, golden(case).config)
@@ -208,7 +208,6 @@ def test_a_published_config_may_name_remote_code_that_is_not_needed(tmp_path):
     assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text()), "that code is not beside it"
 
 
-@needs_golden
 def test_defaults_of_an_old_transformers_are_not_saved_again(tmp_path):
     data = golden("syncdoth/published_options")  # its config.json was written in full
     assert data.config["max_length"] == 20

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from golden import Golden, golden, needs_golden
+from golden import Golden, at_hand, golden
 from safetensors.torch import save_file
 from small_models import close
 from small_vir import images, small_vir
@@ -53,9 +53,8 @@ def same_gradients(model: ViRForImageClassification, data: Golden, write) -> Non
         torch.testing.assert_close(ours[name], expected, atol=3e-4, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@needs_golden
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", PULFER)
+@pytest.mark.parametrize("case", at_hand(PULFER))
 def test_pulfer(case, form):
     """Logits, loss, gradients, tokens and hidden states, from each of our forms."""
     model, data = read(case)
@@ -71,7 +70,6 @@ def test_pulfer(case, form):
     same_gradients(model, data, to_vir_pulfer)
 
 
-@needs_golden
 @pytest.mark.parametrize("form", FORMS)
 def test_the_authors_recurrent_and_chunkwise_functions(form):
     model, data = read("vir_official/token_last")
@@ -87,8 +85,7 @@ def softmax_over_decayed_scores(query, key, value, state, tables, with_final) ->
     return (query @ key.transpose(-1, -2) * tables.inner[:, :, 0]).softmax(-1) @ value, None
 
 
-@needs_golden
-@pytest.mark.parametrize("case", OFFICIAL)
+@pytest.mark.parametrize("case", at_hand(OFFICIAL))
 def test_the_authors_parallel_function_differs_by_its_softmax_alone(case, monkeypatch):
     """With their softmax in the place of retention, everything around it is theirs: also the mirrored sequence, and the mean
     that leaves out the first token."""
@@ -110,8 +107,7 @@ def test_the_authors_parallel_function_differs_by_its_softmax_alone(case, monkey
     same_gradients(model, data, to_vir_official)
 
 
-@needs_golden
-@pytest.mark.parametrize("case", [*PULFER, *OFFICIAL])
+@pytest.mark.parametrize("case", at_hand([*PULFER, *OFFICIAL]))
 def test_written_back_it_is_the_checkpoint(case):
     """Every tensor bit for bit, but for positions that the image size does not reach and a token without a use."""
     model, data = read(case)

@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from golden import golden, needs_golden
+from golden import at_hand, golden
 from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +23,7 @@ from retnet_hf.modeling_rmt import RMTAttention, RMTPositions
 from retnet_hf_conversion.rmt import from_rmt, to_rmt
 
 
-CLASSIFIERS = ["rmt/t3_like", "rmt/m2_like_layerscale", "rmt_token_label/token_label_s_like"]
+CLASSIFIERS = at_hand(["rmt/t3_like", "rmt/m2_like_layerscale", "rmt_token_label/token_label_s_like"])
 DENSE = "rmt_dense/fpn_t_like"
 
 
@@ -44,7 +44,6 @@ def equal(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=2e-4, rtol=1e-4)
 
 
-@needs_golden
 @pytest.mark.parametrize("case", CLASSIFIERS)
 def test_the_authors_classifiers(case):
     """Logits, the classifier's input, what stem and stages put out, loss and gradients."""
@@ -62,7 +61,6 @@ def test_the_authors_classifiers(case):
     assert_gradients(model, case.gradients())
 
 
-@needs_golden
 @pytest.mark.parametrize("case", CLASSIFIERS)
 def test_the_authors_classifiers_with_attention_maps(case):
     case = golden(case)
@@ -73,7 +71,6 @@ def test_the_authors_classifiers_with_attention_maps(case):
     assert len(out.attentions) == sum(model.config.depths)
 
 
-@needs_golden
 @pytest.mark.parametrize("case", CLASSIFIERS[:2])
 def test_the_authors_classifiers_in_training_mode(case):
     """Batch norms over the batch, and the running mean after it."""
@@ -84,7 +81,6 @@ def test_the_authors_classifiers_in_training_mode(case):
     equal(model.rmt.stem.layers[0].norm.running_mean, case.tensors["train_mode.patch_embed.proj.1.running_mean"])
 
 
-@needs_golden
 def test_the_authors_dense_backbone():
     case = golden(DENSE)
     model = from_rmt(case.state_dict, case.config)
