@@ -25,6 +25,7 @@ from benchmarks import (
     manhattan_retention,
     measuring,
     mixed_batches,
+    mutations,
     prefill,
     race,
     retention_operators,
@@ -659,3 +660,14 @@ def test_the_table_of_serving_is_that_of_the_committed_figures():
     assert {entry["model"] for entry in measured["points"]} == {"retnet", "llama"}
     ours, llama = (measured["parameters"][model] for model in ("retnet", "llama"))
     assert abs(ours / llama - 1) < 0.03
+
+
+def test_every_mutant_breaks_one_line_that_is_there():
+    """And remains Python: a mutant of a line that was rewritten, or that does not compile, would be counted as killed."""
+    found = list(mutations.mutants())
+    assert len(found) >= 60
+    for file, tests, line, broken in found:
+        source = (mutations.ROOT / file).read_text(encoding="utf-8")
+        assert source.count(line) == 1, (file, line)
+        compile(source.replace(line, broken), file, "exec")
+        assert all((mutations.ROOT / f"tests/test_{name}.py").exists() for name in tests.split())

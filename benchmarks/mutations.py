@@ -1,0 +1,240 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Breaks one line of the core at a time and runs the tests of its file. A mutant that passes them shows a missing test.
+
+    python -m benchmarks.mutations [--only NAME] [--processes 2]
+
+Each mutant runs in a copy of the checkout. About 20 seconds for each.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+
+
+ROOT = Path(__file__).parents[1]
+
+# Of each file of retnet_hf: the tests that hold it, and pairs of a line as it is, found once in the file, and broken.
+MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
+    "retention_forms": (
+        "retention precision gradients encoder",
+        [
+            ("updated = decay * state + key", "updated = state + key"),
+            ("return torch.float64 if any(", "return torch.float32 if any("),
+            ("tensor.repeat_interleave(groups, dim=1)", "tensor.repeat(1, groups, 1, 1)"),
+            ("else output.masked_fill(~mask[:, None, :, None], 0), state", "else output, state"),
+            ("keep = keep.masked_fill(reset[:, :, None, None], 0)", "pass"),
+            ("keep, write = keep.where(mask, 1), mask.to(keep.dtype)", "write = mask.to(keep.dtype)"),
+            ("else output * decay.write, state", "else output, state"),
+            ("seen & mask[:, None, :] & mask[:, :, None]", "seen & mask[:, :, None]"),
+            ("(document[:, :, None] == document[:, None, :])", "(document[:, :, None] <= document[:, None, :])"),
+            ("torch.where(absent, document[:, -1:], at_place)", "at_place"),
+            (".to(rate.dtype)).masked_fill(absent, 0)", ".to(rate.dtype))"),
+            ("state = state.masked_fill((last != before)[:, None, ..., None], 0)", "pass"),
+            ("query = query.masked_fill((document != before)[:, None, ..., None], 0)", "pass"),
+            ("if bidirectional and order.count is not None:", "if False:"),
+            ("part.unflatten(1, (heads, -1)).sum(2)", "part.unflatten(1, (heads, -1))[:, :, 0]"),
+            ("before = before[::-1] if backwards else before", "pass"),
+            ("with without_autocast(query.device.type):  # a backward", "with nullcontext():  # a backward"),
+            ("output_gradient = output_gradient.masked_fill(order.absent, 0)", "pass"),
+            ("block.product(scores.mT, gradient, onto=part)", "block.product(scores, gradient, onto=part)"),
+            ("create_graph=True", "create_graph=False"),
+            ("pad(reset[:, 1:], (0, 1), value=True)", "pad(reset[:, 1:], (0, 1), value=False)"),
+            ("or query.shape[1] % key.shape[1]:", "or False:"),
+            ("else itself.masked_fill(~mask[:, None, :, None], 0)", "else itself"),
+        ],
+    ),
+    "plan": (
+        "plan padding packing positions encoder compile_and_export devices",
+        [
+            ("reset = position < expected", "reset = position <= expected"),
+            ("next_position = torch.where(last >= 0, there, start)", "next_position = there"),
+            ("seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0))", "seq_idx[:, 1:] != seq_idx[:, :-1], (0, 1))"),
+            ("first = min(width - length, int(past_length))", "first = width - length"),
+            ("past_length.clamp(max=width - length) +", "past_length * 0 +"),
+            ("document_ends(self.starts).flip(1)", "self.starts.flip(1)"),
+            ("elif isinstance(value, functools.partial):", "elif isinstance(value, bytes):"),
+            ("return position_ids[:1] if alike else position_ids", "return position_ids[:1]"),
+            ("if dtype in self.narrows else (query, key)", "if False else (query, key)"),
+            ("- self_retention(query", "- 0 * self_retention(query"),
+            ("if len(set(map(id, log_decays))) == 1:", "if True:"),
+            ("output.masked_fill(~layout.present[:, None, :, None], 0), state", "output, state"),
+        ],
+    ),
+    "retention_state": (
+        "state state_algebra outputs assisted_decoding",
+        [
+            ("given = old if self.is_initialized else None", "given = old"),
+            ("if self.borrowed or torch.is_grad_enabled()", "if torch.is_grad_enabled()"),
+            ("return torch.is_inference_mode_enabled() or", "return True or"),
+            ("            given = given.clone()", "            pass"),
+            ("return value.detach().clone()", "return value.detach()"),
+            ("self.cumulative_length.sub_(removed)", "pass"),
+            ("position = call.next_position[:, kept - 1]", "position = call.next_position[:, -1]"),
+            ("position = rows(call.next_position.expand(batch, -1))", "position = call.next_position.expand(batch, -1)"),
+            ("tuple(rows(tensor) for tensor in self._recorded_from)", "self._recorded_from"),
+            ("torch.stack([layer.cumulative_length.to(device) for layer in layers]).max()", "layers[0].cumulative_length"),
+            ("if origin.state_fingerprint != config.state_fingerprint:", "if False:"),
+            ("if own is not None and not is_of_same_weights(own, self._mark):", "if False:"),
+            ("past = cache if use_cache else borrowed(cache)", "past = cache"),
+            ("self.recurrent_states = self.next_position = None  # releases", "pass  # releases"),
+            ("if held.shape[1] != all_heads:", "if False:"),
+            ("self._recorded, self.last_ids = [], None", "self._recorded = []"),
+            ("if drops_state and first_in_use(cache.layers).is_initialized:", "if False:"),
+        ],
+    ),
+    "state_file": (
+        "state state_algebra",
+        [
+            ('if metadata.get("sha256") != _checksum(tensors):', "if False:"),
+            ("os.replace(partial, path)", "partial.rename(path); 1 / 0"),
+            ("if foreign := sorted(tensors.keys() - expected):", "if foreign := []:"),
+        ],
+    ),
+    "softmax_attention": (
+        "hybrid",
+        [
+            ("seen & (distance < window)", "seen & (distance <= window)"),
+            ("count = count + past.count[:, -1:]", "pass"),
+            ("torch.where(last < 0, -1 - last, last)", "last"),
+            ("(last - self.window + 1)[:, None]", "(last - self.window + 2)[:, None]"),
+            ("self.window - 1) if all_present else 0", "self.window - 1)"),
+            ("self.next_position = self.position[:, -1].clone()", "pass"),
+            ("columns.count[:, query, None] - window)", "columns.count[:, query, None] - window + 1)"),
+            ("past is None and (window is None or length <= window)", "past is None"),
+        ],
+    ),
+    "modeling_retnet": (
+        "modeling outputs training state padding linearization",
+        [
+            ("self.scaling = config.head_dim**-0.5", "self.scaling = 1.0"),
+            ("else self.retention_norm(hidden_states)\n\n", "else hidden_states\n\n"),
+            ("hidden_states * self.config.embedding_multiplier", "hidden_states"),
+            ("use_cache = past_key_values is not None or self.config.use_cache", "use_cache = self.config.use_cache"),
+            ("if skip_logits and labels is None:", "if False:"),
+            ("shrink = depth if module.on_value_path", "shrink = depth if not module.on_value_path"),
+            ("self.window_scale(windowed).flatten(2)", "windowed.flatten(2)"),
+            ('kwargs.get("ignore_index", -100)', "0"),
+        ],
+    ),
+    "gradients": (
+        "gradients linear_cross_entropy",
+        [
+            ("torch.addcmul(own_gradient, normed, share, value=-1)", "own_gradient"),
+            ("Rotation.apply(gradient, cos, -sin)", "Rotation.apply(gradient, cos, sin)"),
+            ("gradient = gradient.mul_(counted).to(logits.dtype)", "gradient = gradient.to(logits.dtype)"),
+            ("gradients[0] += logits_gradient @", "gradients[0] -= logits_gradient @"),
+            ("values_gradient = torch.empty_like(values) if ctx.needs_input_grad[0]", "values_gradient = None if True"),
+        ],
+    ),
+    "retention_packed": (
+        "packed_states",
+        [
+            ("key = key.masked_fill((place >= group.count[:, None])[:, None, :, None], 0)", "pass"),
+            ("state.masked_fill_(begins[part, None, None, None], 0)", "pass"),
+            ("if len(set(named)) < documents or", "if"),
+            ("((starts == 0) | (starts < past_position))", "(starts == 0)"),
+            ("[state for _, state in parts])[documents.order]", "[state for _, state in parts])"),
+        ],
+    ),
+    "pieces": (
+        "pieces",
+        [
+            ("tokens = -(-chunks // pieces) * chunk_size", "tokens = -(-chunks // pieces) * chunk_size - 1"),
+            ("recorded = output_attentions or output_hidden_states or", "recorded ="),
+        ],
+    ),
+    "generation_retnet": (
+        "generation state",
+        [
+            ("attention_mask = torch.cat([attention_mask.new_ones(", "torch.cat([attention_mask.new_ones("),
+            ("state.activate_past_recording()", "pass"),
+        ],
+    ),
+    "integer_angles": (
+        "positions precision",
+        [
+            ("round(angle / (2 * math.pi) * 2**64)", "round(angle / (2 * math.pi) * 2**40) * 2**24"),
+            ("last = max(pairs - 1, 1) if config.rotary_endpoint else pairs", "last = pairs"),
+        ],
+    ),
+    "streaming": (
+        "streaming",
+        [("if not self._resuming:\n            self.state = None", "if False:\n            self.state = None")],
+    ),
+    "state_fingerprint": ("state_algebra configuration", [("if name not in WITHOUT_EFFECT}", 'if name != "rms_norm_eps"}')]),
+}
+
+
+def mutants(only: str = "") -> Iterator[tuple[str, str, str, str]]:
+    """File, tests, line and broken line of each mutant."""
+    for file, (tests, pairs) in MUTANTS.items():
+        for line, broken in pairs:
+            if only in f"{file}: {line}":
+                yield f"retnet_hf/{file}.py", tests, line, broken
+
+
+def is_killed(checkout: Path, file: str, tests: str, line: str, broken: str) -> bool:
+    """Whether a test fails in the checkout with the broken line. The file is put back."""
+    source = (checkout / file).read_text(encoding="utf-8")
+    (checkout / file).write_text(source.replace(line, broken), encoding="utf-8")
+    names = [f"tests/test_{name}.py" for name in tests.split()]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *names]
+    paths = os.pathsep.join(map(str, (checkout, checkout / "installed")))
+    try:
+        return (
+            subprocess.run(command, cwd=checkout, env=os.environ | {"PYTHONPATH": paths}, capture_output=True).returncode
+            != 0
+        )
+    finally:
+        (checkout / file).write_text(source, encoding="utf-8")
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the files that git tracks, in which packages are found under their installed names."""
+    for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "installed").mkdir()
+    for name in ("conversion", "linearization"):
+        (folder / "installed" / f"retnet_hf_{name}").symlink_to(folder / name)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="mutants whose file or line contains this")
+    parser.add_argument("--processes", type=int, default=2)
+    arguments = parser.parse_args()
+    chosen = list(mutants(arguments.only))
+    with tempfile.TemporaryDirectory() as folder:
+        free: Queue[Path] = Queue()
+        for number in range(arguments.processes):
+            free.put(copied(Path(folder) / str(number)))
+
+        def run(mutant: tuple[str, str, str, str]) -> bool:
+            checkout = free.get()
+            try:
+                killed = is_killed(checkout, *mutant)
+            finally:
+                free.put(checkout)
+            print("killed  " if killed else "passed  ", mutant[0], repr(mutant[2]), flush=True)
+            return killed
+
+        with ThreadPoolExecutor(arguments.processes) as pool:
+            whole = sorted({(file, tests, "", "") for file, tests, *_ in chosen})
+            if any(list(pool.map(run, whole))):
+                sys.exit("tests fail without a mutation: nothing can be said")
+            killed = sum(pool.map(run, chosen))
+    print(f"{killed} of {len(chosen)} killed")
+
+
+if __name__ == "__main__":
+    main()
