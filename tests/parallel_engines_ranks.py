@@ -172,9 +172,14 @@ def on_two():
     mixed = AutoModelForCausalLM.from_pretrained(
         path, distributed_config=DistributedConfig(fsdp_size=2, fsdp_mixed_precision=True), dtype=torch.float32
     ).eval()
-    mine = IDS.chunk(2)[rank]
+    mine, plans = IDS.chunk(2)[rank], []
+    mixed.model.layers[-1].retention.register_forward_pre_hook(
+        lambda module, inputs, options: plans.append(options["plan"]), with_kwargs=True
+    )
     output, expected = mixed(mine, labels=mine), rounded(IDS, labels=IDS)
     assert output.logits.dtype == torch.bfloat16
+    # FSDP2 casts the inputs of what it shards, but neither decays nor angles, which a plan holds in a class of its own
+    assert {tensor.dtype for tensor in (*plans[0].log_decays, *plans[0].rotate.of_key)} == {torch.float32}
     close(output.logits, expected.logits.chunk(2)[rank], rounding(IDS.numel(), torch.bfloat16))
     output.loss.backward()
     expected.loss.backward()
