@@ -64,7 +64,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("return position_ids[:1] if alike else position_ids", "return position_ids[:1]"),
             ("if dtype in self.narrows else (query, key)", "if False else (query, key)"),
             ("- self_retention(query", "- 0 * self_retention(query"),
-            ("if len(set(map(id, log_decays))) == 1:", "if True:"),
+            ("if all(log_decay is log_decays[0] for log_decay in log_decays):", "if True:"),
             ("output.masked_fill(~layout.present[:, None, :, None], 0), state", "output, state"),
         ],
     ),

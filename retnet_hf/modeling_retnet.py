@@ -424,7 +424,7 @@ class RetNetModel(RetNetPreTrainedModel):
             plans = self.plan(hidden_states, attention_mask, position_ids, past, **options)
             hidden_states = self.read(hidden_states, plans, past, **kwargs)
         if past is not None and input_ids is not None and self.context is None and not torch.compiler.is_compiling():
-            first_in_use(past.layers).last_ids = input_ids[:, -1].clone()
+            first_in_use(past.layers).remember_last(input_ids)
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past if use_cache else None)
 
     def read(

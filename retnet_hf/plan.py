@@ -322,14 +322,16 @@ class MappedPlan(Plan):
         with_final: bool,
         bidirectional: bool,
     ) -> None:
-        length, made = layout.position.shape[1], {}
-        for key, log_decay in {id(log_decay): log_decay for log_decay in log_decays}.items():
+        length = layout.position.shape[1]
+
+        def make(log_decay: Tensor) -> tuple[Callable[..., Tensor], Operator]:
             decay = decay_map(log_decay, length, layout.present, layout.starts, bidirectional)
             tables = decay_tables(log_decay, length, None, layout.order)
             tables = tables._replace(inner=torch.zeros_like(tables.inner))  # the operator is for the state alone
             operator = functools.partial(retention_in_chunks, tables=tables, order=layout.order, with_final=with_final)
-            made[key] = functools.partial(retention_map, decay=decay), operator
-        self.maps, operators = zip(*(made[id(log_decay)] for log_decay in log_decays))
+            return functools.partial(retention_map, decay=decay), operator
+
+        self.maps, operators = zip(*of_each_decay(make, log_decays))
         super().__init__(layout, rotate, operators, log_decays)
 
     def retain(self, layer_idx, query, key, value, past=None):
@@ -337,6 +339,15 @@ class MappedPlan(Plan):
         maps = self.maps[layer_idx](query, key)
         read, _ = super().retain(layer_idx, query, key, value, past)
         return map_times_values(maps, value) + read, maps
+
+
+def of_each_decay(make: Callable[[Tensor], Any], log_decays: Sequence[Tensor]) -> list[Any]:
+    """What `make` returns for the decays of each layer. It is called once for layers whose decays are one tensor."""
+    made: list[Any] = []
+    for number, log_decay in enumerate(log_decays):
+        before = next((earlier for earlier in range(number) if log_decays[earlier] is log_decay), None)
+        made.append(make(log_decay) if before is None else made[before])
+    return made
 
 
 def chunk_operator(
@@ -415,7 +426,7 @@ def operators_of(
     else:
         size = chunk_size if form == "chunkwise" else None
         make = functools.partial(chunk_operator, layout=layout, chunk_size=size, with_final=with_final)
-    if len(set(map(id, log_decays))) == 1:
+    if all(log_decay is log_decays[0] for log_decay in log_decays):
         return [make(log_decays[0])] * len(log_decays), in_place
     return OperatorsOnDemand(make, log_decays), in_place
 

@@ -571,9 +571,9 @@ def blockwise_retention(
     state = None if initial_state is None else initial_state.to(dtype)
     output, parts = None if at_once else empty_output(value, heads, dtype), []
     blocks = chunk_blocks(query, key, value, tables, AS_GIVEN if at_once else order, at_once)
-    for block in blocks:
+    for number, block in enumerate(blocks, 1):
         query_part, key_part, value_part = block.cut(query), block.cut(key), block.cut(value)
-        wanted = with_final or block is not blocks[-1]
+        wanted = with_final or number < len(blocks)
         before, state = block.run_state(key_part, block.tables.key, value_part, state, wanted)
         part = block.product(query_part, before, block.tables.query)
         part = block.product(block.product(query_part, key_part.mT, block.tables.inner), value_part, onto=part)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
-from .plan import Layout, OnDevice, Operator, layout_of
+from .plan import Layout, OnDevice, Operator, layout_of, of_each_decay
 from .retention_forms import (
     ChunkBlock,
     DecayTables,
@@ -360,12 +360,13 @@ def layout_of_ranks(
 
 def split_operators(log_decays: Sequence[Tensor], layout: SplitLayout, chunk_size: int, with_final: bool) -> list[Operator]:
     """The operator of each layer for sequences that are split over ranks."""
-    made = {}
-    for key, log_decay in {id(log_decay): log_decay for log_decay in log_decays}.items():
+
+    def make(log_decay: Tensor) -> Operator:
         tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)
         options = {"tables": tables, "order": layout.order, "exchange": Exchange(log_decay, layout)}
-        made[key] = functools.partial(retain_split, with_final=with_final, **options)
-    return [made[id(log_decay)] for log_decay in log_decays]
+        return functools.partial(retain_split, with_final=with_final, **options)
+
+    return of_each_decay(make, log_decays)
 
 
 def retain_split(query, key, value, state, tables: DecayTables, order: TokenOrder, exchange: "Exchange", with_final: bool):

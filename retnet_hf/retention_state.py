@@ -84,6 +84,10 @@ class StateLayer(CacheLayerMixin):
         self.cumulative_length = self.cumulative_length.to(self.device)
         self.is_initialized, self.last_ids = True, None
 
+    def remember_last(self, input_ids: Tensor) -> None:
+        """Remembers the last of the ids (B, T) that each row has read. Packed documents, in one row, are not remembered."""
+        self.last_ids = input_ids[:, -1].clone() if input_ids.shape[0] == self.batch_size else None
+
     def get_seq_length(self) -> Tensor | int:
         """Columns read so far, padding included: 0 before the first token, then a 0-dim tensor, which is a copy."""
         return self.cumulative_length.clone() if self.is_initialized else 0
