@@ -19,7 +19,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch, capfd):
 
 
 def test_the_readme_is_short():
-    assert README.count("\n") <= 200
+    assert README.count("\n") <= 100
 
 
 def test_every_link_of_the_readme_leads_somewhere():
