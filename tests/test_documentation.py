@@ -30,7 +30,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 IN_SECTIONS = [DOCS / "troubleshooting.md", DOCS / "guides" / "works-with.md"]
 SESSIONS = [session(page) for page in PAGES if page not in IN_SECTIONS]
 SESSIONS = [one for one in SESSIONS if one.blocks] + [one for page in IN_SECTIONS for one in sessions(page)]
-OPTIONAL = {"lm_eval", "optimum", "torchao", "trl"}
+OPTIONAL = {"torchao", "trl"}
 
 
 def name_of(one: Session) -> str:
