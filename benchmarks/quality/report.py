@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.quality.report`: writes the tables and the figures of docs/results.md anew, from the cells."""
+"""`python -m benchmarks.quality.report`: writes tables and figures of docs/results.md and of README.md here, from the cells."""
 
 import argparse
 import re
@@ -14,7 +14,8 @@ from .tables import Report
 
 
 ROOT = Path(__file__).parent.parent.parent
-RESULTS, PAGE, IMAGES = results_folder("laptop"), ROOT / "docs" / "results.md", ROOT / "docs" / "images"
+RESULTS, IMAGES = results_folder("laptop"), ROOT / "docs" / "images"
+PAGES = (ROOT / "docs" / "results.md", Path(__file__).parent / "README.md")
 TABLE = re.compile(r"(<!-- table: (?P<name>\w+) -->\n)(?P<table>.*?)(?=<!-- end -->)", re.DOTALL)
 
 
@@ -27,16 +28,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--setting", choices=SETTINGS, default="laptop")
     parser.add_argument("--results", type=Path, help="folder of the cells; that of the setting by default")
-    parser.add_argument("--page", type=Path, help="the page to fill; docs/results.md by default")
+    parser.add_argument("--page", type=Path, help="the page to fill; docs/results.md and README.md here by default")
     parser.add_argument("--images", type=Path, help="folder of the figures; docs/images by default")
     arguments = parser.parse_args()
     if arguments.setting != "laptop" and None in (arguments.page, arguments.images):
         parser.error(
             f"docs/results.md is of the setting laptop: name a --page (a copy of it) and --images for {arguments.setting}"
         )
-    page = arguments.page or PAGE
     report = Report(Plan(arguments.setting, arguments.results or results_folder(arguments.setting)))
-    write_whole(page, filled(page.read_text(encoding="utf-8"), report.tables()))
+    tables = report.tables()
+    for page in [arguments.page] if arguments.page else PAGES:
+        write_whole(page, filled(page.read_text(encoding="utf-8"), tables))
     draw(report, arguments.images or IMAGES)
 
 

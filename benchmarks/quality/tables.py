@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The tables of docs/results.md, made from cells alone."""
+"""The tables of docs/results.md and of README.md here, made from cells alone."""
 
 import json
 import math
