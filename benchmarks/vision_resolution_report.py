@@ -23,32 +23,27 @@ def speed(entry: dict[str, Any]) -> str:
     return f"{entry['speed_ratio']:.2f} ({entry['least_speed_ratio']:.2f}..{entry['greatest_speed_ratio']:.2f})"
 
 
-def memory(entry: dict[str, Any]) -> str:
-    """As a share of that of the reference."""
-    return f"{entry['memory_ratio']:.2f}" if "memory_ratio" in entry else f"{entry['peak_memory_mib']:,.0f} MiB"
-
-
 def tables(entries: dict[study.Cell, dict[str, Any]]) -> dict[str, str]:
-    """Speed and memory of each mode: a row for each resolution, a column for each model."""
+    """Speed of each mode: a row for each resolution, a column for each model. The figure has the memory."""
     built = {}
     resolutions = study.without_repeats(pixels for _, pixels, _ in entries)
     for mode in study.MODES:
         models = study.without_repeats(name for name, _, of in entries if of == mode)
         others = [name for name in models if name != study.REFERENCE]
         head = ("pixels", "patches", "ViT", *(study.MODELS[name][0] for name in others))
-        for quantity, absolute, cell in (
-            ("speed", lambda entry: f"{entry['images_per_second']:.3g} images/s", speed),
-            ("memory", lambda entry: f"{entry['peak_memory_mib']:,.0f} MiB", memory),
-        ):
-            rows = []
-            for pixels in resolutions:
-                row = [f"{pixels:,}", f"{(pixels // study.PATCH) ** 2:,}"]
-                for name in (study.REFERENCE, *others):
-                    entry = entries[name, pixels, mode]
-                    write = absolute if name == study.REFERENCE else cell
-                    row.append(entry["failure"] if "failure" in entry else write(entry))
-                rows.append(row)
-            built[f"{mode}_{quantity}"] = table(head, rows)
+        rows = []
+        for pixels in resolutions:
+            row = [f"{pixels:,}", f"{(pixels // study.PATCH) ** 2:,}"]
+            for name in (study.REFERENCE, *others):
+                entry = entries[name, pixels, mode]
+                if "failure" in entry:
+                    row.append(entry["failure"])
+                elif name == study.REFERENCE:
+                    row.append(f"{entry['images_per_second']:.3g} images/s")
+                else:
+                    row.append(speed(entry))
+            rows.append(row)
+        built[f"{mode}_speed"] = table(head, rows)
     return built
 
 

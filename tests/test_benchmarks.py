@@ -648,8 +648,8 @@ def test_the_tables_of_resolution_are_those_of_the_committed_figures():
     _, results = vision_resolution.read(vision_resolution_report.RESULTS)
     page = vision_resolution_report.PAGE.read_text(encoding="utf-8")
     built = vision_resolution_report.tables(vision_resolution.summaries(results))
-    assert len(built) == 4
-    assert all(built[name] in page for name in ("forward_speed", "training_speed"))
+    assert len(built) == 2
+    assert all(text in page for text in built.values())
     assert filled(page, built) == page
 
 
