@@ -46,7 +46,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("output_gradient = output_gradient.masked_fill(order.absent, 0)", "pass"),
             ("block.product(scores.mT, gradient, onto=part)", "block.product(scores, gradient, onto=part)"),
             ("create_graph=True", "create_graph=False"),
-            ("pad(reset[:, 1:], (0, 1), value=True)", "pad(reset[:, 1:], (0, 1), value=False)"),
+            ("pad(reset[:, 1:], (0, 1), value=True)", "pad(reset[:, :-1], (0, 1), value=True)"),
             ("or query.shape[1] % key.shape[1]:", "or False:"),
             ("else itself.masked_fill(~mask[:, None, :, None], 0)", "else itself"),
         ],
