@@ -59,6 +59,11 @@ class FieldChecks:
             value = getattr(self.config, field)
             self.require(value is None or value > 0, field, "a positive integer or None")
 
+    def positive_or_none(self, *fields: str) -> None:
+        for field in fields:
+            value = getattr(self.config, field)
+            self.require(value is None or value > 0, field, "positive, or None")
+
     def rate(self, *fields: str) -> None:
         for field in fields:
             self.require(0 <= getattr(self.config, field) < 1, field, "in [0, 1)")

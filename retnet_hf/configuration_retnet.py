@@ -18,6 +18,7 @@ from .state_fingerprint import state_fingerprint
 
 
 INITIALIZATIONS = ("xavier", "deepnet", "normal")
+ROTARY_LAYERS = ("linear_attention", "softmax_attention")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 # name: (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, value_expansion)
@@ -68,15 +69,24 @@ class RetNetConfig(PreTrainedConfig):
             whose time constants τ grow by one factor from head to head (the named sizes for training from scratch;
             docs/results.md says why); "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1 (a Linear Transformer); one
             number in (0, 1] per head; or for each layer such a list.
+        layer_decay_factors (`list[float]`, *optional*): a factor on ln γ for each layer.
         decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens. A single head has
             their geometric mean.
         use_rotary (`bool`): rotate queries and keys by position (xPos without magnitude, which is RoPE).
         layer_types (`list[str]`, *optional*): what mixes the tokens in each layer, by the names of transformers:
             "linear_attention", retention (all, if absent); "full_attention", softmax attention; "sliding_attention", the
-            same over the last `sliding_window` tokens. Softmax attention has no decays, no gate and no norm of its output.
+            same over the last `sliding_window` tokens. Softmax attention has no decays and no norm of its output.
+        attention_num_heads, attention_num_key_value_heads, attention_head_dim (`int`, *optional*): heads of softmax layers,
+            and the size of their queries, keys and values; those of retention if absent.
+        attention_gate_act (`str`, *optional*): activation of a gate on the output of softmax layers; no gate if absent.
+        attention_log_base (`float`, *optional*): a, by which queries of softmax layers are multiplied: ln(t + a) / ln a at
+            position t.
         sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
         retention_window (`int`, *optional*): softmax attention over the last so many tokens, itself included, beside the
             retention of each layer of it: with its queries, keys and values, times a factor that each head learns.
+        rotary_layers (`str`, *optional*): "linear_attention" or "softmax_attention": use_rotary is for these layers alone.
+        learned_rotary_layers (`list[int]`, *optional*): layers of retention whose queries and keys become
+            (x cos θt, x sin θt), twice as long, with an angle θ that each number of each head learns.
         rotary_endpoint (`bool`): rotation frequencies theta^(-linspace(0, 1, K/2)), as torchscale has them, instead of the
             usual theta^(-2i/K).
         rope_parameters (`dict`, *optional*): `rope_theta` (10000); `rope_type`, "default", "linear", "llama3" or "yarn",
@@ -88,13 +98,29 @@ class RetNetConfig(PreTrainedConfig):
         use_output_gate (`bool`), output_gate_act (`str`): the gate on the retention's output, and its activation.
         use_head_norm (`bool`), head_norm_affine (`bool`): RMS norm of each head's output, and whether it has a weight,
             shared by all heads. Alias of the latter: `elementwise_affine`.
+        head_norm_groups (`int`, *optional*): the norm is over so many groups of consecutive heads, with a weight for each
+            number; over each head if absent. head_norm_eps (`float`, *optional*): its epsilon; `rms_norm_eps` if absent.
         use_gated_mlp (`bool`): down(act(gate x) * up x) instead of down(act(up x)).
         feature_map (`str` or `list[str]`, *optional*): activation applied to queries and keys, a name of ACT2FN; or for each
-            layer a name or None.
+            layer a name or None. value_act (`str`, *optional*): the same of the values.
+        query_scale (`float`, *optional*): factor on the queries of retention; K^-1/2 if absent.
         embedding_multiplier (`float`): factor on the embeddings. use_embedding_norm (`bool`): RMS norm after it.
         norm_position (`str`): "pre", norm(x) enters each branch; "post", the sum of stream and branch is normalised and the
             final norm falls away.
         residual_multiplier (`float`): factor on the residual stream where a branch joins it (DeepNet's alpha).
+            attention_residual_multiplier, mlp_residual_multiplier (`float`, *optional*): the same for branches of softmax
+            attention, and of the feed-forward.
+        num_experts (`int`, *optional*), num_experts_per_tok (`int`), moe_intermediate_size (`int`, *optional*): the
+            feed-forward has so many experts of that inner size (`intermediate_size` if absent), and a few of them compute
+            each token. It is one network if absent.
+        first_k_dense_replace (`int`): so many layers, the first ones, have no experts.
+        n_shared_experts (`int`): experts beside these that compute every token, as one network.
+        router_act (`str`): "softmax" or "sigmoid", the scores of experts. use_router_bias (`bool`): a bias for the choice.
+        n_group (`int`, *optional*), topk_group (`int`, *optional*): experts are chosen within `topk_group` of so many groups.
+        norm_topk_prob (`bool`), routed_scaling_factor (`float`): whether the scores of a token's experts are divided by
+            their sum, and a factor on them.
+        output_router_logits (`bool`), router_aux_loss_coef (`float`): whether the loss of unbalanced routing is added, and
+            its weight.
         bidirectional (`bool`): every token sees those after it too, with decay γ^|n-m|: an encoder, without a state.
         rms_norm_eps (`float`): epsilon of every norm. Alias `norm_eps`.
         hidden_dropout (`float`), activation_dropout (`float`): dropout on embeddings and branches, and inside the
@@ -153,10 +179,18 @@ class RetNetConfig(PreTrainedConfig):
     value_expansion: float | int = 2.0
     decay_schedule: str | list[float] | list[int | float] | list[list[int | float]] = "power_of_two"
     decay_range: list[float | int] | tuple[float | int, ...] = (2, 512)
+    layer_decay_factors: list[float | int] | None = None
     layer_types: list[str] | None = None
     sliding_window: int | None = None
     retention_window: int | None = None
+    attention_num_heads: int | None = None
+    attention_num_key_value_heads: int | None = None
+    attention_head_dim: int | None = None
+    attention_gate_act: str | None = None
+    attention_log_base: float | int | None = None
     use_rotary: bool = True
+    rotary_layers: str | None = None
+    learned_rotary_layers: list[int] | None = None
     rotary_endpoint: bool = False
     rope_parameters: dict | None = None
     qkv_bias: bool = False
@@ -165,12 +199,31 @@ class RetNetConfig(PreTrainedConfig):
     output_gate_act: str = "silu"
     use_head_norm: bool = True
     head_norm_affine: bool = True
+    head_norm_groups: int | None = None
+    head_norm_eps: float | None = None
     use_gated_mlp: bool = True
     feature_map: str | list[str | None] | None = None
+    value_act: str | None = None
+    query_scale: float | int | None = None
     embedding_multiplier: float | int = 1.0
     use_embedding_norm: bool = False
     norm_position: str = "pre"
     residual_multiplier: float | int = 1.0
+    attention_residual_multiplier: float | int | None = None
+    mlp_residual_multiplier: float | int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int = 2
+    moe_intermediate_size: int | None = None
+    first_k_dense_replace: int = 0
+    n_shared_experts: int = 0
+    router_act: str = "softmax"
+    use_router_bias: bool = False
+    n_group: int | None = None
+    topk_group: int | None = None
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float | int = 1.0
+    output_router_logits: bool = False
+    router_aux_loss_coef: float | int = 0.001
     bidirectional: bool = False
     rms_norm_eps: float = 1e-6
     hidden_dropout: float | int = 0.0
@@ -228,6 +281,8 @@ class RetNetConfig(PreTrainedConfig):
         hidden_ratio = kwargs.pop("hidden_ratio", None) or 2
         if self.intermediate_size is None:
             self.intermediate_size = 256 * math.ceil(int(self.hidden_size * hidden_ratio * 2 / 3) / 256)
+        if self.moe_intermediate_size is None and self.num_experts is not None:
+            self.moe_intermediate_size = self.intermediate_size
         self.base_model_tp_plan = self._tensor_parallel_plan()
         super().__post_init__(**kwargs)
 
@@ -236,16 +291,26 @@ class RetNetConfig(PreTrainedConfig):
         plan = {}
         for mixer in sorted({"retention" if kind == "linear_attention" else "attention" for kind in self.layer_types}):
             norms = ["q_norm", "k_norm"] if self.use_qk_norm else []
-            columns = ["q_proj", "k_proj", "v_proj"]
+            gated = self.use_output_gate if mixer == "retention" else self.attention_gate_act is not None
+            columns = ["q_proj", "k_proj", "v_proj"] + (["g_proj"] if gated else [])
             if mixer == "retention":
-                columns += ["g_proj"] if self.use_output_gate else []
                 norms += ["head_norm"] if self.use_head_norm and self.head_norm_affine else []
+                norms += ["learned_rotation"] if self.learned_rotary_layers else []
                 norms += [] if self.retention_window is None else ["window_scale"]
             plan |= {f"layers.*.{mixer}.{name}": "colwise" for name in columns}
             plan |= {f"layers.*.{mixer}.{name}": "replicated_with_grad_allreduce" for name in norms}
             plan[f"layers.*.{mixer}.o_proj"] = "rowwise"
         plan |= {f"layers.*.mlp.{name}": "colwise" for name in (["gate_proj"] if self.use_gated_mlp else []) + ["up_proj"]}
-        return plan | {"layers.*.mlp.down_proj": "rowwise"}
+        plan |= {"layers.*.mlp.down_proj": "rowwise"}
+        if self.num_experts is not None:
+            plan |= {f"layers.*.mlp.shared.{name}": "colwise" for name in ("gate_proj", "up_proj")}
+            plan |= {
+                "layers.*.mlp.shared.down_proj": "rowwise",
+                "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+                "layers.*.mlp.experts.down_proj": "rowwise",
+                "layers.*.mlp.experts": "moe_tp_experts",
+            }
+        return plan
 
     def validate_rope(self) -> None:
         """Checks of what a state needs, and then those of transformers."""
@@ -280,6 +345,10 @@ class RetNetConfig(PreTrainedConfig):
         """Whether some layers have softmax attention."""
         return any(kind != "linear_attention" for kind in self.layer_types)
 
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward of a layer is made of experts."""
+        return self.num_experts is not None and layer >= self.first_k_dense_replace
+
     def attention_window(self, kind: str) -> int | None:
         """How many tokens the softmax attention of such a layer sees at the most; None if all, or if there is none.
 
@@ -310,15 +379,29 @@ class RetNetConfig(PreTrainedConfig):
         """V, the size of one value head."""
         return round(self.hidden_size * self.value_expansion) // self.num_attention_heads
 
+    def mixer_sizes(self, layer: int) -> tuple[int, int, int, int]:
+        """Heads, key/value heads, size of a key and size of a value in the token mixer of a layer: H, G, K, V."""
+        own = self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.value_head_dim
+        if self.layer_types[layer] == "linear_attention":
+            return own
+        size = self.attention_head_dim
+        given = self.attention_num_heads, self.attention_num_key_value_heads, size, size
+        return tuple(default if number is None else number for number, default in zip(given, own))
+
     @property
     def has_decays_per_layer(self) -> bool:
-        """Whether `decay_schedule` gives each layer decays of its own."""
-        return isinstance(self.decay_schedule, list) and isinstance(self.decay_schedule[0], list)
+        """Whether each layer has decays of its own."""
+        per_layer = isinstance(self.decay_schedule, list) and isinstance(self.decay_schedule[0], list)
+        return per_layer or self.layer_decay_factors is not None
 
     def decays(self, layer: int = 0) -> list[float]:
         """γ of each head of a layer, in double precision."""
-        schedule = self.decay_schedule[layer] if self.has_decays_per_layer else self.decay_schedule
-        return scheduled_decays(schedule, self.num_attention_heads, self.decay_range)
+        schedule = self.decay_schedule
+        if isinstance(schedule, list) and isinstance(schedule[0], list):
+            schedule = schedule[layer]
+        decays = scheduled_decays(schedule, self.num_attention_heads, self.decay_range)
+        factors = self.layer_decay_factors
+        return decays if factors is None else [decay ** factors[layer] for decay in decays]
 
     def shares_states(self, layer: int) -> bool:
         """Whether the query heads that one key/value head serves share a matrix of the state: their decays are equal."""
@@ -330,6 +413,11 @@ class RetNetConfig(PreTrainedConfig):
         """Matrices (K, V) in the state of a layer of retention: as many as query heads, or as key/value heads if shared."""
         return self.num_key_value_heads if self.shares_states(layer) else self.num_attention_heads
 
+    def state_shape(self, layer: int) -> tuple[int, int, int]:
+        """(M, K, V), the matrices of a sequence in the state of a layer of retention."""
+        longer = 2 if layer in (self.learned_rotary_layers or ()) else 1
+        return self.state_heads(layer), self.head_dim * longer, self.value_head_dim
+
     def feature_map_of(self, layer: int) -> str | None:
         """The name of the feature map of a layer."""
         return self.feature_map[layer] if isinstance(self.feature_map, list) else self.feature_map
@@ -338,16 +426,15 @@ class RetNetConfig(PreTrainedConfig):
     def state_size(self) -> int:
         """Numbers that the layers of retention keep of a sequence of any length."""
         layers = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
-        matrices = sum(map(self.state_heads, layers)) * self.head_dim * self.value_head_dim
+        matrices = sum(math.prod(self.state_shape(layer)) for layer in layers)
         windowed = 0 if self.retention_window is None else self.retention_window - 1
         return matrices + len(layers) * windowed * self.num_key_value_heads * (self.head_dim + self.value_head_dim)
 
     @property
     def cache_size_per_token(self) -> int:
         """Numbers that each token adds in the layers of softmax attention: "sliding_attention" keeps those of a window."""
-        return (self.num_hidden_layers - self.layer_types.count("linear_attention")) * (
-            self.num_key_value_heads * (self.head_dim + self.value_head_dim)
-        )
+        layers = (layer for layer, kind in enumerate(self.layer_types) if kind != "linear_attention")
+        return sum(groups * (key + value) for _, groups, key, value in map(self.mixer_sizes, layers))
 
     @property
     def state_fingerprint(self) -> str:
@@ -382,9 +469,12 @@ class RetNetConfig(PreTrainedConfig):
         check.one_of("kernels", KERNELS)
         check.one_of("norm_position", ("pre", "post"))
         check.one_of("initialization", INITIALIZATIONS)
-        check.activation("hidden_act", "output_gate_act", "feature_map")
+        check.activation("hidden_act", "output_gate_act", "feature_map", "value_act", "attention_gate_act")
         check.rate("hidden_dropout", "activation_dropout")
         check.positive("rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
+        check.positive_or_none("head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
+        check.positive_integer_or_none("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim")
+        self._validate_kinds_of_layers(check)
         layers = self.num_hidden_layers
         if isinstance(self.decay_schedule, list) and any(isinstance(entry, list) for entry in self.decay_schedule):
             check.require(
@@ -422,6 +512,61 @@ class RetNetConfig(PreTrainedConfig):
             "feature_map",
             f"one name, or a list of one for each layer (num_hidden_layers is {layers})",
         )
+
+    def _validate_kinds_of_layers(self, check: FieldChecks) -> None:
+        """Checks of the options in which layers of retention and of softmax attention differ."""
+        heads, layers = self.num_attention_heads, self.num_hidden_layers
+        groups, factors = self.head_norm_groups, self.layer_decay_factors
+        check.require(
+            groups is None or (groups > 0 and heads % groups == 0 and self.use_head_norm),
+            "head_norm_groups",
+            f"a divisor of num_attention_heads ({heads}) beside use_head_norm=True, or None",
+        )
+        check.require(
+            factors is None or (len(factors) == layers and all(factor >= 0 for factor in factors)),
+            "layer_decay_factors",
+            f"a number, 0 or more, for each layer (num_hidden_layers is {layers}), or None",
+        )
+        check.require(
+            self.rotary_layers is None or (self.use_rotary and self.rotary_layers in ROTARY_LAYERS),
+            "rotary_layers",
+            f"{' or '.join(ROTARY_LAYERS)} beside use_rotary=True, or None",
+        )
+        learned = self.learned_rotary_layers or []
+        retains = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
+        check.require(
+            set(learned) <= set(retains) and (not learned or self.num_key_value_heads == heads),
+            "learned_rotary_layers",
+            f"numbers of layers of retention, {retains}, in a model with as many key/value heads as heads",
+        )
+        of_softmax = self.attention_num_heads or heads
+        of_keys = self.attention_num_key_value_heads or self.num_key_value_heads
+        check.require(
+            not self.is_hybrid or of_softmax % of_keys == 0,
+            "attention_num_key_value_heads",
+            f"a divisor of the {of_softmax} heads of softmax layers",
+        )
+        size, rope_type = self.attention_head_dim, (self.rope_parameters or {}).get("rope_type", "default")
+        check.require(
+            size in (None, self.head_dim) or (rope_type == "default" and (size % 2 == 0 or not self.use_rotary)),
+            "attention_head_dim",
+            f"that of retention ({self.head_dim}) with a rope_type of {rope_type}, an even number, or None",
+        )
+        experts, groups, chosen = self.num_experts, self.n_group or 1, self.topk_group or 1
+        check.one_of("router_act", ("softmax", "sigmoid"))
+        check.positive_integer_or_none("num_experts", "moe_intermediate_size")
+        check.require(
+            experts is None or (self.use_gated_mlp and experts % groups == 0 and chosen <= groups),
+            "num_experts",
+            f"a multiple of n_group ({groups}), which is at least topk_group ({chosen}), with use_gated_mlp=True, or None",
+        )
+        check.require(
+            experts is None or 0 < self.num_experts_per_tok <= experts * chosen // groups,
+            "num_experts_per_tok",
+            f"from 1 to the {experts} experts, or to those of topk_group ({chosen}) of {groups} groups",
+        )
+        base = self.attention_log_base
+        check.require(base is None or base > 1, "attention_log_base", "a number above 1, or None")
 
 
 __all__ = ["RetNetConfig"]

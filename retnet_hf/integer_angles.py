@@ -26,14 +26,14 @@ def angles(position: Tensor, frequency: Tensor, dtype: torch.dtype) -> Tensor:
     return phase.to(torch.promote_types(dtype, torch.float32)) * (2 * math.pi / 2**64)
 
 
-def rotary_frequencies(config: PreTrainedConfig) -> tuple[list[float], float]:
+def rotary_frequencies(config: PreTrainedConfig, head_dim: int) -> tuple[list[float], float]:
     """Of a model's `rope_parameters`: radians per token of each of the K/2 pairs of a head, and yarn's factor, or 1.
 
     The radians are theta^(-2i/K), or theta^(-linspace(0, 1, K/2)) with the end point. Transformers computes those of other
     rope types, in float32. A partial rotation gives the other pairs 0.
     """
     parameters, factor = config.rope_parameters, 1.0
-    pairs = int(config.head_dim * parameters.get("partial_rotary_factor", 1.0)) // 2
+    pairs = int(head_dim * parameters.get("partial_rotary_factor", 1.0)) // 2
     if parameters["rope_type"] == "default":
         last = max(pairs - 1, 1) if config.rotary_endpoint else pairs
         radians = [parameters["rope_theta"] ** (-pair / last) for pair in range(pairs)]
@@ -41,4 +41,4 @@ def rotary_frequencies(config: PreTrainedConfig) -> tuple[list[float], float]:
         with torch.device("cpu"):  # these are numbers, whatever device models are made on
             found, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
         radians = found.tolist()
-    return radians + [0.0] * (config.head_dim // 2 - pairs), factor
+    return radians + [0.0] * (head_dim // 2 - pairs), factor

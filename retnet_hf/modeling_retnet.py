@@ -17,6 +17,7 @@ from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
+from transformers.integrations import use_experts_implementation
 from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -24,16 +25,23 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
     GradientCheckpointingLayer,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    MoeCausalLMOutputWithPast,
+    MoeModelOutputWithPast,
+)
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto import AutoModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
-from transformers.utils.output_capturing import capture_outputs
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .cards import ModelCardMixin
 from .configuration_retnet import RetNetConfig
 from .generation_retnet import RetNetGeneration
+from .experts import Experts, MixtureOfExperts, Router, balancing_loss
 from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
 from .integer_angles import integer_frequencies, rotary_frequencies
@@ -78,14 +86,14 @@ class RetNetDecay(HeadDecay):
 class RetNetRotaryEmbedding(nn.Module):
     """Cosines and sines of position times frequency, exact at any position: see `integer_angles.py`."""
 
-    def __init__(self, config: RetNetConfig) -> None:
+    def __init__(self, config: RetNetConfig, head_dim: int) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.head_dim = config, head_dim
         self.frequency = nn.Buffer(self.compute_frequency(), persistent=False)
 
     def compute_frequency(self, device: torch.device | None = None) -> Tensor:
         """(K/2,) int64, of the pairs of a head."""
-        frequency, self.attention_scaling = rotary_frequencies(self.config)
+        frequency, self.attention_scaling = rotary_frequencies(self.config, self.head_dim)
         return integer_frequencies(frequency, device)
 
     def forward(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -124,6 +132,48 @@ class RetNetHeadRMSNorm(RetNetRMSNorm):
     """RMS norm of each head, in the dtype of its input."""
 
 
+class RetNetGroupRMSNorm(nn.Module):
+    """RMS norm over groups of consecutive heads, in the dtype of its input, with a weight for every number.
+
+    Attributes:
+        rank_share: as in `RetNetDecay`.
+    """
+
+    rank_share: tuple[int, int] = (0, 1)
+
+    def __init__(self, groups: int, size: int, eps: float, affine: bool) -> None:
+        super().__init__()
+        self.groups, self.eps = groups, eps
+        self.weight = nn.Parameter(torch.ones(size)) if affine else None
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, H, T, V) -> (B, H, T, V), of this rank's heads."""
+        (rank, ranks), heads = self.rank_share, hidden_states.shape[1]
+        rows = hidden_states.transpose(1, 2).flatten(2)  # (B, T, H V)
+        rows = rms_norm(rows.unflatten(-1, (self.groups // ranks, -1)), None, self.eps).flatten(2)
+        rows = rows if self.weight is None else rows * self.weight.chunk(ranks)[rank].to(rows.dtype)
+        return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+class RetNetLearnedRotation(nn.Module):
+    """Learned positions of queries and keys: (x cos θt, x sin θt), with an angle θ for each number of each head.
+
+    This is the rotation of the pairs (x, 0). A score is Σ q_i k_i cos θ_i (n - m), and vectors are twice as long.
+    """
+
+    rank_share: tuple[int, int] = (0, 1)
+
+    def __init__(self, heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.angle = nn.Parameter(torch.zeros(heads, head_dim))
+
+    def forward(self, vectors: Tensor, position: Tensor) -> Tensor:
+        """(B, H, T, K) and positions (B|1, T) -> (B, H, T, 2 K), float32 or wider, of this rank's heads."""
+        (rank, ranks), wide = self.rank_share, torch.promote_types(vectors.dtype, torch.float32)
+        turned = position[:, None, :, None] * self.angle.chunk(ranks)[rank][:, None].to(wide)  # (B|1, H, T, K)
+        return torch.cat([vectors * turned.cos(), vectors * turned.sin()], dim=-1)
+
+
 class RetNetHeadScale(nn.Module):
     """A learned factor on each head's output.
 
@@ -144,28 +194,28 @@ class RetNetHeadScale(nn.Module):
 
 
 class RetNetTokenMixer(nn.Module):
-    """What retention and softmax attention share: the projections of heads, and the norms of queries and keys.
+    """What retention and softmax attention share: the projections of heads, the norms of queries and keys, and the gate.
 
     Args:
-        gated: whether there is a projection for a gate.
+        gate_act: activation of the gate on the output; None without a gate.
         gain, output_gain: of the initialisation of the projections to heads, and of the projection back.
     """
 
     def __init__(
-        self, config: RetNetConfig, layer_idx: int, gated: bool = False, gain: float = 1.0, output_gain: float = 1.0
+        self, config: RetNetConfig, layer_idx: int, gate_act: str | None, gain: float = 1.0, output_gain: float = 1.0
     ) -> None:
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.head_dim, self.value_head_dim = config.head_dim, config.value_head_dim
-        hidden_size, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        heads, groups, self.head_dim, self.value_head_dim = config.mixer_sizes(layer_idx)
         self.num_key_value_groups = heads // groups
-        bias = config.qkv_bias
+        hidden_size, bias, values = config.hidden_size, config.qkv_bias, heads * self.value_head_dim
         self.q_proj = projection(hidden_size, heads * self.head_dim, gain, on_value_path=False, bias=bias)
         self.k_proj = projection(hidden_size, groups * self.head_dim, gain, on_value_path=False, bias=bias)
         self.v_proj = projection(hidden_size, groups * self.value_head_dim, gain, bias=bias)
-        self.g_proj = projection(hidden_size, heads * self.value_head_dim, gain, on_value_path=False) if gated else None
-        self.o_proj = projection(heads * self.value_head_dim, hidden_size, output_gain)
+        self.g_proj = None if gate_act is None else projection(hidden_size, values, gain, on_value_path=False)
+        self.o_proj = projection(values, hidden_size, output_gain)
+        self.gate_fn = None if gate_act is None else ACT2FN[gate_act]
         self.q_norm = self.k_norm = None
         if config.use_qk_norm:
             self.q_norm, self.k_norm = (RetNetHeadRMSNorm(self.head_dim, config.rms_norm_eps) for _ in range(2))
@@ -188,13 +238,21 @@ class RetNetRetention(RetNetTokenMixer):
     """
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx, config.use_output_gate, gain=2**-2.5, output_gain=2**-1)
-        feature_map = config.feature_map_of(layer_idx)
+        gate_act = config.output_gate_act if config.use_output_gate else None
+        super().__init__(config, layer_idx, gate_act, gain=2**-2.5, output_gain=2**-1)
+        feature_map, heads = config.feature_map_of(layer_idx), config.num_attention_heads
         self.feature_map = nn.Identity() if feature_map is None else ACT2FN[feature_map]
-        self.head_norm = nn.Identity()
-        if config.use_head_norm:
-            self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
-        self.gate_fn = ACT2FN[config.output_gate_act] if config.use_output_gate else None
+        self.value_act = nn.Identity() if config.value_act is None else ACT2FN[config.value_act]
+        self.learned_rotation = None
+        if layer_idx in (config.learned_rotary_layers or ()):
+            self.learned_rotation = RetNetLearnedRotation(heads, self.head_dim)
+        eps, affine = config.head_norm_eps or config.rms_norm_eps, config.head_norm_affine
+        if not config.use_head_norm:
+            self.head_norm = nn.Identity()
+        elif config.head_norm_groups is None:
+            self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, eps, affine)
+        else:
+            self.head_norm = RetNetGroupRMSNorm(config.head_norm_groups, heads * self.value_head_dim, eps, affine)
 
     def forward(
         self, hidden_states: Tensor, plan: Plan, past_key_values: Cache | None = None, **kwargs: Unpack[TransformersKwargs]
@@ -209,7 +267,9 @@ class RetNetRetention(RetNetTokenMixer):
     ) -> tuple[Tensor, Tensor | None]:
         """Equation 8 up to W_O: (B, T, H V), and the retention map."""
         query, key = plan.rotate(self.feature_map(query), self.feature_map(key))
-        output, maps = plan.retain(self.layer_idx, query, key, value, past)  # (B, H, T, V)
+        if self.learned_rotation is not None:
+            query, key = (self.learned_rotation(vectors, plan.position) for vectors in (query, key))
+        output, maps = plan.retain(self.layer_idx, query, key, self.value_act(value), past)  # (B, H, T, V)
         output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
         return output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn), maps
 
@@ -218,6 +278,9 @@ class RetNetAttention(RetNetTokenMixer):
     """Softmax attention, in the layers of a hybrid that are not retention."""
 
     is_causal = True
+
+    def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx, config.attention_gate_act)
 
     def forward(
         self,
@@ -231,7 +294,9 @@ class RetNetAttention(RetNetTokenMixer):
         query, key, value = self.heads(hidden_states)
         query, key = plan.rotate(query, key)
         output, weights = plan.attend(self, query, key, value, past, scaling=self.head_dim**-0.5, **kwargs)
-        return self.o_proj(output.flatten(2)), weights
+        output = output.flatten(2)
+        output = output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn)
+        return self.o_proj(output), weights
 
 
 class RetNetWindowedRetention(RetNetRetention):
@@ -253,9 +318,9 @@ class RetNetWindowedRetention(RetNetRetention):
 class RetNetMLP(nn.Module):
     """Feed-forward network, gated or plain."""
 
-    def __init__(self, config: RetNetConfig) -> None:
+    def __init__(self, config: RetNetConfig, inner_size: int) -> None:
         super().__init__()
-        size, inner_size = config.hidden_size, config.intermediate_size
+        size = config.hidden_size
         self.up_proj = projection(size, inner_size)
         self.gate_proj = projection(size, inner_size) if config.use_gated_mlp else None
         self.down_proj = projection(inner_size, size)
@@ -266,6 +331,11 @@ class RetNetMLP(nn.Module):
         inner = self.up_proj(hidden_states)
         inner = self.act_fn(inner) if self.gate_proj is None else gated(inner, self.gate_proj(hidden_states), self.act_fn)
         return self.down_proj(self.dropout(inner) if self.training else inner)
+
+
+@use_experts_implementation
+class RetNetExperts(Experts):
+    """Experts that transformers computes by the implementation of the configuration, grouped products by default."""
 
 
 class RetNetDecoderLayer(GradientCheckpointingLayer):
@@ -280,11 +350,17 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
             self.retention = RetNetWindowedRetention(config, layer_idx)
         else:
             self.retention = RetNetRetention(config, layer_idx)
-        self.mlp = RetNetMLP(config)
+        if config.has_experts(layer_idx):
+            shared = config.n_shared_experts * config.moe_intermediate_size
+            self.mlp = MixtureOfExperts(config, RetNetExperts(config), RetNetMLP(config, shared) if shared else None)
+        else:
+            self.mlp = RetNetMLP(config, config.intermediate_size)
         self.retention_norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp_norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.pre_norm = config.norm_position == "pre"
-        self.residual_multiplier = config.residual_multiplier
+        of_mixer = None if self.is_retention else config.attention_residual_multiplier
+        self.mixer_multiplier = of_mixer or config.residual_multiplier
+        self.mlp_multiplier = config.mlp_residual_multiplier or config.residual_multiplier
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(
@@ -298,12 +374,12 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
         branch, _ = mixer(branch, plan=plan, past_key_values=past_key_values, **kwargs)
         branch = self.dropout(branch) if self.training else branch
-        hidden_states = torch.add(branch, hidden_states, alpha=self.residual_multiplier)
+        hidden_states = torch.add(branch, hidden_states, alpha=self.mixer_multiplier)
         hidden_states = hidden_states if self.pre_norm else self.retention_norm(hidden_states)
 
         branch = self.mlp(self.mlp_norm(hidden_states) if self.pre_norm else hidden_states)
         branch = self.dropout(branch) if self.training else branch
-        hidden_states = torch.add(branch, hidden_states, alpha=self.residual_multiplier)
+        hidden_states = torch.add(branch, hidden_states, alpha=self.mlp_multiplier)
         return hidden_states if self.pre_norm else self.mlp_norm(hidden_states)
 
 
@@ -315,7 +391,11 @@ class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
     _no_split_modules = ["RetNetDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _can_compile_fullgraph = True
-    _can_record_outputs = {"hidden_states": RetNetDecoderLayer, "attentions": [RetNetRetention, RetNetAttention]}
+    _can_record_outputs = {
+        "hidden_states": RetNetDecoderLayer,
+        "attentions": [RetNetRetention, RetNetAttention],
+        "router_logits": OutputRecorder(Router, index=0),
+    }
     _supports_sdpa = True  # in the layers of a hybrid that are not retention
     _supports_flash_attn = True
     _supports_attention_backend = True
@@ -327,8 +407,16 @@ class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
             init.copy_(module.log_decay, module.compute_log_decay(module.log_decay.device))
         elif isinstance(module, RetNetRotaryEmbedding):
             init.copy_(module.frequency, module.compute_frequency(module.frequency.device))
-        elif isinstance(module, RetNetHeadScale):
+        elif isinstance(module, (RetNetHeadScale, RetNetGroupRMSNorm)) and module.weight is not None:
             init.ones_(module.weight)
+        elif isinstance(module, RetNetLearnedRotation):  # as the rotation of a head that is twice as long
+            size = module.angle.shape[-1]
+            init.copy_(module.angle, 10000 ** (-torch.arange(size) / size).expand_as(module.angle))
+        elif isinstance(module, (Router, Experts)):
+            for weight in module.parameters(recurse=False):
+                init.normal_(weight, std=self.config.initializer_range)
+            if getattr(module, "bias", None) is not None:
+                init.zeros_(module.bias)
         elif hasattr(module, "xavier_gain") and self.config.initialization != "normal":
             depth = (8 * self.config.num_hidden_layers) ** 0.25
             shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0
@@ -352,10 +440,16 @@ class RetNetModel(RetNetPreTrainedModel):
         pre_norm = config.norm_position == "pre"
         self.norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps) if pre_norm else nn.Identity()
         self.decay = RetNetDecay(config)
-        self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
+        self.rotary = self.attention_rotary = None
+        if config.use_rotary and config.rotary_layers != "softmax_attention":
+            self.rotary = RetNetRotaryEmbedding(config, config.head_dim)
+        if config.use_rotary and config.rotary_layers != "linear_attention" and config.is_hybrid:
+            shared = self.rotary is not None and config.attention_head_dim in (None, config.head_dim)
+            size = config.attention_head_dim or config.head_dim
+            self.attention_rotary = self.rotary if shared else RetNetRotaryEmbedding(config, size)
         self.kernels = TORCH if config.bidirectional else load_kernels(config.kernels)
         self.chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
-        self.scaling = config.head_dim**-0.5
+        self.scaling = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
         self.has_softmax_attention = config.is_hybrid or config.retention_window is not None
         self.context: Context | None = None
         self.gradient_checkpointing = False
@@ -425,7 +519,8 @@ class RetNetModel(RetNetPreTrainedModel):
             hidden_states = self.read(hidden_states, plans, past, **kwargs)
         if past is not None and input_ids is not None and self.context is None and not torch.compiler.is_compiling():
             first_in_use(past.layers).remember_last(input_ids)
-        return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past if use_cache else None)
+        output_class = BaseModelOutputWithPast if self.config.num_experts is None else MoeModelOutputWithPast
+        return output_class(last_hidden_state=hidden_states, past_key_values=past if use_cache else None)
 
     def read(
         self, hidden_states: Tensor, plans: dict[str, Plan | AttentionPlan], past_key_values: Cache | None, **kwargs
@@ -500,9 +595,15 @@ class RetNetModel(RetNetPreTrainedModel):
             plan = MappedPlan(layout, rotate, decays, past is not None, config.bidirectional)
         else:
             plan = Plan(layout, rotate, operators, decays, in_place)
-        plans = {"linear_attention": plan}
+        plan.position, plans = position, {"linear_attention": plan}
         if self.has_softmax_attention:
-            rotate = Scaling(1.0) if angle is None else Rotation(angle, 1.0, HALF_PRECISION)
+            scale, rotary = 1.0, self.attention_rotary
+            if config.attention_log_base is not None:
+                grown = (position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
+                scale = grown[:, None, :, None] / math.log(config.attention_log_base)  # (B|1, 1, T, 1)
+            if rotary is not self.rotary:
+                angle = None if rotary is None else rotary(position, dtype)
+            rotate = Scaling(scale) if angle is None else Rotation(angle, scale, HALF_PRECISION)
             if packed:
                 others = {kind: AttentionOfState(rotate) for kind in config.layer_types}
             else:
@@ -594,12 +695,20 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
             logits = self.lm_head(hidden_states)
             if labels is not None:
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
+        output_class, routing = CausalLMOutputWithPast, {}
+        if self.config.num_experts is not None:
+            output_class, routing = MoeCausalLMOutputWithPast, {"router_logits": outputs.router_logits}
+            if outputs.router_logits is not None:
+                routing["aux_loss"] = balancing_loss(self.config, outputs.router_logits, attention_mask)
+                if loss is not None:
+                    loss = loss + self.config.router_aux_loss_coef * routing["aux_loss"].to(loss.device)
+        return output_class(
             loss=loss,
             logits=None if skip_logits else logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            **routing,
         )
 
 

@@ -240,11 +240,11 @@ class Rotation(OnDevice):
 
     Args:
         angles: cosines and sines (B|1, 1, T, K/2), float32 or wider.
-        scale: factor on the queries.
+        scale: factor on the queries, a number or (B|1, 1, T, 1).
         narrows: dtypes that are kept. Vectors of other dtypes stay float32 or wider after their rotation.
     """
 
-    def __init__(self, angles: tuple[Tensor, Tensor], scale: float, narrows: tuple[torch.dtype, ...]) -> None:
+    def __init__(self, angles: tuple[Tensor, Tensor], scale: float | Tensor, narrows: tuple[torch.dtype, ...]) -> None:
         self.turn, self.narrows, (cos, sin) = rotate, narrows, angles
         if cos.shape[2] == 1 and not torch.compiler.is_compiling():
             self.turn, cos, sin = rotate_step, torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
@@ -258,13 +258,13 @@ class Rotation(OnDevice):
 
 
 class Scaling(OnDevice):
-    """Scales the queries of a model without rotation."""
+    """Scales the queries of layers without rotation."""
 
-    def __init__(self, scale: float) -> None:
+    def __init__(self, scale: float | Tensor) -> None:
         self.scale = scale
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return query * self.scale, key
+        return (query * self.scale).to(query.dtype), key
 
 
 class Plan(OnDevice):
@@ -279,9 +279,10 @@ class Plan(OnDevice):
 
     Attributes:
         window: the plan of the softmax attention beside retention, if there is one.
+        position: (B|1, T) position of each token, for layers that learn angles.
     """
 
-    window = None
+    window = position = None
 
     def __init__(
         self,

@@ -600,7 +600,7 @@ class RetNetState(Cache):
             raise ValueError(f"dtype must be one of {', '.join(map(str, STATE_DTYPES))}, got {dtype}.")
         state = cls(config)
         for index, layer in enumerate(state.layers):
-            shape = (sequences, config.state_heads(index), config.head_dim, config.value_head_dim)
+            shape = (sequences, *config.state_shape(index))
             position, length = (torch.zeros(size, dtype=torch.int64, device=device) for size in ((sequences,), ()))
             layer.fill_(torch.zeros(shape, dtype=dtype, device=device), position, length)
         return state
@@ -654,7 +654,7 @@ class RetNetState(Cache):
             raise ValueError("a state with a layer that has read nothing cannot be saved.")
         for index, layer in enumerate(self.layers):
             retains, held = isinstance(layer, RetNetStateLayer), layer.saved()[0]
-            all_heads = self.config.state_heads(index) if retains else self.config.num_key_value_heads
+            all_heads = self.config.state_heads(index) if retains else self.config.mixer_sizes(index)[1]
             if held.shape[1] != all_heads:
                 raise ValueError(f"a state of all {all_heads} heads can be saved, not a rank's share of {held.shape[1]}.")
         write_state(path, dict(_named_tensors(self)), self.config.state_fingerprint, self.weights_mark)

@@ -114,7 +114,6 @@ def _check_tensors(
     if foreign := sorted(tensors.keys() - expected):
         raise ValueError(f"{path} holds {foreign[0]}, which is no part of a state.")
     batch = tensors["layers.0.next_position"].shape[:1]
-    groups = config.num_key_value_heads
     one_type = {name.rpartition(".")[2]: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
 
     def dtypes(name: str, allowed: tuple[torch.dtype, ...]) -> tuple[torch.dtype, ...]:  # one for all layers
@@ -123,12 +122,13 @@ def _check_tensors(
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")
         prefix = "window_" if part.startswith("window_") else ""
-        heads = config.state_heads(int(layer.removeprefix("layers.")))
+        index = int(layer.removeprefix("layers."))
+        _, groups, key_dim, value_dim = config.mixer_sizes(index)
         read = tensors.get(f"{layer}.{prefix}document", tensor).shape[-1:]  # columns of softmax attention
         shape, allowed = {
-            "recurrent_states": ((*batch, heads, config.head_dim, config.value_head_dim), dtypes(part, STATE_DTYPES)),
-            "keys": ((*batch, groups, *read, config.head_dim), dtypes(part, KEY_DTYPES)),
-            "values": ((*batch, groups, *read, config.value_head_dim), dtypes(part, KEY_DTYPES)),
+            "recurrent_states": ((*batch, *config.state_shape(index)), dtypes(part, STATE_DTYPES)),
+            "keys": ((*batch, groups, *read, key_dim), dtypes(part, KEY_DTYPES)),
+            "values": ((*batch, groups, *read, value_dim), dtypes(part, KEY_DTYPES)),
             "document": ((*batch, *read), (torch.int64,)),
             "count": ((*batch, *read), (torch.int64,)),
             "position": ((*batch, *read), (torch.int64,)),

@@ -40,6 +40,7 @@ def state_fingerprint(config: PreTrainedConfig) -> str:
         "head_norm_affine": config.head_norm_affine and config.use_head_norm,
         "sliding_window": config.sliding_window if "sliding_attention" in config.layer_types else None,
     }
+    facts = {name: value for name, value in facts.items() if value is not None}  # a new option changes no old state
     return hashlib.sha256(json.dumps(_plain(facts), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
