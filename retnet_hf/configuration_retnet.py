@@ -114,8 +114,8 @@ class RetNetConfig(PreTrainedConfig):
             feed-forward has so many experts of that inner size (`intermediate_size` if absent), and a few of them compute
             each token. It is one network if absent.
         first_k_dense_replace (`int`): so many layers, the first ones, have no experts.
-        n_shared_experts (`int`): experts beside these that compute every token, as one network.
-        router_act (`str`): "softmax" or "sigmoid", the scores of experts. use_router_bias (`bool`): a bias for the choice.
+        n_shared_experts (`int`): experts that compute every token, beside these and as one network.
+        router_act (`str`): "softmax" or "sigmoid", the scores. use_router_bias (`bool`): whether a bias joins the choice.
         n_group (`int`, *optional*), topk_group (`int`, *optional*): experts are chosen within `topk_group` of so many groups.
         norm_topk_prob (`bool`), routed_scaling_factor (`float`): whether the scores of a token's experts are divided by
             their sum, and a factor on them.

@@ -40,8 +40,8 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .cards import ModelCardMixin
 from .configuration_retnet import RetNetConfig
-from .generation_retnet import RetNetGeneration
 from .experts import Experts, MixtureOfExperts, Router, balancing_loss
+from .generation_retnet import RetNetGeneration
 from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
 from .integer_angles import integer_frequencies, rotary_frequencies
