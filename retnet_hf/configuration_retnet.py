@@ -116,7 +116,7 @@ class RetNetConfig(PreTrainedConfig):
         first_k_dense_replace (`int`): so many layers, the first ones, have no experts.
         n_shared_experts (`int`): experts that compute every token, beside these and as one network.
         router_act (`str`): "softmax" or "sigmoid", the scores. use_router_bias (`bool`): whether a bias joins the choice.
-        n_group (`int`, *optional*), topk_group (`int`, *optional*): experts are chosen within `topk_group` of so many groups.
+        n_group, topk_group (`int`, *optional*): experts are chosen within `topk_group` of so many groups.
         norm_topk_prob (`bool`), routed_scaling_factor (`float`): whether the scores of a token's experts are divided by
             their sum, and a factor on them.
         output_router_logits (`bool`), router_aux_loss_coef (`float`): whether the loss of unbalanced routing is added, and
