@@ -4,6 +4,7 @@
 
 import pkgutil
 
+import pytest
 import torch
 from small_models import random_ids, small_model
 
@@ -46,3 +47,23 @@ def test_one_token_is_computed_in_place_and_more_are_not():
     model = small_model()
     assert plan_of(model, 1).in_place
     assert not plan_of(model, 2).in_place
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
+def test_operators_give_absent_tokens_zeros(form):
+    mask = torch.ones(2, 20, dtype=torch.int64)
+    mask[0, :3] = mask[1, 7] = 0
+    operator = plan_of(small_model(), attention_mask=mask, retention_form=form).operators[0]
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 4, 20, 8, generator=generator) for _ in range(3))
+    output, _ = operator(query, key, value, None)
+    assert output.movedim(2, 1)[mask == 1].all(dim=(1, 2)).all()
+    assert not output.movedim(2, 1)[mask == 0].any()
+
+
+def test_softmax_layers_keep_their_keys_in_the_dtype_of_the_model():
+    """Their rotation computes in float32, and returns the dtype that it was given."""
+    model = small_model("hybrid").to(torch.bfloat16)
+    with torch.no_grad():
+        layer = model(random_ids(1, 5), use_cache=True).past_key_values.layers[1]
+    assert layer.keys.dtype == layer.values.dtype == torch.bfloat16
