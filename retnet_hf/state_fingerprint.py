@@ -13,9 +13,18 @@ from transformers.configuration_utils import PreTrainedConfig
 # Fields that do not change what a state means. Every other field is in the fingerprint.
 WITHOUT_EFFECT = (
     *("hidden_dropout", "activation_dropout", "initialization", "initializer_range"),  # of training
+    *("output_router_logits", "router_aux_loss_coef"),
     *("retention_form", "chunk_size", "kernels"),  # one function, computed in another order
     *("use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
     "max_position_embeddings",  # unless the rotation depends on it: see `_rotation`
+)
+# Fields that came later. They join the fingerprint where they are not the default, so that older states keep theirs.
+LATER = (
+    *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
+    *("attention_log_base", "attention_residual_multiplier", "mlp_residual_multiplier", "rotary_layers"),
+    *("learned_rotary_layers", "layer_decay_factors", "head_norm_groups", "head_norm_eps", "value_act", "query_scale"),
+    *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts"),
+    *("router_act", "use_router_bias", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"),
 )
 _OF_TRANSFORMERS = frozenset(field.name for field in fields(PreTrainedConfig))
 _SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_pytorch_tanh"}
@@ -23,8 +32,8 @@ _SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": 
 
 def state_fingerprint(config: PreTrainedConfig) -> str:
     """16 hexadecimal digits. RetNetConfigs with the same digits make models whose states mean the same."""
-    names = (field.name for field in fields(config) if field.name not in _OF_TRANSFORMERS)
-    facts = {name: getattr(config, name) for name in names if name not in WITHOUT_EFFECT}
+    own = [field for field in fields(config) if field.name not in (*_OF_TRANSFORMERS, *WITHOUT_EFFECT)]
+    facts = {field.name: getattr(config, field.name) for field in own}
     retains = [kind == "linear_attention" for kind in config.layer_types]
     maps = [_activation(config.feature_map_of(layer)) if kept else None for layer, kept in enumerate(retains)]
     facts |= {  # fields that can say one thing in several ways, or that do nothing beside others
@@ -40,7 +49,9 @@ def state_fingerprint(config: PreTrainedConfig) -> str:
         "head_norm_affine": config.head_norm_affine and config.use_head_norm,
         "sliding_window": config.sliding_window if "sliding_attention" in config.layer_types else None,
     }
-    facts = {name: value for name, value in facts.items() if value is not None}  # a new option changes no old state
+    for field in own:
+        if field.name in LATER and facts[field.name] == field.default:
+            del facts[field.name]
     return hashlib.sha256(json.dumps(_plain(facts), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

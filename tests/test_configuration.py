@@ -278,6 +278,7 @@ def test_keys_of_our_own_config_that_nobody_knows_are_kept():
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 HYBRID = {"layer_types": ["linear_attention", "sliding_attention"], "sliding_window": 4}
+EXPERTS = {"num_experts": 4}
 # another value of each field with an effect, and, where that depends on other fields, those
 CHANGES = {
     "vocab_size": 60,
@@ -294,6 +295,31 @@ CHANGES = {
     "layer_types": (["linear_attention", "full_attention"], {}),
     "sliding_window": (5, HYBRID),
     "retention_window": 3,
+    "attention_num_heads": (8, HYBRID),
+    "attention_num_key_value_heads": (2, HYBRID),
+    "attention_head_dim": (6, HYBRID),
+    "attention_gate_act": ("sigmoid", HYBRID),
+    "attention_log_base": (500.0, HYBRID),
+    "attention_residual_multiplier": (2.0, HYBRID),
+    "mlp_residual_multiplier": 2.0,
+    "rotary_layers": ("linear_attention", HYBRID),
+    "learned_rotary_layers": [0],
+    "layer_decay_factors": [1.0, 0.5],
+    "head_norm_groups": 1,
+    "head_norm_eps": 1e-3,
+    "value_act": "silu",
+    "query_scale": 1.0,
+    "num_experts": 4,
+    "num_experts_per_tok": (3, EXPERTS),
+    "moe_intermediate_size": (24, EXPERTS),
+    "first_k_dense_replace": (1, EXPERTS),
+    "n_shared_experts": (1, EXPERTS),
+    "router_act": ("sigmoid", EXPERTS),
+    "use_router_bias": (True, EXPERTS),
+    "n_group": (2, EXPERTS | {"topk_group": 1, "num_experts_per_tok": 1}),
+    "topk_group": (2, EXPERTS | {"n_group": 2}),
+    "norm_topk_prob": (False, EXPERTS),
+    "routed_scaling_factor": (2.5, EXPERTS),
     "use_rotary": False,
     "rotary_endpoint": True,
     "rope_parameters": ({"rope_type": "default", "rope_theta": 500.0}, {}),
@@ -313,6 +339,8 @@ CHANGES = {
     "rms_norm_eps": 1e-5,
 }
 SAME = {
+    "output_router_logits": True,
+    "router_aux_loss_coef": 0.1,
     "hidden_dropout": 0.1,
     "activation_dropout": 0.1,
     "initialization": "normal",

@@ -158,6 +158,7 @@ LANGUAGE_MODEL = {
     "configuration_retnet.py",
     "decay_schedules.py",
     "eager_attention.py",
+    "experts.py",
     "generation_config.json",
     "generation_retnet.py",
     "gradients.py",
