@@ -28,7 +28,16 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 from retnet_hf_conversion.errors import first_line
-from retnet_hf_linearization import HeadMeasures, SourceError, StoredTeacher, measure_heads, store_teacher, transfer
+from retnet_hf_linearization import (
+    HeadMeasures,
+    SourceError,
+    StoredTeacher,
+    linearized_config,
+    measure_heads,
+    softmax_config,
+    store_teacher,
+    transfer,
+)
 from retnet_hf_linearization.alignment import retention_layers
 from retnet_hf_linearization.report import measure_layers
 
@@ -44,7 +53,7 @@ from ..training.progress import resumable, show_training
 from ..training.run import Schedule, check_resumable, require_memory_for, threads_of
 from .finish import finish
 from .job import MEASURED_TOKENS, Job
-from .recipe import Recipe, needs, require_memory
+from .recipe import Recipe
 from .stages import AlignmentRun, DistillationRun, LongRun, StageRun, import_peft
 
 
@@ -53,21 +62,23 @@ ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are st
 COMPARED_BYTES = 2**16  # of each file of weights, at its beginning and in its middle, by which a source is known again
 
 
-def source_config(name: str, recipe: Recipe, folder: TrainingFolder) -> PreTrainedConfig:
-    """The configuration of the source, once it is certain that linearizing can begin.
+def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
+    """The configuration of a source that can be linearized by this recipe.
 
     Raises:
-        InputError: for a source of another kind, layers that it has not, or too little memory or disk.
+        InputError: for a source of another kind, or layers that it does not have.
     """
     try:
         config = AutoConfig.from_pretrained(name)
     except Exception as error:  # from_pretrained passes on whatever its readers and the network raise
         raise InputError(f"{name} does not hold a model that can be loaded: {first_line(error)}") from error
     try:
-        needed = needs(config, recipe)
+        softmax = softmax_config(config)
+        kept = recipe.kept.before_training(softmax.num_hidden_layers)
+        linearized_config(softmax, kept, window=recipe.window, share_states=recipe.share_states)
     except SourceError as error:
         raise InputError(str(error)) from error
-    if recipe.align_steps and len(recipe.kept.before_training(config.num_hidden_layers)) == config.num_hidden_layers:
+    if recipe.align_steps and len(kept) == softmax.num_hidden_layers:
         raise InputError("--keep-attention keeps every layer, so that nothing is left to be made retention")
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and recipe.block_size > positions and (recipe.align_steps or recipe.distill_steps):
@@ -76,8 +87,6 @@ def source_config(name: str, recipe: Recipe, folder: TrainingFolder) -> PreTrain
         )
     if recipe.lora_rank is not None:
         import_peft()
-    require_memory(needed.memory, config, recipe)
-    folder.require_space(needed.disk)
     return config
 
 
