@@ -28,6 +28,7 @@ import retnet_hf_cli.linearizing.finish as finish_module
 import retnet_hf_cli.linearizing.pipeline as pipeline_module
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_cli.errors import InputError
+from retnet_hf_cli.linearizing.pipeline import source_digest
 from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe
 from retnet_hf_cli.linearizing.stages import StageRun
 from retnet_hf_cli.main import main
@@ -504,6 +505,19 @@ def test_what_is_read_is_not_replaced(retnet_hf, workplace, output):
 def test_rates_of_zero_are_zero():
     recipe = Recipe("a", align_lr=0.0, distill_lr=0.0, long_lr=0.0).with_rates(128)
     assert set(recipe.rates.values()) == {0.0}
+
+
+def test_a_source_on_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--someone--llama"
+    digests = []
+    for commit in ("a" * 40, "b" * 40):
+        (repository / "refs").mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / "main").write_text(commit)
+        (repository / "snapshots" / commit).mkdir(parents=True)
+        (repository / "snapshots" / commit / "config.json").write_text("{}")
+        digests.append(source_digest("someone/llama"))
+    assert digests == ["a" * 40, "b" * 40]
 
 
 def test_what_stages_leave_is_freed(retnet_hf, workplace, monkeypatch):

@@ -211,7 +211,7 @@ def linearize(
         training=training,
         evaluation=evaluation,
         digest=digest_of(documents),
-        source_digest=source_digest(config),
+        source_digest=source_digest(name),
         minutes=minutes,
         eval_every=eval_every,
         threads=threads,
