@@ -172,11 +172,11 @@ class Plan:
             if name not in times:
                 raise CheckpointError(f"tensor {name} has no place in the format {self.format} with this configuration")
 
-    def build(self, read: Callable[[str], Tensor], done: Callable[[Move], None] = lambda move: None) -> PreTrainedModel:
+    def build(self, theirs: Mapping[str, Tensor], done: Callable[[Move], None] = lambda move: None) -> PreTrainedModel:
         """The model, its values read one move at a time.
 
         Args:
-            read: gives a foreign tensor by its name.
+            theirs: the foreign tensors by name.
             done: called after each move.
 
         Raises:
@@ -187,7 +187,7 @@ class Plan:
         expected = saved_tensors(model)
         values: dict[str, Tensor] = {}
         for move in self.moves:
-            tensors = [read(name) for name in move.sources]
+            tensors = [theirs[name] for name in move.sources]
             for name, tensor in zip(move.sources, tensors):
                 _require_numbers(name, tensor)
             try:
@@ -243,6 +243,39 @@ def shapes_of(state_dict: Mapping[str, Tensor]) -> dict[str, Shape]:
     return {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
 
 
+def shape_of(shapes: Mapping[str, Shape], name: str, dimensions: int, target_format: str) -> Shape:
+    """The shape of a tensor that a configuration is read from.
+
+    Raises:
+        CheckpointError: if it is missing, or has another number of dimensions.
+    """
+    if len(shapes.get(name, ())) != dimensions:
+        raise CheckpointError(
+            f"tensor {name} is missing, or of another shape than a checkpoint of format {target_format} has"
+        )
+    return shapes[name]
+
+
+def body_of(shapes: Mapping[str, Shape], prefix: str) -> dict[str, Shape]:
+    """The tensors under a prefix, without it."""
+    return {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+
+
+def backbone_moves(moves: Iterable[Move], prefix: str, names: Iterable[str]) -> list[Move]:
+    """The moves of a backbone whose names have a prefix in the checkpoint of a whole detector or segmenter."""
+    prefixed = [Move(tuple(prefix + source for source in move.sources), move.targets, move.change) for move in moves]
+    return prefixed + [Move((name,), (), Dropped("not of the backbone")) for name in names if not name.startswith(prefix)]
+
+
+def xpos_buffers(prefix: str, head_dim: int, decays: list[float]) -> list[Move]:
+    """The angles and decays that torchscale and RMT save: (K,) and (H,)."""
+    angle = 10000 ** -torch.linspace(0, 1, head_dim // 2)
+    return [
+        Move((f"{prefix}.angle",), (), Known(angle.repeat_interleave(2))),
+        Move((f"{prefix}.decay",), (), Known(torch.tensor(decays).log())),
+    ]
+
+
 def renamed(name: str, rules: Iterable[tuple[str, str]]) -> str:
     """The name after all rules (pattern, replacement), in their order."""
     for pattern, replacement in rules:
@@ -278,7 +311,7 @@ def model_from(plan: Callable[[dict[str, Shape], dict | None], Plan], state_dict
     shapes = shapes_of(state_dict)
     planned = plan(shapes, config)
     planned.check(shapes)
-    return planned.build(state_dict.__getitem__)
+    return planned.build(state_dict)
 
 
 def require_fields(config: PreTrainedConfig, target_format: str, *allowed: tuple[Any, ...]) -> None:

@@ -144,7 +144,7 @@ def test_a_file_of_the_authors(tmp_path):
         assert format_of(checkpoint) == "poolformer"
         planned = plan_of(checkpoint)
         with torch.no_grad():
-            close(planned.build(checkpoint.read)(images()).logits, theirs(images()).logits, 1e-5)
+            close(planned.build(checkpoint.tensors)(images()).logits, theirs(images()).logits, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["s12", "s24", "s36", "m36", "m48"])
