@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .errors import CheckpointError, first_line
-from .plan import shapes_of
+from .shapes import shapes_of
 from .source import PICKLES, SAFETENSORS
 
 

@@ -20,21 +20,11 @@ from retnet_hf.modeling_metaformer import (
     MetaFormerPreTrainedModel,
 )
 
+from .changes import Change, Reshaped
 from .errors import CheckpointError
-from .plan import (
-    Change,
-    Move,
-    Plan,
-    Reshaped,
-    Shape,
-    backbone_moves,
-    body_of,
-    empty_model,
-    model_from,
-    require_fields,
-    saved_tensors,
-    shape_of,
-)
+from .plan import Move, Plan, backbone_moves, empty_model, model_from, saved_tensors
+from .requirements import require_fields
+from .shapes import Shape, body_of, shape_of
 
 
 NAME = "poolformer"

@@ -12,10 +12,12 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf.configuration_retnet import RetNetConfig
 
+from .changes import Change
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
 from .formats import CONFIGURATION_ERRORS, FORMATS, OURS, format_of, plan_of, reason_of
-from .plan import Change, Move, Plan, Shape
+from .plan import Move, Plan
+from .shapes import Shape
 
 
 def moves_table(plan: Plan, shapes: dict[str, Shape]) -> Table:

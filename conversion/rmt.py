@@ -16,24 +16,11 @@ from retnet_hf.configuration_rmt import RMTConfig
 from retnet_hf.loading import PairsApart
 from retnet_hf.modeling_rmt import RMTBackbone, RMTForImageClassification
 
+from .changes import Change, Dropped, Reshaped
 from .errors import CheckpointError
-from .plan import (
-    Change,
-    Dropped,
-    Move,
-    Plan,
-    Reshaped,
-    Shape,
-    backbone_moves,
-    body_of,
-    empty_model,
-    model_from,
-    renamed,
-    require_fields,
-    saved_tensors,
-    shape_of,
-    xpos_buffers,
-)
+from .plan import Move, Plan, backbone_moves, empty_model, model_from, saved_tensors, xpos_buffers
+from .requirements import require_fields
+from .shapes import Shape, body_of, renamed, shape_of
 
 
 NAME = "rmt"

@@ -16,19 +16,9 @@ from retnet_hf.loading import TORCHSCALE, dialect_of
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .errors import CheckpointError
-from .plan import (
-    Move,
-    Plan,
-    Shape,
-    dialect_moves,
-    empty_model,
-    model_from,
-    require_fields,
-    require_plain_retnet,
-    require_published_decays,
-    saved_tensors,
-    xpos_buffers,
-)
+from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, xpos_buffers
+from .requirements import require_fields, require_plain_retnet, require_published_decays
+from .shapes import Shape
 
 
 NAME = "torchscale"

@@ -18,20 +18,11 @@ from retnet_hf.configuration_vir import ViRConfig
 from retnet_hf.loading import Split
 from retnet_hf.modeling_vir import ViRForImageClassification
 
+from .changes import Change, Dropped
 from .errors import CheckpointError
-from .plan import (
-    Change,
-    Dropped,
-    Move,
-    Plan,
-    Shape,
-    empty_model,
-    model_from,
-    renamed,
-    require_fields,
-    saved_tensors,
-    shape_of,
-)
+from .plan import Move, Plan, empty_model, model_from, saved_tensors
+from .requirements import require_fields
+from .shapes import Shape, renamed, shape_of
 
 
 NAME = "vir_official"

@@ -17,21 +17,11 @@ from torch import Tensor
 from retnet_hf.configuration_vir import ViRConfig
 from retnet_hf.modeling_vir import ViRForImageClassification
 
+from .changes import Change, Known
 from .errors import CheckpointError
-from .plan import (
-    Change,
-    Known,
-    Move,
-    Plan,
-    Shape,
-    body_of,
-    empty_model,
-    model_from,
-    renamed,
-    require_fields,
-    saved_tensors,
-    shape_of,
-)
+from .plan import Move, Plan, empty_model, model_from, saved_tensors
+from .requirements import require_fields
+from .shapes import Shape, body_of, renamed, shape_of
 
 
 NAME = "vir_pulfer"

@@ -8,7 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
@@ -30,20 +30,15 @@ from retnet_hf_linearization.report import (
     recalled_vocabulary,
 )
 
+from .job import Job
 from .stages import TRAINING, StageRun
-
-
-if TYPE_CHECKING:
-    from .pipeline import Linearization
 
 
 REPORT = "linearization.json"
 PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # of the example in the model card
 
 
-def report_of(
-    job: "Linearization", teacher: PreTrainedModel, student: RetNetForCausalLM, stages: Sequence[type[StageRun]]
-) -> Report:
+def report_of(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, stages: Sequence[type[StageRun]]) -> Report:
     """Both models, measured on what was held out."""
     recipe, stream = job.recipe, job.evaluation.long()
     vocabulary = recalled_vocabulary(stream, job.tokenizer.all_special_ids)
@@ -68,9 +63,7 @@ def report_of(
     )
 
 
-def finish(
-    job: "Linearization", teacher: PreTrainedModel, student: RetNetForCausalLM, stages: Sequence[type[StageRun]]
-) -> None:
+def finish(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, stages: Sequence[type[StageRun]]) -> None:
     """Puts the finished folder in the place of OUTPUT; the stages go once it is there."""
     partial, finished = job.folder.partial, job.folder.partial / "finished"
     shutil.rmtree(finished, ignore_errors=True)

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
-from rich.console import Console
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -54,13 +53,13 @@ from ..training.folder import RECORD, TrainingFolder
 from ..training.progress import resumable, show_training
 from ..training.run import Schedule, check_resumable, require_memory_for, threads_of
 from .finish import finish
+from .job import MEASURED_TOKENS, Job
 from .recipe import Recipe
 from .stages import AlignmentRun, DistillationRun, LongRun, StageRun, import_peft
 
 
 EVALUATED_BLOCKS = 64  # that a stage is evaluated on
 ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are stored in one file
-MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # that heads and layers are measured on, T² attention weights of each head
 COMPARED_BYTES = 2**16  # of each file of weights, at its beginning and in its middle, by which a source is known again
 
 
@@ -130,39 +129,22 @@ def streams_of(
 
 
 @dataclass(kw_only=True)
-class Linearization:
-    """A source and a text, what is to be made of them, and where: everything but the weights.
+class Linearization(Job):
+    """A run for which everything is ready but the weights.
 
     Attributes:
-        texts: names of what was read, for the model card. training, evaluation: (tokens,) token ids.
-        digest: of the text. source_digest: of `source_digest`.
-        threads: of the CPU; what is fastest if absent.
+        source_digest: of `source_digest`.
         minutes: for all stages together, which they share out by their steps.
         eval_every: steps between evaluations, each with a checkpoint; a tenth of a stage if absent.
         resume: whether to go on with what is in the folder.
     """
 
-    recipe: Recipe
-    folder: TrainingFolder
-    console: Console
-    tokenizer: PreTrainedTokenizerBase
-    texts: list[str]
-    training: Tensor
-    evaluation: Tensor
-    digest: str
     source_digest: str
-    threads: int | None = None
     minutes: float | None = None
     eval_every: int | None = None
     resume: bool = False
     _teacher: PreTrainedModel | None = None
     _head_measures: HeadMeasures | None = None
-
-    @property
-    def measured_blocks(self) -> Tensor:
-        """The beginnings of some blocks of the text that is trained on, (N, T)."""
-        blocks = TokenBlocks(self.training.numpy(), self.recipe.block_size).blocks
-        return blocks[:MEASURED_BLOCKS, :MEASURED_TOKENS].long()
 
     @property
     def teacher(self) -> PreTrainedModel:
