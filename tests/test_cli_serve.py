@@ -113,6 +113,7 @@ def test_vllm_is_told_how_much_memory_states_take_on_a_cpu(monkeypatch):
     assert vllm_arguments(config, 64, 100)[2:4] == ["--max-model-len", "100"]
     quarter = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
     assert vllm_arguments(small_model("hybrid").config, 64, None)[-1] == str(quarter)
+    assert vllm_arguments(config, 64, None, ["--enable-prefix-caching"])[-2:] == [str(quarter), "--enable-prefix-caching"]
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     assert vllm_arguments(config, 64, None) == ["--max-num-seqs", "64"]
 
