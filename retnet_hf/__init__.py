@@ -17,7 +17,7 @@ from .configuration_metaformer import MetaFormerConfig
 from .configuration_retnet import RetNetConfig
 from .configuration_rmt import RMTConfig
 from .configuration_vir import ViRConfig
-from .model_types import register, when_imported
+from .model_types import claim_model_type, register, when_imported
 from .version import __version__ as __version__
 
 
@@ -106,3 +106,4 @@ for _config_class in _MODELS:
     register(_config_class, partial(_models, _config_class))
 when_imported("transformers.models.auto.image_processing_auto", _register_image_processors)
 when_imported("peft.utils", _register_target_modules)
+when_imported("fla.models.retnet", partial(claim_model_type, RetNetConfig))  # which takes the model_type "retnet"

@@ -90,6 +90,25 @@ def test_a_model_of_ours_made_after_another_library_took_its_name_has_it_again_w
     assert said.count("The model_type 'retnet' was registered with AutoConfig for __main__.OtherConfig") == 1
 
 
+def test_our_folders_load_after_fla_was_imported(tmp_path):
+    """The first thing that is done is to load a folder: no configuration of ours was made before."""
+    small_model().save_pretrained(tmp_path / "language")
+    package = tmp_path / "fla" / "models" / "retnet"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "__init__.py").write_text(OTHER)
+    look = """
+import json
+import fla.models.retnet
+from transformers import AutoModelForCausalLM
+print(json.dumps([type(AutoModelForCausalLM.from_pretrained("language")).__module__]))
+"""
+    found, said = run(OURS + look, tmp_path)
+    assert found == ["retnet_hf.modeling_retnet"]
+    assert "for fla.models.retnet.OtherConfig. It is registered for retnet_hf.configuration_retnet.RetNetConfig" in said
+
+
 def test_the_other_library_keeps_its_models_by_their_own_configuration(tmp_path):
     look = """
 import json
@@ -101,18 +120,28 @@ print(json.dumps([one.__name__ for one in found]))
     assert found == ["RetNetConfig", "OtherModel"]
 
 
-def test_importing_the_package_imports_no_models(tmp_path):
+def test_public_names_are_imported_when_they_are_used_and_listed_before(tmp_path):
     look = """
 import json
 import sys
+import retnet_hf
 heavy = ["transformers.modeling_utils", "retnet_hf.modeling_retnet", "datasets", "peft", "torchvision", "matplotlib"]
-print(json.dumps([name for name in heavy if name in sys.modules]))
+early = [name for name in heavy if name in sys.modules]
+listed = set(dir(retnet_hf)) >= set(retnet_hf.__all__)
+from retnet_hf import *
+here = all(name in globals() for name in retnet_hf.__all__)
+modules = retnet_hf.modeling_retnet.RetNetModel is RetNetModel
+try:
+    retnet_hf.unheard_of
+except AttributeError as error:
+    said = str(error)
+print(json.dumps([early, listed, here, modules, said]))
 """
-    found, _ = run(OURS + look, tmp_path)
-    assert found == []
+    found, _ = run(look, tmp_path)
+    assert found == [[], True, True, True, "module 'retnet_hf' has no attribute 'unheard_of'"]
 
 
-def test_language_models_need_no_extra(tmp_path):
+def test_language_models_need_no_extra_and_image_processors_name_theirs(tmp_path):
     look = """
 import json
 import sys
@@ -123,21 +152,15 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 model = AutoModelForCausalLM.from_config(retnet_hf.RetNetConfig.from_preset("tiny", num_hidden_layers=1, vocab_size=9))
-print(json.dumps([type(model).__name__]))
+try:
+    retnet_hf.ViRImageProcessor
+except ImportError as error:
+    said = str(error)
+print(json.dumps([type(model).__name__, said]))
 """
     found, _ = run(look, tmp_path)
-    assert found == ["RetNetForCausalLM"]
-
-
-def test_auto_classes_know_the_models_before_any_of_them_was_used(tmp_path):
-    small_model().save_pretrained(tmp_path / "language")
-    look = """
-import json
-from transformers import AutoModelForCausalLM
-print(json.dumps([type(AutoModelForCausalLM.from_pretrained("language")).__module__]))
-"""
-    found, _ = run(OURS + look, tmp_path)
-    assert found == ["retnet_hf.modeling_retnet"]
+    said = 'ViRImageProcessor needs Pillow, which is not installed: pip install "retnet-hf[vision]"'
+    assert found == ["RetNetForCausalLM", said]
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
@@ -155,39 +178,7 @@ print(json.dumps([type(AutoImageProcessor.from_pretrained("vir", backend="pil"))
     )
 
 
-def test_public_names_are_imported_when_they_are_used_and_listed_before(tmp_path):
-    look = """
-import json
-import retnet_hf
-listed = set(dir(retnet_hf)) >= set(retnet_hf.__all__)
-from retnet_hf import *
-here = all(name in globals() for name in retnet_hf.__all__)
-modules = retnet_hf.modeling_retnet.RetNetModel is RetNetModel
-try:
-    retnet_hf.unheard_of
-except AttributeError as error:
-    said = str(error)
-print(json.dumps([listed, here, modules, said]))
-"""
-    found, _ = run(look, tmp_path)
-    assert found == [True, True, True, "module 'retnet_hf' has no attribute 'unheard_of'"]
-
-
 def test_the_stub_for_type_checkers_exports_every_name_that_it_imports():
     stub = ast.parse(Path(retnet_hf.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
     exported = next(ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign))
     assert exported == retnet_hf.__all__
-
-
-def test_an_image_processor_without_pillow_names_the_extra_that_installs_it(tmp_path):
-    look = """
-import json
-import sys
-sys.modules["PIL"] = sys.modules["PIL.Image"] = None
-try:
-    retnet_hf.ViRImageProcessor
-except ImportError as error:
-    print(json.dumps([str(error)]))
-"""
-    found, _ = run(OURS + look, tmp_path)
-    assert found == ['ViRImageProcessor needs Pillow, which is not installed: pip install "retnet-hf[vision]"']
