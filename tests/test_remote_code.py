@@ -187,6 +187,7 @@ VIR = {
     "decay_schedules.py",
     "head_decay.py",
     "model.safetensors",
+    "model_types.py",
     "modeling_vir.py",
     "retention_forms.py",
     "vision_blocks.py",
