@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .errors import CheckpointError, first_line
-from .plan import Shape
+from .shapes import shapes_of
 from .source import PICKLES, SAFETENSORS
 
 
@@ -57,79 +57,33 @@ class Checkpoint:
         self.folder = path if path.is_dir() else path.parent
         self.files = _weight_files(path)
         self.config = _read_config(self.folder)
-        self._handles: dict[str, Any] = {}  # name -> the open safetensors file that holds it
-        self._tensors: dict[str, Tensor] = {}
-        self.shapes: dict[str, Shape] = {}
-        self.dtypes: dict[str, torch.dtype] = {}
+        self.tensors: dict[str, Tensor] = {}  # mapped from the files: values are read when they are used
         for file in self.files:
             _require_content(file)
-            if file.suffix in SAFETENSORS:
-                self._open_safetensors(file)
-            else:
-                self._open_pickle(file)
-        if not self.shapes:
+            for name, tensor in (self._safetensors if file.suffix in SAFETENSORS else self._pickle)(file).items():
+                if name in self.tensors:
+                    raise CheckpointError(f"tensor {name} is in more than one file, the second being {file.name}")
+                self.tensors[name] = tensor
+        if not self.tensors:
             raise CheckpointError(f"{path} holds no tensors")
+        self.shapes = shapes_of(self.tensors)
 
     @property
     def size(self) -> int:
         """Bytes of the files of weights."""
         return sum(file.stat().st_size for file in self.files)
 
-    def read(self, name: str) -> Tensor:
-        """One tensor's values.
-
-        Raises:
-            CheckpointError: where they cannot be read.
-        """
-        if name in self._tensors:
-            return self._tensors[name]
-        try:
-            return self._handles[name].get_tensor(name)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise CheckpointError(f"tensor {name} cannot be read: {first_line(error)}") from error
-
-    def _add(self, name: str, shape: Shape, dtype: torch.dtype, file: Path) -> None:
-        if name in self.shapes:
-            raise CheckpointError(f"tensor {name} is in more than one file, the second being {file.name}")
-        self.shapes[name], self.dtypes[name] = tuple(shape), dtype
-
-    def _open_safetensors(self, file: Path) -> None:
+    def _safetensors(self, file: Path) -> dict[str, Tensor]:
         try:
             handle = safe_open(file, framework="pt")
-        except SafetensorError as error:
+            return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118, a handle is no dictionary
+        except (SafetensorError, OSError, RuntimeError, KeyError) as error:
             raise CheckpointError(_what_is_cut_off(file) or f"{file} is damaged: {first_line(error)}") from error
-        for name in handle.keys():  # noqa: SIM118, a handle is no dictionary
-            entry = handle.get_slice(name)
-            if (dtype := _DTYPES.get(entry.get_dtype())) is None:
-                raise CheckpointError(f"tensor {name} is of type {entry.get_dtype()}, which cannot be converted")
-            self._add(name, tuple(entry.get_shape()), dtype, file)
-            self._handles[name] = handle
 
-    def _open_pickle(self, file: Path) -> None:
+    def _pickle(self, file: Path) -> Mapping[str, Tensor]:
         held = _unpickle(file)
-        arguments = _arguments_in(held)
-        if self.config is None and arguments:
-            self.config = arguments
-        for name, tensor in _weights_in(held, file).items():
-            self._add(name, tuple(tensor.shape), tensor.dtype, file)
-            self._tensors[name] = tensor
-
-
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+        self.config = self.config or _arguments_in(held)
+        return _weights_in(held, file)
 
 
 def _weight_files(path: Path) -> list[Path]:

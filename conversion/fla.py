@@ -15,20 +15,11 @@ from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.loading import FLA, dialect_of, is_fused
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
+from .changes import Tied
 from .errors import CheckpointError
-from .plan import (
-    Move,
-    Plan,
-    Shape,
-    Tied,
-    dialect_moves,
-    fields_of_transformers,
-    model_from,
-    require_fields,
-    require_plain_retnet,
-    require_published_decays,
-    saved_tensors,
-)
+from .plan import Move, Plan, dialect_moves, model_from, saved_tensors
+from .requirements import fields_of_transformers, require_fields, require_plain_retnet, require_published_decays
+from .shapes import Shape
 
 
 NAME = "fla"

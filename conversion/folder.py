@@ -58,7 +58,7 @@ def write_folder(
     output = output.expanduser().resolve()
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        model = plan.build(checkpoint.read, done)
+        model = plan.build(checkpoint.tensors, done)
         for name in ("generation_config.json", "config.json"):  # the latter where older versions of transformers kept it
             if model.can_generate() and (checkpoint.folder / name).is_file():
                 model.generation_config = _generation_config(checkpoint.folder, name)

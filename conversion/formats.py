@@ -11,7 +11,8 @@ from huggingface_hub.errors import StrictDataclassError
 from . import fla, poolformer, rmt, syncdoth, torchscale, vir_official, vir_pulfer, yet_another_retnet
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
-from .plan import Plan, Shape
+from .plan import Plan
+from .shapes import Shape
 
 
 class Format(Protocol):

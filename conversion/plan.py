@@ -22,72 +22,9 @@ from transformers.modeling_utils import PreTrainedModel
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.loading import Change, Dialect
 
+from .changes import Dropped, Known, Tied
 from .errors import CheckpointError
-
-
-Shape = tuple[int, ...]
-
-
-class Reshaped(Change):
-    """The same values in another shape."""
-
-    def __init__(self, theirs: Shape, ours: Shape) -> None:
-        self.theirs, self.ours = tuple(theirs), tuple(ours)
-        self.label = f"as {'x'.join(map(str, ours))}"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].reshape(self.ours)]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].reshape(self.theirs)]
-
-
-class Known(Change):
-    """A tensor that follows from the configuration: nothing of ours is made of it, but it must hold what follows.
-
-    Args:
-        expected: its values.
-        tolerance: how far, relative to each, the given ones may be from them, for what was computed elsewhere or saved in
-            half precision.
-    """
-
-    label = "known from the configuration"
-
-    def __init__(self, expected: Tensor, tolerance: float = 1e-2) -> None:
-        self.expected, self.tolerance = expected, tolerance
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        if not torch.allclose(tensors[0].double(), self.expected.double(), rtol=self.tolerance, atol=1e-6):
-            raise CheckpointError("holds other values than those that follow from the configuration")
-        return []
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [self.expected]
-
-
-class Tied(Change):
-    """A second copy of a tensor that the model has once."""
-
-    label = "tied"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        first, second = tensors
-        if not torch.equal(first, second):
-            raise CheckpointError("differs from the tensor it is tied to")
-        return [first]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0], tensors[0].clone()]
-
-
-class Dropped(Change):
-    """A tensor without a use here; `reason` says why that loses nothing. There is no way back."""
-
-    def __init__(self, reason: str) -> None:
-        self.label = f"left out: {reason}"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return []
+from .shapes import Shape, shapes_of
 
 
 @dataclass(frozen=True)
@@ -172,11 +109,11 @@ class Plan:
             if name not in times:
                 raise CheckpointError(f"tensor {name} has no place in the format {self.format} with this configuration")
 
-    def build(self, read: Callable[[str], Tensor], done: Callable[[Move], None] = lambda move: None) -> PreTrainedModel:
+    def build(self, theirs: Mapping[str, Tensor], done: Callable[[Move], None] = lambda move: None) -> PreTrainedModel:
         """The model, its values read one move at a time.
 
         Args:
-            read: gives a foreign tensor by its name.
+            theirs: the foreign tensors by name.
             done: called after each move.
 
         Raises:
@@ -187,7 +124,7 @@ class Plan:
         expected = saved_tensors(model)
         values: dict[str, Tensor] = {}
         for move in self.moves:
-            tensors = [read(name) for name in move.sources]
+            tensors = [theirs[name] for name in move.sources]
             for name, tensor in zip(move.sources, tensors):
                 _require_numbers(name, tensor)
             try:
@@ -238,16 +175,19 @@ def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
 
 
-def shapes_of(state_dict: Mapping[str, Tensor]) -> dict[str, Shape]:
-    """Names and shapes, which a plan is made from."""
-    return {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
+def backbone_moves(moves: Iterable[Move], prefix: str, names: Iterable[str]) -> list[Move]:
+    """The moves of a backbone whose names have a prefix in the checkpoint of a whole detector or segmenter."""
+    prefixed = [Move(tuple(prefix + source for source in move.sources), move.targets, move.change) for move in moves]
+    return prefixed + [Move((name,), (), Dropped("not of the backbone")) for name in names if not name.startswith(prefix)]
 
 
-def renamed(name: str, rules: Iterable[tuple[str, str]]) -> str:
-    """The name after all rules (pattern, replacement), in their order."""
-    for pattern, replacement in rules:
-        name = re.sub(pattern, replacement, name)
-    return name
+def xpos_buffers(prefix: str, head_dim: int, decays: list[float]) -> list[Move]:
+    """The angles and decays that torchscale and RMT save: (K,) and (H,)."""
+    angle = 10000 ** -torch.linspace(0, 1, head_dim // 2)
+    return [
+        Move((f"{prefix}.angle",), (), Known(angle.repeat_interleave(2))),
+        Move((f"{prefix}.decay",), (), Known(torch.tensor(decays).log())),
+    ]
 
 
 def dialect_moves(
@@ -278,74 +218,4 @@ def model_from(plan: Callable[[dict[str, Shape], dict | None], Plan], state_dict
     shapes = shapes_of(state_dict)
     planned = plan(shapes, config)
     planned.check(shapes)
-    return planned.build(state_dict.__getitem__)
-
-
-def require_fields(config: PreTrainedConfig, target_format: str, *allowed: tuple[Any, ...]) -> None:
-    """Fields that the other format has only some values for, each with those values: ("hidden_act", "silu", "swish").
-
-    Raises:
-        ValueError: where the configuration has another.
-    """
-    for name, *values in allowed:
-        value = getattr(config, name)
-        if value not in values:
-            choices = " or ".join(repr(choice) for choice in values)
-            raise ValueError(f"{name} must be {choices} for the format {target_format}, which cannot express {value!r}.")
-
-
-def require_plain_retnet(config: RetNetConfig, target_format: str) -> None:
-    """No option of RetNetConfig that no format of another RetNet has.
-
-    Raises:
-        ValueError: where the configuration has one.
-    """
-    require_fields(
-        config,
-        target_format,
-        ("use_rotary", True),
-        ("use_head_norm", True),
-        ("use_gated_mlp", True),
-        ("bidirectional", False),
-        ("qkv_bias", False),
-        ("use_qk_norm", False),
-        ("layer_types", ["linear_attention"] * config.num_hidden_layers),
-        ("retention_window", None),
-    )
-    given = config.rope_parameters
-    plain = {"rope_theta": 10000, "rope_type": "default", "partial_rotary_factor": 1}
-    if plain | given != plain:
-        raise ValueError(
-            f"rope_parameters must have a rope_theta of 10000 and the rope_type default for the format {target_format}, "
-            f"got {given!r}."
-        )
-
-
-def require_published_decays(config: RetNetConfig, target_format: str) -> None:
-    """The decays of the paper's equation 8, 1 - 2^(-5-i), in every layer.
-
-    Raises:
-        ValueError: where the configuration has others.
-    """
-    published = [1 - 2.0 ** (-5 - head) for head in range(config.num_attention_heads)]
-    if config.has_decays_per_layer or config.decays() != published:
-        raise ValueError(
-            f"decay_schedule must be 'power_of_two' for the format {target_format}, got {config.decay_schedule!r}."
-        )
-
-
-def fields_of_transformers(model: PreTrainedModel) -> dict[str, Any]:
-    """The keys that every RetNet's config.json for transformers has, by one name."""
-    ours = model.config
-    return {
-        "architectures": ["RetNetForCausalLM"],
-        "model_type": "retnet",
-        "initializer_range": ours.initializer_range,
-        "tie_word_embeddings": ours.tie_word_embeddings,
-        "use_cache": True,  # Trainer leaves False behind, with which generation would read the whole text at every token
-        "vocab_size": ours.vocab_size,
-        "pad_token_id": ours.pad_token_id,
-        "bos_token_id": ours.bos_token_id,
-        "eos_token_id": ours.eos_token_id,
-        "torch_dtype": str(model.dtype).removeprefix("torch."),
-    }
+    return planned.build(state_dict)

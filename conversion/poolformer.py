@@ -20,8 +20,11 @@ from retnet_hf.modeling_metaformer import (
     MetaFormerPreTrainedModel,
 )
 
+from .changes import Change, Reshaped
 from .errors import CheckpointError
-from .plan import Change, Dropped, Move, Plan, Reshaped, Shape, empty_model, model_from, require_fields, saved_tensors
+from .plan import Move, Plan, backbone_moves, empty_model, model_from, saved_tensors
+from .requirements import require_fields
+from .shapes import Shape, body_of, shape_of
 
 
 NAME = "poolformer"
@@ -68,7 +71,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
     of_transformers = any(_OF_TRANSFORMERS.search(name) for name in shapes)
     prefix = "backbone." if any(name.startswith("backbone.network.") for name in shapes) else ""
-    theirs = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+    theirs = body_of(shapes, prefix)
     model_class = MetaFormerForImageClassification
     if of_transformers:
         ours = config_from_transformers(theirs, config)
@@ -79,9 +82,7 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
         if any(re.match(r"norm\d", name) for name in theirs):
             model_class = MetaFormerBackbone
     moves = planned_moves(ours, model_class, of_transformers)
-    moves = [Move(tuple(prefix + source for source in move.sources), move.targets, move.change) for move in moves]
-    moves += [Move((name,), (), Dropped("not of the backbone")) for name in shapes if not name.startswith(prefix)]
-    return Plan(NAME, model_class, ours, moves)
+    return Plan(NAME, model_class, ours, backbone_moves(moves, prefix, shapes))
 
 
 def image_processor_options(config: MetaFormerConfig) -> dict[str, Any]:
@@ -108,32 +109,27 @@ def config_from_shapes(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]
         CheckpointError: for tensors that are missing, or of another shape than the layout has.
     """
 
-    def size(name: str, dimension: int) -> int:
-        if len(shapes.get(name, ())) <= dimension:
-            raise CheckpointError(f"tensor {name} is missing, or of another shape than a checkpoint of format {NAME} has")
-        return shapes[name][dimension]
-
     # stages are the even entries of `network`, and the patches between them the odd ones
     blocks = {
         tuple(map(int, found.groups())) for found in map(re.compile(r"network\.(\d+)\.(\d+)\.").match, shapes) if found
     }
     stages = max(entry for entry, _ in blocks) // 2 + 1
-    hidden_sizes = [size(f"network.{2 * stage}.0.mlp.fc1.weight", 1) for stage in range(stages)]
+    hidden_sizes = [shape_of(shapes, f"network.{2 * stage}.0.mlp.fc1.weight", 4, NAME)[1] for stage in range(stages)]
     embeddings = ["patch_embed.proj.weight", *(f"network.{2 * stage - 1}.proj.weight" for stage in range(1, stages))]
     scaled = "network.0.0.layer_scale_1" in shapes
     fields = {
-        "num_channels": size("patch_embed.proj.weight", 1),
+        "num_channels": shape_of(shapes, "patch_embed.proj.weight", 4, NAME)[1],
         "depths": [len({index for entry, index in blocks if entry == 2 * stage}) for stage in range(stages)],
         "hidden_sizes": hidden_sizes,
-        "patch_sizes": [size(name, 2) for name in embeddings],
+        "patch_sizes": [shape_of(shapes, name, 4, NAME)[2] for name in embeddings],
         "strides": [arguments.get("in_stride", 4), *[arguments.get("down_stride", 2)] * (stages - 1)],
         "padding": [arguments.get("in_pad", 2), *[arguments.get("down_pad", 1)] * (stages - 1)],
         "pool_size": arguments.get("pool_size", 3),
-        "mlp_ratio": size("network.0.0.mlp.fc1.weight", 0) / hidden_sizes[0],
+        "mlp_ratio": shapes["network.0.0.mlp.fc1.weight"][0] / hidden_sizes[0],
         "drop_path_rate": arguments.get("drop_path_rate", 0.0),
         "use_layer_scale": scaled,
         "layer_scale_init_value": arguments.get("layer_scale_init_value", 1e-5),
-        "num_labels": size("head.weight", 0) if "head.weight" in shapes else 0,
+        "num_labels": shape_of(shapes, "head.weight", 2, NAME)[0] if "head.weight" in shapes else 0,
     }
     if outputs := [index for index in range(stages) if f"norm{2 * index}.weight" in shapes]:
         fields["out_indices"] = [index + 1 for index in outputs]

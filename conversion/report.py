@@ -12,10 +12,12 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf.configuration_retnet import RetNetConfig
 
+from .changes import Change
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
 from .formats import CONFIGURATION_ERRORS, FORMATS, OURS, format_of, plan_of, reason_of
-from .plan import Change, Move, Plan, Shape
+from .plan import Move, Plan
+from .shapes import Shape
 
 
 def moves_table(plan: Plan, shapes: dict[str, Shape]) -> Table:
@@ -65,11 +67,11 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     facts.add_row("format", known.get(format_name) or f"{format_name}: {FORMATS[format_name].DESCRIPTION}")
     files = len(checkpoint.files)
     facts.add_row("size", f"{checkpoint.size:,} bytes in {files} file{'s' if files > 1 else ''}")
-    numbers = sum(math.prod(shape) for shape in checkpoint.shapes.values())
+    numbers = sum(tensor.numel() for tensor in checkpoint.tensors.values())
     facts.add_row("tensors", f"{len(checkpoint.shapes):,}, of {numbers:,} numbers")
     types = Counter()
-    for name, dtype in checkpoint.dtypes.items():
-        types[str(dtype).removeprefix("torch.")] += math.prod(checkpoint.shapes[name])
+    for tensor in checkpoint.tensors.values():
+        types[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
     facts.add_row("dtype", ", ".join(name for name, _ in types.most_common()))
 
     config: PreTrainedConfig | None = None

@@ -10,28 +10,17 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from retnet_hf.configuration_rmt import RMTConfig
 from retnet_hf.loading import PairsApart
 from retnet_hf.modeling_rmt import RMTBackbone, RMTForImageClassification
 
+from .changes import Change, Dropped, Reshaped
 from .errors import CheckpointError
-from .plan import (
-    Change,
-    Dropped,
-    Known,
-    Move,
-    Plan,
-    Reshaped,
-    Shape,
-    empty_model,
-    model_from,
-    renamed,
-    require_fields,
-    saved_tensors,
-)
+from .plan import Move, Plan, backbone_moves, empty_model, model_from, saved_tensors, xpos_buffers
+from .requirements import require_fields
+from .shapes import Shape, body_of, renamed, shape_of
 
 
 NAME = "rmt"
@@ -63,7 +52,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
     prefix = "backbone." if any(name.startswith("backbone.layers.") for name in shapes) else ""
-    theirs = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+    theirs = body_of(shapes, prefix)
     ours = config_from(theirs, config or {})
     dense = "extra_norms.0.weight" in theirs
     moves = planned_moves(ours, dense)
@@ -74,9 +63,8 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
             moves.append(Move((name,), (), Dropped("no token classifier is asked for")))
         elif name.startswith("extra_norms."):
             moves.append(Move((name,), (), Dropped("its stage is not among out_indices")))
-    moves = [Move(tuple(prefix + source for source in move.sources), move.targets, move.change) for move in moves]
-    moves += [Move((name,), (), Dropped("not of the backbone")) for name in shapes if not name.startswith(prefix)]
-    return Plan(NAME, RMTBackbone if dense else RMTForImageClassification, ours, moves)
+    model_class = RMTBackbone if dense else RMTForImageClassification
+    return Plan(NAME, model_class, ours, backbone_moves(moves, prefix, shapes))
 
 
 def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RMTConfig:
@@ -85,14 +73,14 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RM
     Raises:
         CheckpointError: for shapes of no released size, where no arguments say more.
     """
-    seen = {"num_channels": _size(shapes, "patch_embed.proj.0.weight", 1)}
+    seen = {"num_channels": shape_of(shapes, "patch_embed.proj.0.weight", 4, NAME)[1]}
     if "proj.weight" in shapes:
-        seen |= {"projection_size": _size(shapes, "proj.weight", 0), "num_labels": 0}
+        seen |= {"projection_size": shape_of(shapes, "proj.weight", 2, NAME)[0], "num_labels": 0}
     if "head.weight" in shapes:
-        seen |= {"num_labels": _size(shapes, "head.weight", 0)}
+        seen |= {"num_labels": shape_of(shapes, "head.weight", 2, NAME)[0]}
     if "aux_head.weight" in shapes and arguments.get("token_label", True):
         # the released S* has one with as many inputs as the projection has outputs
-        on_projection = _size(shapes, "aux_head.weight", 1) != _size(shapes, "proj.weight", 1)
+        on_projection = shape_of(shapes, "aux_head.weight", 2, NAME)[1] != shape_of(shapes, "proj.weight", 2, NAME)[1]
         seen |= {"token_classifier_input": "projection" if on_projection else "hidden_states"}
     if "extra_norms.0.weight" in shapes:
         seen |= {"out_indices": [index + 1 for index in arguments.get("out_indices", range(4))]}
@@ -116,16 +104,10 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RM
     )
 
 
-def _size(shapes: Mapping[str, Shape], name: str, dimension: int) -> int:
-    if len(shapes.get(name, ())) <= dimension:
-        raise CheckpointError(f"tensor {name} is missing, or of another shape than a checkpoint of format {NAME} has")
-    return shapes[name][dimension]
-
-
 def _released_size(shapes: Mapping[str, Shape]) -> str:
     """The preset of these widths and depths."""
     depths = [len({name.split(".")[3] for name in shapes if name.startswith(f"layers.{i}.blocks.")}) for i in range(4)]
-    widths = [_size(shapes, f"layers.{stage}.blocks.0.pos.conv.bias", 0) for stage in range(4)]
+    widths = [shape_of(shapes, f"layers.{stage}.blocks.0.pos.conv.bias", 1, NAME)[0] for stage in range(4)]
     for name in ("tiny", "small", "base", "large"):
         released = RMTConfig.from_preset(name)
         if (released.hidden_sizes, released.depths) == (widths, depths):
@@ -150,9 +132,7 @@ def planned_moves(ours: RMTConfig, dense: bool) -> list[Move]:
             change = PairsApart(ours.hidden_sizes[stage] // ours.num_attention_heads[stage])
         moves.append(Move((_their_name(name),), (name,), change))
     for stage, (size, heads) in enumerate(zip(ours.hidden_sizes, ours.num_attention_heads)):
-        angle = 10000 ** -torch.linspace(0, 1, size // heads // 2)
-        moves.append(Move((f"layers.{stage}.Relpos.angle",), (), Known(angle.repeat_interleave(2))))
-        moves.append(Move((f"layers.{stage}.Relpos.decay",), (), Known(torch.tensor(ours.decays(stage)).log())))
+        moves += xpos_buffers(f"layers.{stage}.Relpos", size // heads, ours.decays(stage))
     return moves
 
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from retnet_hf.loading import TORCHSCALE, dialect_of
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
-from .plan import Plan, Shape, fields_of_transformers, model_from
+from .plan import Plan, model_from
+from .requirements import fields_of_transformers
+from .shapes import Shape
 from .torchscale import of_syncdoth, plan_with_prefixes, planned_moves, torchscale_arguments
 
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from retnet_hf.configuration_retnet import RetNetConfig
@@ -17,19 +16,9 @@ from retnet_hf.loading import TORCHSCALE, dialect_of
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .errors import CheckpointError
-from .plan import (
-    Known,
-    Move,
-    Plan,
-    Shape,
-    dialect_moves,
-    empty_model,
-    model_from,
-    require_fields,
-    require_plain_retnet,
-    require_published_decays,
-    saved_tensors,
-)
+from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, xpos_buffers
+from .requirements import require_fields, require_plain_retnet, require_published_decays
+from .shapes import Shape
 
 
 NAME = "torchscale"
@@ -119,10 +108,7 @@ def planned_moves(
 
     copy = head if ours.tie_word_embeddings and tied_twice else None
     moves = dialect_moves(TORCHSCALE, ours, saved_tensors(empty_model(model_class, ours)), theirs, copy)
-    angle = 10000 ** -torch.linspace(0, 1, ours.head_dim // 2)
-    moves.append(Move((f"{body}retnet_rel_pos.angle",), (), Known(angle.repeat_interleave(2))))
-    moves.append(Move((f"{body}retnet_rel_pos.decay",), (), Known(torch.tensor(ours.decays()).log())))
-    return moves
+    return moves + xpos_buffers(f"{body}retnet_rel_pos", ours.head_dim, ours.decays())
 
 
 def from_torchscale(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:

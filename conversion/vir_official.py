@@ -18,8 +18,11 @@ from retnet_hf.configuration_vir import ViRConfig
 from retnet_hf.loading import Split
 from retnet_hf.modeling_vir import ViRForImageClassification
 
+from .changes import Change, Dropped
 from .errors import CheckpointError
-from .plan import Change, Dropped, Move, Plan, Shape, empty_model, model_from, renamed, require_fields, saved_tensors
+from .plan import Move, Plan, empty_model, model_from, saved_tensors
+from .requirements import require_fields
+from .shapes import Shape, renamed, shape_of
 
 
 NAME = "vir_official"
@@ -92,10 +95,9 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
     Raises:
         CheckpointError: for what has no counterpart here.
     """
-    for name, dimensions in (("patch_embed.proj.weight", 4), ("pos_embed", 3), ("blocks.0.mlp.fc1.weight", 2)):
-        if len(shapes.get(name, ())) != dimensions:
-            raise CheckpointError(f"tensor {name} is missing, or of another shape than a checkpoint of format {NAME} has")
-    hidden_size, num_channels, *patch_size = shapes["patch_embed.proj.weight"]
+    hidden_size, num_channels, *patch_size = shape_of(shapes, "patch_embed.proj.weight", 4, NAME)
+    _, positions, _ = shape_of(shapes, "pos_embed", 3, NAME)
+    intermediate_size, _ = shape_of(shapes, "blocks.0.mlp.fc1.weight", 2, NAME)
     pool = arguments.get("global_pool", "avg" if "fc_norm.weight" in shapes else "token_last")
     mode = arguments.get("encode_mode", "autoregressive")
     pooling = _POOLINGS.get((pool, "cls_token" in shapes))
@@ -118,7 +120,7 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
             "with num_heads, which no tensor shows"
         )
     own_position = not arguments.get("no_embed_class", True) and pooling == "class_token"
-    patches = shapes["pos_embed"][1] - own_position
+    patches = positions - own_position
     image_size = arguments.get("img_size")
     if image_size is None:
         image_size = [math.isqrt(patches) * patch for patch in patch_size]
@@ -129,7 +131,7 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
         hidden_size=hidden_size,
         num_hidden_layers=len({name.split(".")[1] for name in shapes if name.startswith("blocks.")}),
         num_attention_heads=heads,
-        intermediate_size=shapes["blocks.0.mlp.fc1.weight"][0],
+        intermediate_size=intermediate_size,
         pooling=pooling,
         mirror_sequence=mode == "bidirectional",
         use_layer_scale="blocks.0.ls1.gamma" in shapes,

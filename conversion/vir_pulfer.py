@@ -17,8 +17,11 @@ from torch import Tensor
 from retnet_hf.configuration_vir import ViRConfig
 from retnet_hf.modeling_vir import ViRForImageClassification
 
+from .changes import Change, Known
 from .errors import CheckpointError
-from .plan import Change, Known, Move, Plan, Shape, empty_model, model_from, renamed, require_fields, saved_tensors
+from .plan import Move, Plan, empty_model, model_from, saved_tensors
+from .requirements import require_fields
+from .shapes import Shape, body_of, renamed, shape_of
 
 
 NAME = "vir_pulfer"
@@ -71,7 +74,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
     body = "model." if any(name.startswith("model.") for name in shapes) else ""
-    theirs = {name.removeprefix(body): shape for name, shape in shapes.items() if name.startswith(body)}
+    theirs = body_of(shapes, body)
     ours = config_from(theirs, config or {}, num_labels=shapes.get("head.weight", (0,))[0])
     moves = planned_moves(ours, body, positions=theirs["pos_embed"][1])
     return Plan(NAME, ViRForImageClassification, ours, [move for move in moves if move.targets or move.sources[0] in shapes])
@@ -83,11 +86,9 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any], num_l
     Raises:
         CheckpointError: for a missing tensor, or an image size with more patches than there are positions.
     """
-    for name, dimensions in (("patch_embed.weight", 4), ("pos_embed", 3), ("blocks.0.mlp.linear1.weight", 2)):
-        if len(shapes.get(name, ())) != dimensions:
-            raise CheckpointError(f"tensor {name} is missing, or of another shape than a checkpoint of format {NAME} has")
-    hidden_size, num_channels, patch_size, _ = shapes["patch_embed.weight"]
-    positions = shapes["pos_embed"][1]
+    hidden_size, num_channels, patch_size, _ = shape_of(shapes, "patch_embed.weight", 4, NAME)
+    _, positions, _ = shape_of(shapes, "pos_embed", 3, NAME)
+    intermediate_size, _ = shape_of(shapes, "blocks.0.mlp.linear1.weight", 2, NAME)
     alphas = arguments.get("alphas")
     ours = ViRConfig(
         image_size=arguments.get("image_size") or math.isqrt(positions) * patch_size,
@@ -96,7 +97,7 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any], num_l
         hidden_size=hidden_size,
         num_hidden_layers=len({name.split(".")[1] for name in shapes if name.startswith("blocks.")}),
         num_attention_heads=len({name.split(".")[4] for name in shapes if name.startswith("blocks.0.retention.heads.")}),
-        intermediate_size=shapes["blocks.0.mlp.linear1.weight"][0],
+        intermediate_size=intermediate_size,
         pooling="last_patch",
         decay_schedule="power_of_two" if alphas is None else list(alphas),
         use_per_head_projections=True,

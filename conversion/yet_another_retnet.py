@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from .errors import CheckpointError
-from .plan import Shape, shapes_of
+from .shapes import Shape, shapes_of
 
 
 NAME = "yet_another_retnet"

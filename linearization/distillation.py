@@ -142,7 +142,7 @@ def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], folder: s
     for number, ids in enumerate(batches):
         lengths.append(len(ids))
         path = _part(folder, number)
-        asked = {"teacher": teacher.config._name_or_path, "k": str(k), "ids": _digest(ids)}
+        asked = {"teacher": teacher.name_or_path, "k": str(k), "ids": _digest(ids)}
         if path.is_file() and _asked(path) == asked:
             continue
         hidden = teacher.model(ids.to(teacher.device), use_cache=False).last_hidden_state.flatten(0, 1)  # (B T, D)

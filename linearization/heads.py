@@ -17,6 +17,11 @@ class HeadMeasures(NamedTuple):
     rms: Tensor  # root of the mean square of the head's output
 
 
+def attention_implementation(model: PreTrainedModel) -> str:
+    """What `set_attn_implementation` has set, which transformers keeps under a private name."""
+    return model.config._attn_implementation
+
+
 @torch.no_grad()
 def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeasures:
     """Measures a transformer on blocks of token ids, (B, T) each, one layer's weights in memory at a time.
@@ -49,7 +54,7 @@ def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeas
     for index, layer in enumerate(layers):
         handles.append(layer.self_attn.register_forward_hook(attended(index)))
         handles.append(layer.self_attn.o_proj.register_forward_pre_hook(entered(index)))
-    implementation, training = config._attn_implementation, source.training
+    implementation, training = attention_implementation(source), source.training
     source.set_attn_implementation("eager")  # the only one that computes the weights
     source.eval()
     try:

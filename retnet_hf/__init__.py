@@ -1,144 +1,109 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Retentive networks as ordinary Hugging Face models. Importing the package registers them with the Auto classes."""
+"""Retentive networks as ordinary Hugging Face models. Importing the package registers them with the Auto classes.
 
-from transformers.models import auto
-from transformers.models.auto.image_processing_auto import AutoImageProcessor  # which 5.17 exports with torchvision only
-from transformers.utils import is_peft_available
+Models, and whatever else takes seconds to import, are imported when they are first used.
+"""
+
+import ast
+import importlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import transformers
 
 from .configuration_metaformer import MetaFormerConfig
 from .configuration_retnet import RetNetConfig
 from .configuration_rmt import RMTConfig
 from .configuration_vir import ViRConfig
-from .image_processing_retention import (
-    MetaFormerImageProcessor,
-    MetaFormerImageProcessorPil,
-    RMTImageProcessor,
-    RMTImageProcessorPil,
-    ViRImageProcessor,
-    ViRImageProcessorPil,
-    by_backend,
-)
-from .model_types import register
-from .modeling_metaformer import (
-    MetaFormerBackbone,
-    MetaFormerForImageClassification,
-    MetaFormerModel,
-    MetaFormerPreTrainedModel,
-)
-from .modeling_retnet import (
-    RetNetForCausalLM,
-    RetNetForMaskedLM,
-    RetNetForQuestionAnswering,
-    RetNetForSequenceClassification,
-    RetNetForTokenClassification,
-    RetNetModel,
-    RetNetPreTrainedModel,
-)
-from .modeling_rmt import RMTBackbone, RMTForImageClassification, RMTModel, RMTPreTrainedModel
-from .modeling_vir import (
-    ViRBackbone,
-    ViRForImageClassification,
-    ViRForMaskedImageModeling,
-    ViRModel,
-    ViRPreTrainedModel,
-)
-from .retention_2d import downward_manhattan_retention, manhattan_retention
-from .retention_forms import (
-    bidirectional_retention,
-    chunkwise_retention,
-    parallel_retention,
-    recurrent_retention,
-    retention,
-)
-from .retention_packed import packed_retention
-from .retention_state import RetNetState
-from .split_over_ranks import context_parallel, shard_sequence
-from .streaming import CarryState, StreamScore, TokenStreams, score_stream
-from .version import __version__
+from .model_types import claim_model_type, register, when_imported
+from .version import __version__ as __version__
 
 
-_CLASSES = {
+def _modules() -> dict[str, str]:
+    """Public names, and the module that each of them is in, as `__init__.pyi` imports them."""
+    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module for node in imports for alias in node.names}
+
+
+_MODULES = _modules()
+__all__ = sorted(_MODULES)
+
+_MODELS = {
     RetNetConfig: {
-        auto.AutoModel: RetNetModel,
-        auto.AutoModelForCausalLM: RetNetForCausalLM,
-        auto.AutoModelForMaskedLM: RetNetForMaskedLM,
-        auto.AutoModelForQuestionAnswering: RetNetForQuestionAnswering,
-        auto.AutoModelForSequenceClassification: RetNetForSequenceClassification,
-        auto.AutoModelForTokenClassification: RetNetForTokenClassification,
+        "AutoModel": "RetNetModel",
+        "AutoModelForCausalLM": "RetNetForCausalLM",
+        "AutoModelForMaskedLM": "RetNetForMaskedLM",
+        "AutoModelForQuestionAnswering": "RetNetForQuestionAnswering",
+        "AutoModelForSequenceClassification": "RetNetForSequenceClassification",
+        "AutoModelForTokenClassification": "RetNetForTokenClassification",
     },
     MetaFormerConfig: {
-        auto.AutoModel: MetaFormerModel,
-        auto.AutoModelForImageClassification: MetaFormerForImageClassification,
-        auto.AutoBackbone: MetaFormerBackbone,
-        AutoImageProcessor: by_backend(MetaFormerImageProcessor, MetaFormerImageProcessorPil),
+        "AutoModel": "MetaFormerModel",
+        "AutoModelForImageClassification": "MetaFormerForImageClassification",
+        "AutoBackbone": "MetaFormerBackbone",
     },
     RMTConfig: {
-        auto.AutoModel: RMTModel,
-        auto.AutoModelForImageClassification: RMTForImageClassification,
-        auto.AutoBackbone: RMTBackbone,
-        AutoImageProcessor: by_backend(RMTImageProcessor, RMTImageProcessorPil),
+        "AutoModel": "RMTModel",
+        "AutoModelForImageClassification": "RMTForImageClassification",
+        "AutoBackbone": "RMTBackbone",
     },
     ViRConfig: {
-        auto.AutoModel: ViRModel,
-        auto.AutoModelForImageClassification: ViRForImageClassification,
-        auto.AutoModelForMaskedImageModeling: ViRForMaskedImageModeling,
-        auto.AutoBackbone: ViRBackbone,
-        AutoImageProcessor: by_backend(ViRImageProcessor, ViRImageProcessorPil),
+        "AutoModel": "ViRModel",
+        "AutoModelForImageClassification": "ViRForImageClassification",
+        "AutoModelForMaskedImageModeling": "ViRForMaskedImageModeling",
+        "AutoBackbone": "ViRBackbone",
     },
 }
-register(_CLASSES)
 
-if is_peft_available():  # transformers has imported it by now, with the callbacks of its Trainer
+
+def _models(config_class: type) -> dict[Any, type]:
+    """The class of models for each Auto class of transformers."""
+    return {getattr(transformers, auto): __getattr__(name) for auto, name in _MODELS[config_class].items()}
+
+
+def _register_image_processors() -> None:
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor  # which 5.17 exports with torchvision only
+    from transformers.utils import is_torchvision_available, is_vision_available
+
+    if not is_vision_available():  # Pillow
+        return
+    backends = {"pil": "Pil"} | ({"torchvision": ""} if is_torchvision_available() else {})
+    for config_class in (MetaFormerConfig, RMTConfig, ViRConfig):
+        name = config_class.__name__.replace("Config", "ImageProcessor")
+        classes = {backend: __getattr__(name + suffix) for backend, suffix in backends.items()}
+        AutoImageProcessor.register(config_class, image_processor_classes=classes, exist_ok=True)
+
+
+def _register_target_modules() -> None:
     from .peft_targets import register_target_modules
 
     register_target_modules()
 
-__all__ = [
-    "CarryState",
-    "MetaFormerBackbone",
-    "MetaFormerConfig",
-    "MetaFormerForImageClassification",
-    "MetaFormerImageProcessor",
-    "MetaFormerImageProcessorPil",
-    "MetaFormerModel",
-    "MetaFormerPreTrainedModel",
-    "RMTBackbone",
-    "RMTConfig",
-    "RMTForImageClassification",
-    "RMTImageProcessor",
-    "RMTImageProcessorPil",
-    "RMTModel",
-    "RMTPreTrainedModel",
-    "RetNetConfig",
-    "RetNetForCausalLM",
-    "RetNetForMaskedLM",
-    "RetNetForQuestionAnswering",
-    "RetNetForSequenceClassification",
-    "RetNetForTokenClassification",
-    "RetNetModel",
-    "RetNetPreTrainedModel",
-    "RetNetState",
-    "StreamScore",
-    "TokenStreams",
-    "ViRBackbone",
-    "ViRConfig",
-    "ViRForImageClassification",
-    "ViRForMaskedImageModeling",
-    "ViRImageProcessor",
-    "ViRImageProcessorPil",
-    "ViRModel",
-    "ViRPreTrainedModel",
-    "__version__",
-    "bidirectional_retention",
-    "chunkwise_retention",
-    "context_parallel",
-    "downward_manhattan_retention",
-    "manhattan_retention",
-    "packed_retention",
-    "parallel_retention",
-    "recurrent_retention",
-    "retention",
-    "score_stream",
-    "shard_sequence",
-]
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES.values():
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "PIL":
+            raise
+        raise ImportError(f'{name} needs Pillow, which is not installed: pip install "retnet-hf[vision]"') from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES.values()})
+
+
+for _config_class in _MODELS:
+    register(_config_class, partial(_models, _config_class))
+when_imported("transformers.models.auto.image_processing_auto", _register_image_processors)
+when_imported("peft.utils", _register_target_modules)
+when_imported("fla.models.retnet", partial(claim_model_type, RetNetConfig))  # which takes the model_type "retnet"

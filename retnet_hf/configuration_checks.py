@@ -4,7 +4,6 @@
 
 from typing import Any
 
-from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 
 
@@ -69,6 +68,8 @@ class FieldChecks:
             self.require(0 <= getattr(self.config, field) < 1, field, "in [0, 1)")
 
     def activation(self, *fields: str, allowed: str = "a name of transformers.activations.ACT2FN") -> None:
+        from transformers.activations import ACT2FN  # which takes a second to import
+
         for field in fields:
             value = getattr(self.config, field)  # None only in a field whose type allows it
             names = value if isinstance(value, list) else [value]

@@ -239,8 +239,3 @@ class MetaFormerImageProcessorPil(RetentionImageProcessorPil):
     """`MetaFormerImageProcessor` with Pillow and NumPy, whether or not torchvision is installed."""
 
     crop_pct = 0.9
-
-
-def by_backend(plain: type, pil: type) -> dict[str, type]:
-    """The two classes of a family, as `AutoImageProcessor.register` takes them."""
-    return {"torchvision": plain, "pil": pil} if is_torchvision_available() else {"pil": plain}

@@ -2,7 +2,11 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Registration with the Auto classes, under model_types that other libraries, or transformers itself, may use too."""
 
-from collections.abc import Mapping
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
@@ -13,15 +17,52 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 _CLAIMED: set[type[PreTrainedConfig]] = set()
+_MODELS: dict[type[PreTrainedConfig], Callable[[], Mapping[Any, type]]] = {}  # those that are not registered yet
 
 
-def register(classes: Mapping[type[PreTrainedConfig], Mapping[Any, Any]]) -> None:
-    """Registers our classes for each configuration: one for an Auto class of models, one for each backend of images."""
-    for config_class, by_auto_class in classes.items():
-        claim_model_type(config_class)
-        for auto_class, ours in by_auto_class.items():
-            named = {"image_processor_classes": ours} if isinstance(ours, dict) else {"model_class": ours}
-            auto_class.register(config_class, **named, exist_ok=True)  # transformers may have a model of this name
+def register(config_class: type[PreTrainedConfig], models: Callable[[], Mapping[Any, type]]) -> None:
+    """Registers a configuration now, and its models, which take seconds to import, once a configuration is made.
+
+    An Auto class looks for a model only after it has made the configuration.
+
+    Args:
+        models: returns the class of models for each Auto class.
+    """
+    claim_model_type(config_class)
+    _MODELS[config_class] = models
+
+
+def register_models(config_class: type[PreTrainedConfig]) -> None:
+    """Registers the models of a configuration, if `register` has left that to be done."""
+    if config_class in _MODELS:
+        for auto_class, model_class in _MODELS.pop(config_class)().items():
+            auto_class.register(config_class, model_class, exist_ok=True)  # transformers may have a model of this name
+
+
+class when_imported(MetaPathFinder):
+    """Calls a function once a module has been imported, which may be now."""
+
+    def __init__(self, module: str, function: Callable[[], object]) -> None:
+        self.module, self.function = module, function
+        if module in sys.modules:
+            function()
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self.module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: Any) -> None:
+                execute(module)
+                self.function()
+
+            spec.loader.exec_module = execute_and_call
+        return spec
 
 
 def claim_model_type(config_class: type[PreTrainedConfig]) -> None:
@@ -45,6 +86,10 @@ def claim_model_type(config_class: type[PreTrainedConfig]) -> None:
 
 
 def keep_model_type(config_class: type[PreTrainedConfig]) -> None:
-    """Claims the model_type again if another library has registered it since. A class that is not registered stays so."""
+    """Called where a configuration is made: registers its models, and claims the model_type again if it was taken.
+
+    A class that is not registered stays so.
+    """
     if config_class in _CLAIMED and CONFIG_MAPPING[config_class.model_type] is not config_class:
         claim_model_type(config_class)
+    register_models(config_class)

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
+from .errors import missing_package
 from .interrupts import listen
 
 
@@ -16,7 +17,10 @@ def run() -> NoReturn:
     Without Python's own shutdown, which takes a third of a second with torch, and answers Ctrl-C by a traceback.
     """
     listen()
-    from .main import main
+    try:
+        from .main import main
+    except ModuleNotFoundError as error:
+        sys.exit(f"retnet-hf: {missing_package(error)}")
 
     code = main()
     atexit._run_exitfuncs()

@@ -7,6 +7,18 @@ class InputError(Exception):
     """What the user gave cannot be used. The message is one sentence that says why."""
 
 
+def missing_package(error: ModuleNotFoundError) -> str:
+    """A sentence about a package that is not installed, with the command that installs it.
+
+    Raises:
+        ModuleNotFoundError: for a module that is not of the extra `[cli]`.
+    """
+    package = (error.name or "").split(".")[0]
+    if package not in ("PIL", "datasets", "matplotlib", "rich", "tokenizers", "typer"):
+        raise error
+    return f'{package} is not installed, which the command needs: pip install "retnet-hf[cli]"'
+
+
 class Interrupted(Exception):
     """A signal ended the work before it was done. The message says what is left of it."""
 

@@ -16,7 +16,7 @@ from retnet_hf_conversion.errors import CheckpointError, first_line
 
 from . import ranks
 from .app import Abort, UsageError, app
-from .errors import InputError, Interrupted
+from .errors import InputError, Interrupted, missing_package
 from .interrupts import INTERRUPTED
 
 
@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(f"{error.format_message()} (see: {context.command_path if context else 'retnet-hf'} --help)", 2)
     except (InputError, CheckpointError) as error:
         return complain(str(error), 2)
+    except ModuleNotFoundError as error:
+        return complain(missing_package(error), 1)
     except Interrupted as error:
         return complain(str(error), 128 + error.signal_number)
     except BrokenPipeError:

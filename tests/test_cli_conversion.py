@@ -487,7 +487,9 @@ def test_how_to_generate_is_kept_where_older_versions_of_transformers_had_it(ret
     (source / "config.json").write_text(json.dumps(config | {"do_sample": True, "temperature": 0.7}))
     assert retnet_hf("convert", "source", "made").code == 0
     kept = GenerationConfig.from_pretrained("made")
-    assert (kept.do_sample, kept.temperature) == (True, 0.7)
+    assert (kept.do_sample, kept.temperature) == (True, 0.7), (
+        "GenerationConfig.from_pretrained no longer reads a config.json where it is told _from_model_config"
+    )
     assert not hasattr(kept, "num_heads"), "the rest of the configuration has no place there"
 
 

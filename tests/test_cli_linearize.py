@@ -21,8 +21,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     pipeline,
 )
 
@@ -30,7 +28,8 @@ import retnet_hf_cli.linearizing.finish as finish_module
 import retnet_hf_cli.linearizing.pipeline as pipeline_module
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_cli.errors import InputError
-from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe, needs
+from retnet_hf_cli.linearizing.pipeline import source_digest
+from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe
 from retnet_hf_cli.linearizing.stages import StageRun
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
@@ -508,6 +507,19 @@ def test_rates_of_zero_are_zero():
     assert set(recipe.rates.values()) == {0.0}
 
 
+def test_a_source_on_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--someone--llama"
+    digests = []
+    for commit in ("a" * 40, "b" * 40):
+        (repository / "refs").mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / "main").write_text(commit)
+        (repository / "snapshots" / commit).mkdir(parents=True)
+        (repository / "snapshots" / commit / "config.json").write_text("{}")
+        digests.append(source_digest("someone/llama"))
+    assert digests == ["a" * 40, "b" * 40]
+
+
 def test_what_stages_leave_is_freed(retnet_hf, workplace, monkeypatch):
     """No model, gradient or moment of a stage is there when the next one begins, and no source that is not asked."""
     seen, prepare = [], pipeline_module.Linearization._prepare
@@ -548,43 +560,6 @@ def test_stored_answers_are_asked_for_once(retnet_hf, workplace):
         patch.setattr("retnet_hf_linearization.distillation.save_file", None)  # nothing is asked again
         assert retnet_hf(*options, "--resume").code == 0
     assert_same_weights(Path("model"), Path("whole"))
-
-
-def test_too_little_memory_is_said_beforehand(retnet_hf, workplace, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 10**5}))
-    before = tree(workplace)
-    less = "less is needed with --batch-size 1 or --lora-rank 8 or --top-logits 32"
-    refused(retnet_hf(*LINEARIZE), "not enough memory", less)
-    assert tree(workplace) == before
-
-
-def test_too_little_disk_is_said_beforehand(retnet_hf, workplace, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10**5}))
-    before = tree(workplace)
-    refused(retnet_hf(*LINEARIZE), "not enough disk")
-    assert tree(workplace) == before
-
-
-def test_what_is_needed_follows_from_the_configuration():
-    config = Qwen2Config(**SIZES | {"num_hidden_layers": 2, "dtype": "bfloat16"})
-    model = Qwen2ForCausalLM(config)
-    teacher = 2 * model.num_parameters()
-    recipe = Recipe("a", align_steps=0, distill_steps=5)
-    found = needs(config, recipe)
-    student = found.student_parameters
-    assert model.num_parameters() < student < 1.3 * model.num_parameters()  # gates
-    logits = 6 * 4 * recipe.batch_size * recipe.block_size * 300
-    assert found.memory == teacher + 16 * student + logits
-    assert needs(config, Recipe("a", align_steps=0, distill_steps=0)).memory == teacher + 4 * student
-    stored = Recipe("a", align_steps=0, distill_steps=5, top_logits=4)
-    assert needs(config, stored).memory == 16 * student + logits
-    auto = Recipe("a", align_steps=5, distill_steps=0, keep_attention="auto")
-    every = Recipe("a", align_steps=5, distill_steps=0)
-    assert needs(config, auto).memory == needs(config, every).memory + 4 * student
-    assert found.disk == 4 * student + 2 * 12 * student + 2 * student
-    assert needs(config, Recipe("a", align_steps=5, distill_steps=0)).memory < found.memory
-    assert needs(config, Recipe("a", distill_steps=5, lora_rank=4)).memory < found.memory
 
 
 # text

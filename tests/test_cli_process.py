@@ -94,12 +94,33 @@ def test_the_version_is_that_of_the_library():
     assert done.stdout == f"{retnet_hf.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("package", "arguments"),
+    [
+        ("typer", "--help"),
+        ("rich.console", "--help"),
+        ("datasets", "train someone/something --output model"),
+        ("PIL", "train-image images --output model"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(package, arguments, tmp_path):
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    program = f"import sys; sys.modules[{package!r}] = None; from retnet_hf_cli.__main__ import run; run()"
+    command = [sys.executable, "-c", program, *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    sentence = (
+        f'retnet-hf: {package.split(".")[0]} is not installed, which the command needs: pip install "retnet-hf[cli]"\n'
+    )
+    assert (done.returncode, done.stderr) == (1, sentence)
+
+
 def test_every_folder_of_the_command_is_in_the_wheel():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read pyproject.toml")
     root = Path(retnet_hf_cli.__file__).parent
     folders = {root, *(folder for folder in root.rglob("*") if folder.is_dir() and folder.name != "__pycache__")}
     packages = tomllib.loads((root.parent / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     assert {".".join(folder.relative_to(root.parent).parts) for folder in folders} <= set(packages)
+    assert all(package.startswith("retnet_hf") for package in packages)
 
 
 @pytest.mark.parametrize("seconds", [0.05, 0.2, 0.6, 1.2, 2.0, None])

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -42,6 +43,8 @@ def folder(tmp_path_factory):
     tokenizer.eos_token = f"w{END}"
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}w3"
     tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["RetNetOfAnotherName"]}))
     return folder
 
 
@@ -113,6 +116,7 @@ def test_vllm_is_told_how_much_memory_states_take_on_a_cpu(monkeypatch):
     assert vllm_arguments(config, 64, 100)[2:4] == ["--max-model-len", "100"]
     quarter = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
     assert vllm_arguments(small_model("hybrid").config, 64, None)[-1] == str(quarter)
+    assert vllm_arguments(config, 64, None, ["--enable-prefix-caching"])[-2:] == [str(quarter), "--enable-prefix-caching"]
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     assert vllm_arguments(config, 64, None) == ["--max-num-seqs", "64"]
 
@@ -143,6 +147,17 @@ def test_vllm_is_run_with_the_arguments_of_the_command(folder, retnet_hf, monkey
     options = f"--host 127.0.0.1 --port {port} --dtype float32 --max-num-seqs 4 --max-model-len 100 --seed 1".split()
     module = ["-m", "vllm.entrypoints.openai.api_server"]
     assert commands == [[sys.executable, *module, "--model", str(folder), *options]]
+
+
+def test_weights_that_cannot_be_read_are_said_in_one_line(folder, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    command = [sys.executable, "-m", "retnet_hf_cli", "serve", str(broken), "--engine", "transformers"]
+    done = subprocess.run([*command, "--port", str(free_port())], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"retnet-hf: {broken} cannot be served: ")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

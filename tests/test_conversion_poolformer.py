@@ -18,10 +18,11 @@ from transformers import AutoModelForImageClassification, PoolFormerConfig, Pool
 
 from retnet_hf import MetaFormerBackbone, MetaFormerConfig, MetaFormerForImageClassification, MetaFormerModel
 from retnet_hf_conversion.checkpoint import Checkpoint
+from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.folder import write_folder
 from retnet_hf_conversion.formats import format_of, plan_of
-from retnet_hf_conversion.plan import CheckpointError, shapes_of
 from retnet_hf_conversion.poolformer import from_poolformer, plan, to_poolformer
+from retnet_hf_conversion.shapes import shapes_of
 
 
 def poolformer(model_class: type = PoolFormerForImageClassification, **overrides):
@@ -144,7 +145,7 @@ def test_a_file_of_the_authors(tmp_path):
         assert format_of(checkpoint) == "poolformer"
         planned = plan_of(checkpoint)
         with torch.no_grad():
-            close(planned.build(checkpoint.read)(images()).logits, theirs(images()).logits, 1e-5)
+            close(planned.build(checkpoint.tensors)(images()).logits, theirs(images()).logits, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["s12", "s24", "s36", "m36", "m48"])

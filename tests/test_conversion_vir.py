@@ -14,8 +14,8 @@ from torch import Tensor
 
 from retnet_hf import ViRConfig, ViRForImageClassification, vision_blocks
 from retnet_hf_conversion.checkpoint import Checkpoint
+from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.formats import format_of, plan_of
-from retnet_hf_conversion.plan import CheckpointError
 from retnet_hf_conversion.vir_official import from_vir_official, to_vir_official
 from retnet_hf_conversion.vir_pulfer import from_vir_pulfer, to_vir_pulfer
 

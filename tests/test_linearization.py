@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from small_models import close, random_ids, rounding, shake
+from small_models import VOCAB_SIZE, close, random_ids, rounding, shake, small_model
 from test_hybrid import SIZES, SOURCES
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, TrainingArguments
 
@@ -24,7 +24,8 @@ from retnet_hf_linearization import (
     transfer,
 )
 from retnet_hf_linearization.distillation import divergence, divergence_of_top
-from retnet_hf_linearization.transfer import decays_by_distance
+from retnet_hf_linearization.heads import attention_implementation
+from retnet_hf_linearization.transfer import _copy, decays_by_distance
 
 
 @pytest.fixture(autouse=True)
@@ -350,3 +351,24 @@ def test_a_quantised_source_is_refused():
 def test_states_that_nobody_could_share_are_refused():
     with pytest.raises(SourceError, match="each of its key/value heads serves one query head alone"):
         transfer(source_of("Llama 3", num_key_value_heads=4), kept=[], share_states=True)
+
+
+def test_the_attention_of_a_model_is_read_as_it_was_set():
+    source = source_of(next(iter(SOURCES)))
+    source.set_attn_implementation("eager")
+    assert attention_implementation(source) == "eager", (
+        "transformers keeps what set_attn_implementation sets elsewhere than in config._attn_implementation"
+    )
+
+
+def test_transferred_weights_are_not_initialised_again():
+    linear, source = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
+    _copy(linear, source)
+    model = small_model()
+    model.lm_head = torch.nn.Linear(32, VOCAB_SIZE, bias=False)
+    before = model.lm_head.weight.detach().clone()
+    model.lm_head.weight._is_hf_initialized = linear.weight._is_hf_initialized
+    model.init_weights()
+    assert torch.equal(model.lm_head.weight, before), (
+        "init_weights of transformers no longer leaves alone parameters with the attribute _is_hf_initialized"
+    )

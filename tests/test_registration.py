@@ -1,11 +1,16 @@
 """The Auto classes find our models, whoever else uses their model_types: each case in a process of its own."""
 
+import ast
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from small_models import small_model
+
+import retnet_hf
 
 
 # transformers, or a library registered before or after ours, has the names too
@@ -85,6 +90,25 @@ def test_a_model_of_ours_made_after_another_library_took_its_name_has_it_again_w
     assert said.count("The model_type 'retnet' was registered with AutoConfig for __main__.OtherConfig") == 1
 
 
+def test_our_folders_load_after_fla_was_imported(tmp_path):
+    """The first thing that is done is to load a folder: no configuration of ours was made before."""
+    small_model().save_pretrained(tmp_path / "language")
+    package = tmp_path / "fla" / "models" / "retnet"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "__init__.py").write_text(OTHER)
+    look = """
+import json
+import fla.models.retnet
+from transformers import AutoModelForCausalLM
+print(json.dumps([type(AutoModelForCausalLM.from_pretrained("language")).__module__]))
+"""
+    found, said = run(OURS + look, tmp_path)
+    assert found == ["retnet_hf.modeling_retnet"]
+    assert "for fla.models.retnet.OtherConfig. It is registered for retnet_hf.configuration_retnet.RetNetConfig" in said
+
+
 def test_the_other_library_keeps_its_models_by_their_own_configuration(tmp_path):
     look = """
 import json
@@ -94,3 +118,67 @@ print(json.dumps([one.__name__ for one in found]))
 """
     found, _ = run(OURS + OTHER + look, tmp_path)
     assert found == ["RetNetConfig", "OtherModel"]
+
+
+def test_public_names_are_imported_when_they_are_used_and_listed_before(tmp_path):
+    look = """
+import json
+import sys
+import retnet_hf
+heavy = ["transformers.modeling_utils", "retnet_hf.modeling_retnet", "datasets", "peft", "torchvision", "matplotlib"]
+early = [name for name in heavy if name in sys.modules]
+listed = set(dir(retnet_hf)) >= set(retnet_hf.__all__)
+from retnet_hf import *
+here = all(name in globals() for name in retnet_hf.__all__)
+modules = retnet_hf.modeling_retnet.RetNetModel is RetNetModel
+try:
+    retnet_hf.unheard_of
+except AttributeError as error:
+    said = str(error)
+print(json.dumps([early, listed, here, modules, said]))
+"""
+    found, _ = run(look, tmp_path)
+    assert found == [[], True, True, True, "module 'retnet_hf' has no attribute 'unheard_of'"]
+
+
+def test_language_models_need_no_extra_and_image_processors_name_theirs(tmp_path):
+    look = """
+import json
+import sys
+for name in ("PIL", "PIL.Image", "datasets", "matplotlib", "psutil", "rich", "typer"):
+    sys.modules[name] = None
+import retnet_hf
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+model = AutoModelForCausalLM.from_config(retnet_hf.RetNetConfig.from_preset("tiny", num_hidden_layers=1, vocab_size=9))
+try:
+    retnet_hf.ViRImageProcessor
+except ImportError as error:
+    said = str(error)
+print(json.dumps([type(model).__name__, said]))
+"""
+    found, _ = run(look, tmp_path)
+    said = 'ViRImageProcessor needs Pillow, which is not installed: pip install "retnet-hf[vision]"'
+    assert found == ["RetNetForCausalLM", said]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_image_processors_are_known_whether_their_auto_class_was_imported_before_or_after(before, tmp_path):
+    retnet_hf.ViRImageProcessorPil().save_pretrained(tmp_path / "vir")
+    auto = "from transformers.models.auto.image_processing_auto import AutoImageProcessor\n"
+    look = """
+import json
+print(json.dumps([type(AutoImageProcessor.from_pretrained("vir", backend="pil")).__name__]))
+"""
+    found, _ = run((auto + OURS if before else OURS + auto) + look, tmp_path)
+    assert found == ["ViRImageProcessorPil"], (
+        "AutoImageProcessor does not know our image processors: if transformers has moved "
+        "transformers.models.auto.image_processing_auto, retnet_hf/__init__.py waits for an import that never comes"
+    )
+
+
+def test_the_stub_for_type_checkers_exports_every_name_that_it_imports():
+    stub = ast.parse(Path(retnet_hf.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    exported = next(ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign))
+    assert exported == retnet_hf.__all__

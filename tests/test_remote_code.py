@@ -188,6 +188,7 @@ VIR = {
     "decay_schedules.py",
     "head_decay.py",
     "model.safetensors",
+    "model_types.py",
     "modeling_vir.py",
     "retention_forms.py",
     "vision_blocks.py",

@@ -196,7 +196,7 @@ def linearize(
         seed=seed,
     )
     with console.status("looking at the source, reading the text"):
-        config = source_config(name, recipe, folder)
+        config = source_config(name, recipe)
         tokenizer = load_tokenizer(name)
         recipe = recipe.with_rates(config.hidden_size)
         apart_from = (*folder.own, Path(name).expanduser().resolve())
@@ -211,7 +211,7 @@ def linearize(
         training=training,
         evaluation=evaluation,
         digest=digest_of(documents),
-        source_digest=source_digest(config),
+        source_digest=source_digest(name),
         minutes=minutes,
         eval_every=eval_every,
         threads=threads,

@@ -75,17 +75,17 @@ def serve(
     config = retnet_config(name)
     shared = ["--host", host, "--port", str(port), "--dtype", dtype_of(config, dtype)]
     if engine == "vllm":
-        own = vllm_arguments(config, requests or 64, length)
+        own = vllm_arguments(config, requests or 64, length, context.args)
         command = ["-m", "vllm.entrypoints.openai.api_server", "--model", name, *shared, *own]
     else:
-        command = ["-m", "retnet_hf_cli.serving.transformers", "serve", name, *shared, "--log-level", "error"]
+        command = ["-m", "retnet_hf_cli.serving.transformers", "serve", name, *shared, "--log-level", "error", *context.args]
     address = address_of(host, port)
     for line in (
         f"{Path(name).name} is served at {address} once it is loaded; Ctrl-C ends it. Try then:",
         example(name, address),
     ):
         print(line, file=sys.stderr, flush=True)
-    become([sys.executable, *command, *context.args])
+    become([sys.executable, *command])
 
 
 def require_free(host: str, port: int) -> None:

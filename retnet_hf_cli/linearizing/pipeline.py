@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -28,7 +29,16 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 from retnet_hf_conversion.errors import first_line
-from retnet_hf_linearization import HeadMeasures, SourceError, StoredTeacher, measure_heads, store_teacher, transfer
+from retnet_hf_linearization import (
+    HeadMeasures,
+    SourceError,
+    StoredTeacher,
+    linearized_config,
+    measure_heads,
+    softmax_config,
+    store_teacher,
+    transfer,
+)
 from retnet_hf_linearization.alignment import retention_layers
 from retnet_hf_linearization.report import measure_layers
 
@@ -44,7 +54,7 @@ from ..training.progress import resumable, show_training
 from ..training.run import Schedule, check_resumable, require_memory_for, threads_of
 from .finish import finish
 from .job import MEASURED_TOKENS, Job
-from .recipe import Recipe, needs, require_memory
+from .recipe import Recipe
 from .stages import AlignmentRun, DistillationRun, LongRun, StageRun, import_peft
 
 
@@ -53,21 +63,23 @@ ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are st
 COMPARED_BYTES = 2**16  # of each file of weights, at its beginning and in its middle, by which a source is known again
 
 
-def source_config(name: str, recipe: Recipe, folder: TrainingFolder) -> PreTrainedConfig:
-    """The configuration of the source, once it is certain that linearizing can begin.
+def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
+    """The configuration of a source that can be linearized by this recipe.
 
     Raises:
-        InputError: for a source of another kind, layers that it has not, or too little memory or disk.
+        InputError: for a source of another kind, or layers that it does not have.
     """
     try:
         config = AutoConfig.from_pretrained(name)
     except Exception as error:  # from_pretrained passes on whatever its readers and the network raise
         raise InputError(f"{name} does not hold a model that can be loaded: {first_line(error)}") from error
     try:
-        needed = needs(config, recipe)
+        softmax = softmax_config(config)
+        kept = recipe.kept.before_training(softmax.num_hidden_layers)
+        linearized_config(softmax, kept, window=recipe.window, share_states=recipe.share_states)
     except SourceError as error:
         raise InputError(str(error)) from error
-    if recipe.align_steps and len(recipe.kept.before_training(config.num_hidden_layers)) == config.num_hidden_layers:
+    if recipe.align_steps and len(kept) == softmax.num_hidden_layers:
         raise InputError("--keep-attention keeps every layer, so that nothing is left to be made retention")
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and recipe.block_size > positions and (recipe.align_steps or recipe.distill_steps):
@@ -76,16 +88,14 @@ def source_config(name: str, recipe: Recipe, folder: TrainingFolder) -> PreTrain
         )
     if recipe.lora_rank is not None:
         import_peft()
-    require_memory(needed.memory, config, recipe)
-    folder.require_space(needed.disk)
     return config
 
 
-def source_digest(config: PreTrainedConfig) -> str:
-    """By which a source is known again: a commit of the Hub; of a folder, its configuration and a look at its weights."""
-    if commit := getattr(config, "_commit_hash", None):
-        return commit
-    folder, digest = Path(config._name_or_path).expanduser(), hashlib.sha256()
+def source_digest(name: str) -> str:
+    """Identifies a source, to detect another one on resume: its commit on the Hub, or a hash of parts of its files."""
+    folder, digest = Path(name).expanduser(), hashlib.sha256()
+    if not folder.is_dir():
+        return Path(hf_hub_download(name, "config.json", local_files_only=True)).parent.name
     for pattern in ("config.json", "*.safetensors", "*.bin"):
         for file in sorted(folder.glob(pattern)):
             with file.open("rb") as opened:

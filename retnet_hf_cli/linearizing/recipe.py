@@ -1,27 +1,19 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What a user asks of linearizing, and what that needs of the machine."""
+"""What a user asks of linearizing."""
 
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
 
-import psutil
-import torch
-from torch import nn
-from transformers.configuration_utils import PreTrainedConfig
-
-from retnet_hf.modeling_retnet import RetNetForCausalLM
-from retnet_hf_linearization import hardest_layers, linearized_config, softmax_config, spread_layers
+from retnet_hf_linearization import hardest_layers, spread_layers
 
 from ..errors import InputError
 
 
 AUTO_SHARE = 0.25
 HELD_OUT_BLOCKS = 64  # of the longest, at the least, where the text is long enough
-LOGITS = 6  # copies of a batch's, with their gradients, while a divergence is computed
 MEASURED_HIDDEN_SIZE = 128  # hidden size that learning rates were measured at
 
 
@@ -138,85 +130,3 @@ class Recipe:
         long = self.long_steps * self.batch_size * self.long_block_size
         training = max(self.align_steps * steps, self.distill_steps * steps, long)
         return math.ceil(max(training / (1 - self.eval_fraction), HELD_OUT_BLOCKS * self.longest_block / self.eval_fraction))
-
-
-class Needs(NamedTuple):
-    """Bytes, at the least: of weights, gradients, moments and logits, without other activations."""
-
-    memory: int
-    disk: int
-    student_parameters: int
-
-
-def needs(source: PreTrainedConfig, recipe: Recipe) -> Needs:
-    """What the stages need, from the configuration alone.
-
-    Raises:
-        linearization.SourceError: for a model that cannot be linearized.
-    """
-    softmax = softmax_config(source)
-    kept = recipe.kept.before_training(softmax.num_hidden_layers)
-    config = linearized_config(
-        softmax, kept, recipe.decays, gate_act=recipe.gate, window=recipe.window, share_states=recipe.share_states
-    )
-    with torch.device("meta"):
-        student, source_twin = RetNetForCausalLM(config), RetNetForCausalLM(softmax)
-    numbers, width = source_twin.num_parameters(), (source.dtype or torch.float32).itemsize
-    every, teacher = student.num_parameters(), numbers * width
-    aligned = sum(
-        parameter.numel()
-        for layer in student.model.layers
-        if layer.is_retention
-        for parameter in layer.retention.parameters()
-    )
-    adapted = every
-    if recipe.lora_rank is not None:
-        linear = [module for module in student.model.layers.modules() if isinstance(module, nn.Linear)]
-        adapted = sum(recipe.lora_rank * (layer.in_features + layer.out_features) for layer in linear)
-    logits = 4 * LOGITS * recipe.batch_size * recipe.block_size * softmax.vocab_size
-    memory = [teacher + 4 * every]
-    if recipe.align_steps:
-        memory.append(teacher + 4 * every + 12 * aligned + (4 * every if recipe.kept.hardest else 0))
-    if recipe.distill_steps:
-        memory.append((0 if recipe.top_logits else teacher) + 4 * every + 12 * adapted + logits)
-    if recipe.long_steps:
-        memory.append(4 * every + 12 * adapted)
-    # a checkpoint has the whole model, or LoRA's part of it, and two moments of what is trained
-    adapted_checkpoint = 4 * (every if recipe.lora_rank is None else adapted) + 8 * adapted
-    stages = {"align": 4 * every + 8 * aligned, "distill": adapted_checkpoint, "long": adapted_checkpoint}
-    steps = {"align": recipe.align_steps, "distill": recipe.distill_steps, "long": recipe.long_steps}
-    checkpoints = [size for name, size in stages.items() if steps[name]]
-    # a folder of each stage, two checkpoints at a time, and the model
-    disk = 4 * every * len(checkpoints) + 2 * max(checkpoints, default=0) + every * width
-    if recipe.top_logits and recipe.distill_steps:
-        disk += recipe.distill_steps * recipe.batch_size * recipe.block_size * (6 * recipe.top_logits + 4)
-    return Needs(int(max(memory)), int(disk), every)
-
-
-def require_memory(needed: int, source: PreTrainedConfig, recipe: Recipe) -> None:
-    """Refuses a run that cannot fit, before any weights are read.
-
-    Args:
-        needed: bytes, by `needs(source, recipe)`.
-
-    Raises:
-        InputError: with the bytes needed and free, and what would need less.
-    """
-    if torch.cuda.is_available():
-        free, where = torch.cuda.mem_get_info()[0], "on the GPU"
-    else:
-        free, where = psutil.virtual_memory().available, "in memory"
-    if needed <= free:
-        return
-    smaller = {
-        "--batch-size 1": replace(recipe, batch_size=1),
-        "--lora-rank 8": replace(recipe, lora_rank=8),
-        "--top-logits 32": replace(recipe, top_logits=32),
-        "--align-steps 0": replace(recipe, align_steps=0),
-    }
-    smaller["--lora-rank 8 with --top-logits 32"] = replace(recipe, lora_rank=8, top_logits=32)
-    less = [option for option, other in smaller.items() if needs(source, other).memory < needed]
-    raise InputError(
-        f"not enough memory: models, gradients and Adam take at least {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free "
-        f"{where}; less is needed with {' or '.join(less) or 'a smaller source'}"
-    )

@@ -3,6 +3,7 @@
 """What a server is told about the model that it serves."""
 
 import os
+from collections.abc import Sequence
 
 import torch
 from transformers import AutoConfig
@@ -37,18 +38,18 @@ def state_bytes(config: RetNetConfig) -> int:
     return 4 * config.num_hidden_layers * heads * config.head_dim * config.value_head_dim
 
 
-def vllm_arguments(config: RetNetConfig, requests: int, length: int | None) -> list[str]:
-    """Those of vLLM's server that are not as vLLM would choose them.
+def vllm_arguments(config: RetNetConfig, requests: int, length: int | None, further: Sequence[str] = ()) -> list[str]:
+    """Arguments of vLLM's server, of which `further` come last and win.
 
-    On a CPU vLLM would take nearly all memory. There it gets what the states of all requests take; a hybrid gets a quarter
-    of the machine's memory for its keys and values.
+    On a CPU vLLM would take nearly all memory. Here it takes as much as the states of all requests, or a quarter of the
+    machine's memory where it also keeps keys and values, or the states of prefixes.
     """
     told = ["--max-num-seqs", str(requests)]
     told += [] if length is None else ["--max-model-len", str(length)]
     if torch.accelerator.is_available():
-        return told
-    if config.is_hybrid or config.retention_window is not None:
+        return [*told, *further]
+    if config.is_hybrid or config.retention_window is not None or "--enable-prefix-caching" in further:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
     else:
         memory = (requests + 2) * state_bytes(config)  # vLLM keeps slots of its own
-    return [*told, "--enforce-eager", "--kv-cache-memory-bytes", str(memory)]
+    return [*told, "--enforce-eager", "--kv-cache-memory-bytes", str(memory), *further]

@@ -16,7 +16,9 @@ def run() -> None:
     from retnet_hf_conversion.errors import first_line
 
     # `transformers serve` looks for the class that config.json names in this module, not among the Auto classes.
-    transformers.RetNetForCausalLM = RetNetForCausalLM
+    for name in transformers.AutoConfig.from_pretrained(sys.argv[2]).architectures or []:
+        if not hasattr(transformers, name):
+            setattr(transformers, name, RetNetForCausalLM)
     transformers.logging.disable_progress_bar()
     logging.disable(logging.NOTSET)
     try:
@@ -24,7 +26,7 @@ def run() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:  # whatever loading a model raises
-        sys.exit(f"retnet-hf: {first_line(error)}")
+        sys.exit(f"retnet-hf: {sys.argv[2]} cannot be served: {first_line(error)}")
 
 
 if __name__ == "__main__":
