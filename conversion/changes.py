@@ -71,3 +71,47 @@ class Dropped(Change):
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         return []
+
+
+class HeadsApart(Change):
+    """Rows (H parts K, D) in which the parts of a head stand beside each other, as one tensor (H K, D) for each part."""
+
+    def __init__(self, heads: int, parts: int) -> None:
+        self.heads, self.parts = heads, parts
+        self.label = f"{parts} parts of each head set apart"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [part.flatten(0, 1) for part in tensors[0].unflatten(0, (self.heads, self.parts, -1)).unbind(1)]
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [torch.stack([tensor.unflatten(0, (self.heads, -1)) for tensor in tensors], dim=1).flatten(0, 2)]
+
+
+class Joined(Change):
+    """Weights of experts, each in so many tensors, as one tensor (experts, rows, columns), times a factor."""
+
+    def __init__(self, experts: int, tensors: int, factor: float = 1.0) -> None:
+        self.experts, self.tensors, self.factor = experts, tensors, factor
+        self.label = f"{experts} experts joined"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        joined = torch.stack(tensors).unflatten(0, (self.experts, self.tensors)).flatten(1, 2)
+        return [joined if self.factor == 1 else joined * self.factor]
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        joined = tensors[0] if self.factor == 1 else tensors[0] / self.factor
+        return list(joined.unflatten(1, (self.tensors, -1)).flatten(0, 1).unbind(0))
+
+
+class Scaled(Change):
+    """The values times a factor."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.label = f"times {factor:g}"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0] * self.factor]
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0] / self.factor]

@@ -1,0 +1,286 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""MiniMax-Text-01 and MiniMax-M1 (arXiv 2501.08313): retention beside softmax attention, and experts.
+
+Three layouts of names: that of the published checkpoints, that of transformers' conversion of them, with each expert by
+itself; and that of transformers' models in memory, with all experts of a layer in two tensors.
+
+A layer normalises the stream before each branch and adds the branch to the normalised stream. That is `norm_position="post"`
+with every norm counted one branch earlier: the first norm is that of the embeddings, and the last one that of the last
+feed-forward.
+
+Checkpoints that state a `rotary_dim` rotate so many numbers of a head, as they were trained. transformers reads past it and
+rotates all numbers.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.loading import Change
+from retnet_hf.modeling_retnet import RetNetForCausalLM
+
+from .changes import HeadsApart, Joined, Known, Scaled
+from .errors import CheckpointError
+from .plan import Move, Plan, model_from
+from .requirements import fields_of_transformers, require_fields
+from .shapes import Shape
+
+
+NAME = "minimax"
+DESCRIPTION = "MiniMax-Text-01 and MiniMax-M1, as published or as transformers has them"
+
+MODEL_TYPES = ("minimax", "minimax_text_01", "minimax_m1", "MiniMaxText01", "MiniMaxM1")
+EPSILON = 1e-6  # of the norm of a linear layer's output, whatever the configuration states
+# factors on the stream and on a branch: their names in transformers, and in the published configurations
+FACTORS = {
+    "linear_attention": ("linear_attn_{}_factor", "layernorm_linear_attention_{}"),
+    "full_attention": ("full_attn_{}_factor", "layernorm_full_attention_{}"),
+    "mlp": ("mlp_{}_factor", "layernorm_mlp_{}"),
+}
+
+
+def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
+    return (config or {}).get("model_type") in MODEL_TYPES
+
+
+def factor(config: dict[str, Any], branch: str, which: str) -> float:
+    """ "alpha", on the stream, or "beta", on the branch, of layers of a kind or of the feed-forward."""
+    names = (name.format(which) for name in FACTORS[branch])
+    return next((config[name] for name in names if config.get(name) is not None), 1.0)
+
+
+def read_config(config: dict[str, Any]) -> RetNetConfig:
+    """The configuration of the same model.
+
+    Raises:
+        CheckpointError: for an option that changes what the model computes and has no counterpart here.
+    """
+    for name, allowed in (
+        ("sliding_window", None),
+        ("shared_intermediate_size", 0),
+        ("postnorm", True),
+        ("use_qk_norm", False),
+    ):
+        if config.get(name, allowed) not in (allowed, None):
+            raise CheckpointError(f"{name} must be {allowed} in the config.json of a MiniMax, got {config[name]!r}")
+    layers, heads, hidden = config["num_hidden_layers"], config["num_attention_heads"], config["hidden_size"]
+    head_dim = config.get("head_dim") or hidden // heads
+    kinds = config.get("layer_types")
+    if kinds is None and config.get("attn_type_list") is not None:
+        kinds = ["full_attention" if softmax else "linear_attention" for softmax in config["attn_type_list"]]
+    rope = dict(config.get("rope_parameters") or {"rope_type": "default", "rope_theta": config.get("rope_theta", 1e6)})
+    if config.get("rotary_dim"):
+        rope["partial_rotary_factor"] = config["rotary_dim"] / head_dim
+    return RetNetConfig(
+        vocab_size=config["vocab_size"],
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        key_expansion=heads * head_dim / hidden,
+        value_expansion=heads * head_dim / hidden,
+        layer_types=kinds or ["linear_attention" if layer % 2 else "full_attention" for layer in range(layers)],
+        attention_num_key_value_heads=config["num_key_value_heads"],
+        decay_schedule="alibi",
+        layer_decay_factors=[1 - layer / (layers - 1 + 1e-5) + 1e-5 for layer in range(layers)],
+        rotary_layers="softmax_attention",
+        rope_parameters=rope,
+        feature_map=config["hidden_act"],
+        value_act=config["hidden_act"],
+        query_scale=1.0,
+        head_norm_groups=1,
+        head_norm_eps=EPSILON,
+        output_gate_act="sigmoid",
+        norm_position="post",
+        use_embedding_norm=True,
+        residual_multiplier=factor(config, "linear_attention", "alpha"),
+        attention_residual_multiplier=factor(config, "full_attention", "alpha"),
+        mlp_residual_multiplier=factor(config, "mlp", "alpha"),
+        hidden_act=config["hidden_act"],
+        intermediate_size=config["intermediate_size"],
+        num_experts=config["num_local_experts"],
+        num_experts_per_tok=config["num_experts_per_tok"],
+        output_router_logits=config.get("output_router_logits", False),
+        router_aux_loss_coef=config.get("router_aux_loss_coef", 0.001),
+        rms_norm_eps=config["rms_norm_eps"],
+        initialization="normal",
+        initializer_range=config.get("initializer_range", 0.02),
+        max_position_embeddings=config.get("max_position_embeddings"),
+        tie_word_embeddings=config.get("tie_word_embeddings", False),
+        **{name: config.get(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+    )
+
+
+def planned_moves(ours: RetNetConfig, betas: Mapping[str, float], together: bool) -> list[Move]:
+    """Every move of a layout.
+
+    Args:
+        betas: the factor on each kind of branch, which becomes a part of its last projection.
+        together: whether all experts of a layer are two tensors, as in the memory of transformers' models.
+    """
+    last, heads = ours.num_hidden_layers - 1, ours.num_attention_heads
+    moves = [
+        Move(("model.embed_tokens.weight",), ("model.embed_tokens.weight",)),
+        Move(("model.layers.0.input_layernorm.weight",), ("model.embed_norm.weight",)),
+        Move(("model.norm.weight",), (f"model.layers.{last}.mlp_norm.weight",)),
+    ]
+    if not ours.tie_word_embeddings:
+        moves.append(Move(("lm_head.weight",), ("lm_head.weight",)))
+    for layer, kind in enumerate(ours.layer_types):
+        theirs, own = f"model.layers.{layer}", f"model.layers.{layer}"
+        mixer, attention = f"{theirs}.self_attn", f"{own}.attention"
+        moves.append(Move((f"{theirs}.post_attention_layernorm.weight",), (f"{own}.retention_norm.weight",)))
+        if layer < last:
+            moves.append(Move((f"model.layers.{layer + 1}.input_layernorm.weight",), (f"{own}.mlp_norm.weight",)))
+        by_beta = Scaled(betas[kind]) if betas[kind] != 1 else Change()
+        if kind == "linear_attention":
+            attention = f"{own}.retention"
+            projections = tuple(f"{attention}.{name}_proj.weight" for name in "qkv")
+            moves += [
+                Move((f"{mixer}.qkv_proj.weight",), projections, HeadsApart(heads, 3)),
+                Move((f"{mixer}.output_gate.weight",), (f"{attention}.g_proj.weight",)),
+                Move((f"{mixer}.norm.weight",), (f"{attention}.head_norm.weight",)),
+                Move((f"{mixer}.out_proj.weight",), (f"{attention}.o_proj.weight",), by_beta),
+            ]
+        else:
+            moves += [Move((f"{mixer}.{name}_proj.weight",), (f"{attention}.{name}_proj.weight",)) for name in "qkv"]
+            moves.append(Move((f"{mixer}.o_proj.weight",), (f"{attention}.o_proj.weight",), by_beta))
+        experts, down = f"{own}.mlp.experts", Scaled(betas["mlp"]) if betas["mlp"] != 1 else Change()
+        block = f"{theirs}.mlp" if together else f"{theirs}.block_sparse_moe"
+        moves.append(Move((f"{block}.gate.weight",), (f"{own}.mlp.router.weight",)))
+        if together:
+            moves.append(Move((f"{block}.experts.gate_up_proj",), (f"{experts}.gate_up_proj",)))
+            moves.append(Move((f"{block}.experts.down_proj",), (f"{experts}.down_proj",), down))
+        else:
+            numbers = range(ours.num_experts)
+            pairs = tuple(f"{block}.experts.{number}.{name}.weight" for number in numbers for name in ("w1", "w3"))
+            moves.append(Move(pairs, (f"{experts}.gate_up_proj",), Joined(ours.num_experts, 2)))
+            rows = tuple(f"{block}.experts.{number}.w2.weight" for number in numbers)
+            moves.append(Move(rows, (f"{experts}.down_proj",), Joined(ours.num_experts, 1, betas["mlp"])))
+    return moves
+
+
+def decay_buffers(ours: RetNetConfig, block_size: int) -> list[Move]:
+    """The tables of decays that transformers' models save."""
+    moves, place = [], torch.arange(block_size, dtype=torch.float64) + 1
+    for layer in (layer for layer, kind in enumerate(ours.layer_types) if kind == "linear_attention"):
+        slope = -torch.tensor(ours.decays(layer), dtype=torch.float64).log()[:, None, None]
+        within = (slope * (place[None, :] - place[:, None])).exp().tril()[None]
+        tables = {
+            "slope_rate": slope,
+            "query_decay": torch.exp(-slope * place[:, None]),
+            "key_decay": torch.exp(-slope * (block_size - place[:, None])),
+            "diagonal_decay": within,
+        }
+        names = {f"model.layers.{layer}.self_attn.{name}": table.float() for name, table in tables.items()}
+        moves += [Move((name,), (), Known(table)) for name, table in names.items()]
+    return moves
+
+
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+    if config is None:
+        raise CheckpointError("the format minimax needs a config.json beside the weights")
+    ours = read_config(config)
+    betas = {branch: factor(config, branch, "beta") for branch in FACTORS}
+    together = any(name.endswith(".mlp.experts.down_proj") for name in shapes)
+    buffers = [move for move in decay_buffers(ours, config.get("block_size", 256)) if move.sources[0] in shapes]
+    return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours, betas, together) + buffers)
+
+
+def from_minimax(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:
+    """The model of a MiniMax checkpoint, or of the state dict of transformers' `MiniMaxForCausalLM`.
+
+    Args:
+        state_dict: tensors by MiniMax's names. config: its config.json.
+
+    Raises:
+        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite, or the option that has no
+            counterpart here.
+    """
+    return model_from(plan, state_dict, config)
+
+
+def to_minimax(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State dict, by the names of transformers' models in memory, and config.json of the same model.
+
+    Raises:
+        ValueError: naming the field of the configuration that a MiniMax has no option for.
+    """
+    ours = model.config
+    heads, hidden = ours.num_attention_heads, ours.hidden_size
+    require_fields(
+        ours,
+        NAME,
+        ("num_key_value_heads", heads),
+        ("value_head_dim", ours.head_dim),
+        ("attention_num_heads", None, heads),
+        ("attention_head_dim", None, ours.head_dim),
+        ("attention_gate_act", None),
+        ("attention_log_base", None),
+        ("decay_schedule", "alibi"),
+        ("use_rotary", True),
+        ("rotary_layers", "softmax_attention"),
+        ("rotary_endpoint", False),
+        ("learned_rotary_layers", None),
+        ("retention_window", None),
+        ("qkv_bias", False),
+        ("use_qk_norm", False),
+        ("use_output_gate", True),
+        ("output_gate_act", "sigmoid"),
+        ("use_head_norm", True),
+        ("head_norm_groups", 1),
+        ("head_norm_affine", True),
+        ("head_norm_eps", EPSILON),
+        ("use_gated_mlp", True),
+        ("feature_map", ours.hidden_act),
+        ("value_act", ours.hidden_act),
+        ("query_scale", 1),
+        ("embedding_multiplier", 1),
+        ("use_embedding_norm", True),
+        ("norm_position", "post"),
+        ("first_k_dense_replace", 0),
+        ("n_shared_experts", 0),
+        ("router_act", "softmax"),
+        ("use_router_bias", False),
+        ("n_group", None),
+        ("norm_topk_prob", True),
+        ("routed_scaling_factor", 1),
+        ("moe_intermediate_size", ours.intermediate_size),
+        ("bidirectional", False),
+    )
+    layers, factors = ours.num_hidden_layers, ours.layer_decay_factors
+    expected = [1 - layer / (layers - 1 + 1e-5) + 1e-5 for layer in range(layers)]
+    if factors is None or max(abs(one - other) for one, other in zip(factors, expected)) > 1e-12 or ours.num_experts is None:
+        raise ValueError("layer_decay_factors and num_experts must be those of a MiniMax, which has no option for others.")
+    partial = ours.rope_parameters.get("partial_rotary_factor", 1.0)
+    alphas = {
+        "linear_attention": ours.residual_multiplier,
+        "full_attention": ours.attention_residual_multiplier or ours.residual_multiplier,
+        "mlp": ours.mlp_residual_multiplier or ours.residual_multiplier,
+    }
+    config = fields_of_transformers(model) | {
+        "architectures": ["MiniMaxForCausalLM"],
+        "model_type": "minimax",
+        "hidden_size": hidden,
+        "intermediate_size": ours.intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": ours.attention_num_key_value_heads or heads,
+        "head_dim": ours.head_dim,
+        "hidden_act": ours.hidden_act,
+        "layer_types": ours.layer_types,
+        "max_position_embeddings": ours.max_position_embeddings or 4096 * 32,
+        "rms_norm_eps": ours.rms_norm_eps,
+        "rope_parameters": {name: value for name, value in ours.rope_parameters.items() if name != "partial_rotary_factor"},
+        "num_local_experts": ours.num_experts,
+        "num_experts_per_tok": ours.num_experts_per_tok,
+        "output_router_logits": ours.output_router_logits,
+        "router_aux_loss_coef": ours.router_aux_loss_coef,
+        **{FACTORS[branch][0].format("alpha"): alpha for branch, alpha in alphas.items()},
+        **({"rotary_dim": int(ours.head_dim * partial)} if partial != 1 else {}),
+    }
+    moves = planned_moves(ours, dict.fromkeys(FACTORS, 1.0), together=True) + decay_buffers(ours, block_size=256)
+    return Plan(NAME, RetNetForCausalLM, ours, moves).reverse(model), config
