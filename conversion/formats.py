@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from huggingface_hub.errors import StrictDataclassError
 
-from . import fla, minimax, poolformer, rmt, syncdoth, torchscale, vir_official, vir_pulfer, yet_another_retnet
+from . import fla, hypenet, minimax, poolformer, rmt, syncdoth, torchscale, vir_official, vir_pulfer, yet_another_retnet
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
 from .plan import Plan
@@ -27,7 +27,18 @@ class Format(Protocol):
 # The first that recognises a checkpoint has it: the vision formats have names that torchscale's also has.
 FORMATS: dict[str, Format] = {
     module.NAME: module
-    for module in (vir_official, vir_pulfer, rmt, poolformer, fla, torchscale, syncdoth, yet_another_retnet, minimax)
+    for module in (
+        vir_official,
+        vir_pulfer,
+        rmt,
+        poolformer,
+        fla,
+        torchscale,
+        syncdoth,
+        yet_another_retnet,
+        hypenet,
+        minimax,
+    )
 }
 OURS = "retnet_hf"
 # what a configuration raises about its fields, or at values that none of its checks foresees
