@@ -8,7 +8,18 @@ from typing import Any, Protocol
 
 from huggingface_hub.errors import StrictDataclassError
 
-from . import fla, hypenet, minimax, poolformer, rmt, syncdoth, torchscale, vir_official, vir_pulfer, yet_another_retnet
+from . import (
+    fla,
+    hypenet,
+    minimax,
+    poolformer,
+    rmt,
+    syncdoth,
+    torchscale,
+    vir_official,
+    vir_pulfer,
+    yet_another_retnet,
+)
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
 from .plan import Plan

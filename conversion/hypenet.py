@@ -7,7 +7,6 @@ logarithm of the position ("attn_logits_scaling": "hype a"). Published layers mi
 model with other mixers is refused.
 """
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
+from .alibi import alibi_schedule, require_alibi
 from .changes import Tied
 from .errors import CheckpointError
 from .plan import Move, Plan, model_from
@@ -79,7 +79,7 @@ def read_config(config: dict[str, Any]) -> RetNetConfig:
         attention_head_dim=None if size == own_size else size,
         attention_gate_act="sigmoid" if config.get("attn_use_output_gate") else None,
         attention_log_base=log_base(config.get("attn_logits_scaling")),
-        decay_schedule="alibi" if own_heads & (own_heads - 1) == 0 else alibi_decays(own_heads),
+        decay_schedule=alibi_schedule(own_heads),
         use_rotary=any(turns),
         rotary_layers=None if all(turns) or not any(turns) else "linear_attention" if turns[0] else "softmax_attention",
         rope_parameters={"rope_type": "default", "rope_theta": rope_theta(config)},
@@ -115,14 +115,6 @@ def log_base(scaling: str | float | None) -> float | None:
     if not words or len(words) > 2:
         raise CheckpointError(f'attn_logits_scaling must be None or "hype a" with a number a, got {scaling!r}')
     return float(words[1]) if len(words) == 2 else LOG_BASE
-
-
-def alibi_decays(heads: int) -> list[float]:
-    """γ by ALiBi's slopes, which interleaves two schedules where the number of heads is no power of two."""
-    power = 2 ** (heads.bit_length() - 1)
-    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    slopes += [2 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)]
-    return [math.exp(-slope) for slope in slopes]
 
 
 def planned_moves(ours: RetNetConfig, tied_twice: bool) -> list[Move]:
@@ -181,7 +173,6 @@ def to_hypenet(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         ours,
         NAME,
         ("value_head_dim", ours.head_dim),
-        ("layer_decay_factors", None),
         ("rotary_endpoint", False),
         ("learned_rotary_layers", None),
         ("retention_window", None),
@@ -208,8 +199,7 @@ def to_hypenet(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         ("num_experts", None),
         ("bidirectional", False),
     )
-    if max(abs(one - other) for one, other in zip(ours.decays(), alibi_decays(heads))) > 1e-9 or ours.has_decays_per_layer:
-        raise ValueError(f"decay_schedule must be ALiBi's slopes for the format {NAME}, got {ours.decay_schedule!r}.")
+    require_alibi(ours, NAME, None)
     if ours.rope_parameters.get("rope_type") != "default" or ours.rope_parameters.get("partial_rotary_factor", 1) != 1:
         raise ValueError(
             f"rope_parameters must be of rope_type default for the format {NAME}, got {ours.rope_parameters!r}."

@@ -23,6 +23,7 @@ from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.loading import Change
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
+from .alibi import require_alibi
 from .changes import HeadsApart, Joined, Known, Scaled
 from .errors import CheckpointError
 from .plan import Move, Plan, model_from
@@ -45,6 +46,11 @@ FACTORS = {
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return (config or {}).get("model_type") in MODEL_TYPES
+
+
+def depth_factors(layers: int) -> list[float]:
+    """Factors on ALiBi's slopes, which the last layer almost loses."""
+    return [1 - layer / (layers - 1 + 1e-5) + 1e-5 for layer in range(layers)]
 
 
 def factor(config: dict[str, Any], branch: str, which: str) -> float:
@@ -85,7 +91,7 @@ def read_config(config: dict[str, Any]) -> RetNetConfig:
         layer_types=kinds or ["linear_attention" if layer % 2 else "full_attention" for layer in range(layers)],
         attention_num_key_value_heads=config["num_key_value_heads"],
         decay_schedule="alibi",
-        layer_decay_factors=[1 - layer / (layers - 1 + 1e-5) + 1e-5 for layer in range(layers)],
+        layer_decay_factors=depth_factors(layers),
         rotary_layers="softmax_attention",
         rope_parameters=rope,
         feature_map=config["hidden_act"],
@@ -220,7 +226,6 @@ def to_minimax(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         ("attention_head_dim", None, ours.head_dim),
         ("attention_gate_act", None),
         ("attention_log_base", None),
-        ("decay_schedule", "alibi"),
         ("use_rotary", True),
         ("rotary_layers", "softmax_attention"),
         ("rotary_endpoint", False),
@@ -251,10 +256,10 @@ def to_minimax(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         ("moe_intermediate_size", ours.intermediate_size),
         ("bidirectional", False),
     )
-    layers, factors = ours.num_hidden_layers, ours.layer_decay_factors
-    expected = [1 - layer / (layers - 1 + 1e-5) + 1e-5 for layer in range(layers)]
-    if factors is None or max(abs(one - other) for one, other in zip(factors, expected)) > 1e-12 or ours.num_experts is None:
-        raise ValueError("layer_decay_factors and num_experts must be those of a MiniMax, which has no option for others.")
+    layers = ours.num_hidden_layers
+    require_alibi(ours, NAME, depth_factors(layers))
+    if ours.num_experts is None:
+        raise ValueError(f"num_experts must be a number for the format {NAME}, got None.")
     partial = ours.rope_parameters.get("partial_rotary_factor", 1.0)
     alphas = {
         "linear_attention": ours.residual_multiplier,

@@ -123,6 +123,7 @@ class RetNetConfig(PreTrainedConfig):
             its weight.
         bidirectional (`bool`): every token sees those after it too, with decay γ^|n-m|: an encoder, without a state.
         rms_norm_eps (`float`): epsilon of every norm. Alias `norm_eps`.
+        norm_affine (`bool`): whether the norms of the residual stream have weights.
         hidden_dropout (`float`), activation_dropout (`float`): dropout on embeddings and branches, and inside the
             feed-forward.
         initialization (`str`): "xavier", the paper's (gain 2^-2.5 for q, k, v and gate, 2^-1 for the output projection);
@@ -226,6 +227,7 @@ class RetNetConfig(PreTrainedConfig):
     router_aux_loss_coef: float | int = 0.001
     bidirectional: bool = False
     rms_norm_eps: float = 1e-6
+    norm_affine: bool = True
     hidden_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
     initialization: str = "xavier"

@@ -56,7 +56,7 @@ class Split(Change):
 
     def __init__(self, parts: int) -> None:
         self.parts = parts
-        self.label = f"split in {'two' if parts == 2 else 'three'}"
+        self.label = f"split in {parts}"
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         return list(tensors[0].tensor_split(self.parts))

@@ -355,8 +355,8 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
             self.mlp = MixtureOfExperts(config, RetNetExperts(config), RetNetMLP(config, shared) if shared else None)
         else:
             self.mlp = RetNetMLP(config, config.intermediate_size)
-        self.retention_norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp_norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.retention_norm = RetNetRMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_affine)
+        self.mlp_norm = RetNetRMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_affine)
         self.pre_norm = config.norm_position == "pre"
         of_mixer = None if self.is_retention else config.attention_residual_multiplier
         self.mixer_multiplier = of_mixer or config.residual_multiplier
@@ -434,11 +434,13 @@ class RetNetModel(RetNetPreTrainedModel):
         super().__init__(config)
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.embed_norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps) if config.use_embedding_norm else None
+        self.embed_norm = (
+            RetNetRMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_affine) if config.use_embedding_norm else None
+        )
         self.embed_dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList([RetNetDecoderLayer(config, index) for index in range(config.num_hidden_layers)])
         pre_norm = config.norm_position == "pre"
-        self.norm = RetNetRMSNorm(config.hidden_size, eps=config.rms_norm_eps) if pre_norm else nn.Identity()
+        self.norm = norm() if pre_norm else nn.Identity()
         self.decay = RetNetDecay(config)
         self.rotary = self.attention_rotary = None
         if config.use_rotary and config.rotary_layers != "softmax_attention":

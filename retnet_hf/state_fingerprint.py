@@ -22,7 +22,15 @@ WITHOUT_EFFECT = (
 LATER = (
     *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
     *("attention_log_base", "attention_residual_multiplier", "mlp_residual_multiplier", "rotary_layers"),
-    *("learned_rotary_layers", "layer_decay_factors", "head_norm_groups", "head_norm_eps", "value_act", "query_scale"),
+    *(
+        "learned_rotary_layers",
+        "layer_decay_factors",
+        "head_norm_groups",
+        "head_norm_eps",
+        "value_act",
+        "query_scale",
+        "norm_affine",
+    ),
     *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts"),
     *("router_act", "use_router_bias", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"),
 )

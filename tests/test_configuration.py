@@ -308,6 +308,7 @@ CHANGES = {
     "head_norm_groups": 1,
     "head_norm_eps": 1e-3,
     "value_act": "silu",
+    "norm_affine": False,
     "query_scale": 1.0,
     "num_experts": 4,
     "num_experts_per_tok": (3, EXPERTS),
