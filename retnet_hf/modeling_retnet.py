@@ -8,6 +8,7 @@ plan once (plan.py). A layer rotates and retains by it, whether it trains, reads
 Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V value size, D hidden size.
 """
 
+import functools
 import math
 
 import torch
@@ -434,9 +435,8 @@ class RetNetModel(RetNetPreTrainedModel):
         super().__init__(config)
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.embed_norm = (
-            RetNetRMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_affine) if config.use_embedding_norm else None
-        )
+        norm = functools.partial(RetNetRMSNorm, config.hidden_size, config.rms_norm_eps, config.norm_affine)
+        self.embed_norm = norm() if config.use_embedding_norm else None
         self.embed_dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList([RetNetDecoderLayer(config, index) for index in range(config.num_hidden_layers)])
         pre_norm = config.norm_position == "pre"
