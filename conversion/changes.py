@@ -115,3 +115,42 @@ class Scaled(Change):
 
     def backward(self, tensors: list[Tensor]) -> list[Tensor]:
         return [tensors[0] / self.factor]
+
+
+class RotatedFirst(Change):
+    """Rows (H K, …), or a norm's weights (K,), of heads of which the first numbers turn, in pairs (i, i + half of these).
+
+    Here pairs are (i, i + K/2), and the first of them turn.
+
+    Args:
+        turned: how many numbers of a head turn.
+    """
+
+    label = "rotated pairs set apart"
+
+    def __init__(self, head_dim: int, turned: int) -> None:
+        first, half = torch.arange(head_dim).split([turned, head_dim - turned]), turned // 2
+        rest = first[1].chunk(2)
+        self.head_dim = head_dim
+        self.order = torch.cat([first[0][:half], rest[0], first[0][half:], rest[1]])
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].unflatten(0, (-1, self.head_dim))[:, self.order].flatten(0, 1)]
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].unflatten(0, (-1, self.head_dim))[:, self.order.argsort()].flatten(0, 1)]
+
+
+class Rows(Change):
+    """One tensor whose rows are those of several of ours, so many of each, and each of them changed."""
+
+    def __init__(self, sizes: list[int], changes: list[Change]) -> None:
+        self.sizes, self.changes = sizes, changes
+        self.label = f"split in {len(sizes)}"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        parts = zip(self.changes, tensors[0].split(self.sizes), strict=True)
+        return [made for change, part in parts for made in change.forward([part])]
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [torch.cat([change.backward([tensor])[0] for change, tensor in zip(self.changes, tensors, strict=True)])]

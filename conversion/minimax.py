@@ -24,7 +24,7 @@ from retnet_hf.loading import Change
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from .alibi import require_alibi
-from .changes import HeadsApart, Joined, Known, Scaled
+from .changes import HeadsApart, Joined, Known, RotatedFirst, Scaled
 from .errors import CheckpointError
 from .plan import Move, Plan, model_from
 from .requirements import fields_of_transformers, require_fields
@@ -128,6 +128,8 @@ def planned_moves(ours: RetNetConfig, betas: Mapping[str, float], together: bool
         together: whether all experts of a layer are two tensors, as in the memory of transformers' models.
     """
     last, heads = ours.num_hidden_layers - 1, ours.num_attention_heads
+    turned = round(ours.head_dim * ours.rope_parameters.get("partial_rotary_factor", 1))
+    turn = Change() if turned == ours.head_dim else RotatedFirst(ours.head_dim, turned)
     moves = [
         Move(("model.embed_tokens.weight",), ("model.embed_tokens.weight",)),
         Move(("model.layers.0.input_layernorm.weight",), ("model.embed_norm.weight",)),
@@ -152,7 +154,12 @@ def planned_moves(ours: RetNetConfig, betas: Mapping[str, float], together: bool
                 Move((f"{mixer}.out_proj.weight",), (f"{attention}.o_proj.weight",), by_beta),
             ]
         else:
-            moves += [Move((f"{mixer}.{name}_proj.weight",), (f"{attention}.{name}_proj.weight",)) for name in "qkv"]
+            moves += [
+                Move(
+                    (f"{mixer}.{name}_proj.weight",), (f"{attention}.{name}_proj.weight",), Change() if name == "v" else turn
+                )
+                for name in "qkv"
+            ]
             moves.append(Move((f"{mixer}.o_proj.weight",), (f"{attention}.o_proj.weight",), by_beta))
         experts, down = f"{own}.mlp.experts", Scaled(betas["mlp"]) if betas["mlp"] != 1 else Change()
         block = f"{theirs}.mlp" if together else f"{theirs}.block_sparse_moe"

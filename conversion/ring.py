@@ -1,0 +1,271 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Ring-mini-linear-2.0 and Ring-flash-linear-2.0 (inclusionAI, arXiv 2510.19338): retention, softmax attention, experts.
+
+In groups of `layer_group_size` layers, the last one is softmax attention, as are the layers that fill no group.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.loading import Change
+from retnet_hf.modeling_retnet import RetNetForCausalLM
+
+from .alibi import alibi_schedule, require_alibi
+from .changes import Joined, RotatedFirst, Rows
+from .errors import CheckpointError
+from .plan import Move, Plan, model_from
+from .requirements import fields_of_transformers, require_fields
+from .shapes import Shape
+
+
+NAME = "ring"
+DESCRIPTION = "Ring-mini-linear-2.0 and Ring-flash-linear-2.0 (inclusionAI)"
+
+MODEL_TYPES = ("bailing_moe_linear", "bailing_moe_linear_v2")
+# options that change what a layer computes, and the one value of each that has a counterpart here
+FIXED = {
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "use_qk_norm": True,
+    "linear_rope": True,
+    "linear_silu": False,
+    "use_linear_silu": False,
+    "norm_head": False,
+    "rope_scaling": None,
+    "sliding_window": None,
+    "kv_lora_rank": None,
+    "num_nextn_predict_layers": 0,
+}
+
+
+def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
+    return (config or {}).get("model_type") in MODEL_TYPES
+
+
+def kinds_of(layers: int, group: int) -> list[str]:
+    """The kind of each layer."""
+    whole = layers // group * group
+    softmax = [(layer + 1) % group == 0 or layer >= whole for layer in range(layers)]
+    return ["full_attention" if each else "linear_attention" for each in softmax]
+
+
+def depth_factors(layers: int) -> list[float]:
+    """Factors on ALiBi's slopes: layers are counted from -1."""
+    return [1 - (layer - 1) / (layers - 1) + 1e-5 for layer in range(layers)]
+
+
+def read_config(config: dict[str, Any]) -> RetNetConfig:
+    """The configuration of the same model.
+
+    Raises:
+        CheckpointError: for an option that changes what the model computes and has no counterpart here.
+    """
+    for name, value in FIXED.items():
+        if config.get(name, value) not in (value, None):
+            raise CheckpointError(f"{name} must be {value} in the config.json of a Ring, got {config[name]!r}")
+    hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
+    size = config.get("head_dim") or hidden // heads
+    partial = config["rotary_dim"] / size if config.get("rotary_dim") else config.get("partial_rotary_factor", 1.0)
+    width, shared = config["moe_intermediate_size"], config.get("num_shared_experts") or 0
+    if shared and config.get("moe_shared_expert_intermediate_size") not in (None, width):
+        raise CheckpointError(f"moe_shared_expert_intermediate_size must be moe_intermediate_size, {width}, or absent")
+    grouped = (config.get("n_group") or 1) > 1
+    return RetNetConfig(
+        vocab_size=config["vocab_size"],
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        key_expansion=heads * size / hidden,
+        value_expansion=heads * size / hidden,
+        layer_types=kinds_of(layers, config["layer_group_size"]),
+        attention_num_key_value_heads=config["num_key_value_heads"],
+        decay_schedule=alibi_schedule(heads),
+        layer_decay_factors=depth_factors(layers),
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": config.get("rope_theta", 600000),
+            "partial_rotary_factor": partial,
+        },
+        use_qk_norm=True,
+        head_norm_groups=config.get("group_norm_size", 1),
+        output_gate_act="sigmoid",
+        hidden_act=config.get("hidden_act", "silu"),
+        intermediate_size=config["intermediate_size"],
+        num_experts=config["num_experts"],
+        num_experts_per_tok=config["num_experts_per_tok"],
+        moe_intermediate_size=width,
+        first_k_dense_replace=config.get("first_k_dense_replace", 0),
+        n_shared_experts=shared,
+        router_act=config.get("score_function") or "softmax",
+        use_router_bias=bool(config.get("moe_router_enable_expert_bias")),
+        n_group=config["n_group"] if grouped else None,
+        topk_group=config["topk_group"] if grouped else None,
+        norm_topk_prob=config.get("norm_topk_prob", True),
+        routed_scaling_factor=config.get("routed_scaling_factor", 1.0),
+        output_router_logits=config.get("output_router_logits", False),
+        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        initialization="normal",
+        initializer_range=config.get("initializer_range", 0.02),
+        max_position_embeddings=config.get("max_position_embeddings"),
+        tie_word_embeddings=config.get("tie_word_embeddings", False),
+        **{name: config.get(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+    )
+
+
+def planned_moves(ours: RetNetConfig) -> list[Move]:
+    """Every move of the layout."""
+    heads, size = ours.num_attention_heads, ours.head_dim
+    turned = round(size * ours.rope_parameters.get("partial_rotary_factor", 1))
+    turn = Change() if turned == size else RotatedFirst(size, turned)
+    moves = [
+        Move(("model.word_embeddings.weight",), ("model.embed_tokens.weight",)),
+        Move(("model.norm.weight",), ("model.norm.weight",)),
+    ]
+    if not ours.tie_word_embeddings:
+        moves.append(Move(("lm_head.weight",), ("lm_head.weight",)))
+    for layer, kind in enumerate(ours.layer_types):
+        prefix = f"model.layers.{layer}"
+        theirs, own = f"{prefix}.attention", f"{prefix}.{'retention' if kind == 'linear_attention' else 'attention'}"
+        groups = ours.mixer_sizes(layer)[1]
+        joint = Rows([heads * size, groups * size, groups * size], [turn, turn, Change()])
+        moves += [
+            Move((f"{theirs}.query_key_value.weight",), tuple(f"{own}.{name}_proj.weight" for name in "qkv"), joint),
+            Move((f"{theirs}.query_layernorm.weight",), (f"{own}.q_norm.weight",), turn),
+            Move((f"{theirs}.key_layernorm.weight",), (f"{own}.k_norm.weight",), turn),
+            Move((f"{theirs}.dense.weight",), (f"{own}.o_proj.weight",)),
+            Move((f"{prefix}.input_layernorm.weight",), (f"{prefix}.retention_norm.weight",)),
+            Move((f"{prefix}.post_attention_layernorm.weight",), (f"{prefix}.mlp_norm.weight",)),
+        ]
+        if kind == "linear_attention":
+            moves.append(Move((f"{theirs}.g_proj.weight",), (f"{own}.g_proj.weight",)))
+            moves.append(Move((f"{theirs}.g_norm.weight",), (f"{own}.head_norm.weight",)))
+        moves += feed_forward_moves(ours, f"{prefix}.mlp", ours.has_experts(layer))
+    return moves
+
+
+def feed_forward_moves(ours: RetNetConfig, mlp: str, of_experts: bool) -> list[Move]:
+    """The moves of one layer's feed-forward."""
+    networks = [(mlp, mlp)]
+    moves = []
+    if of_experts:
+        networks = [(f"{mlp}.shared_experts", f"{mlp}.shared")] if ours.n_shared_experts else []
+        numbers, experts = range(ours.num_experts), f"{mlp}.experts"
+        pairs = tuple(f"{experts}.{number}.{name}_proj.weight" for number in numbers for name in ("gate", "up"))
+        downs = tuple(f"{experts}.{number}.down_proj.weight" for number in numbers)
+        moves += [
+            Move((f"{mlp}.gate.weight",), (f"{mlp}.router.weight",)),
+            Move(pairs, (f"{experts}.gate_up_proj",), Joined(ours.num_experts, 2)),
+            Move(downs, (f"{experts}.down_proj",), Joined(ours.num_experts, 1)),
+        ]
+        if ours.use_router_bias:
+            moves.append(Move((f"{mlp}.gate.expert_bias",), (f"{mlp}.router.bias",)))
+    names = ("gate", "up", "down")
+    return moves + [
+        Move((f"{theirs}.{name}_proj.weight",), (f"{own}.{name}_proj.weight",)) for theirs, own in networks for name in names
+    ]
+
+
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+    if config is None:
+        raise CheckpointError("the format ring needs a config.json beside the weights")
+    ours = read_config(config)
+    return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours))
+
+
+def from_ring(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:
+    """The model of a Ring checkpoint.
+
+    Args:
+        state_dict: tensors by Ring's names. config: its config.json.
+
+    Raises:
+        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite, or the option that has no
+            counterpart here.
+    """
+    return model_from(plan, state_dict, config)
+
+
+def to_ring(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State dict and config.json of the same model.
+
+    Raises:
+        ValueError: naming the field of the configuration that Ring has no option for.
+    """
+    ours = model.config
+    heads, layers = ours.num_attention_heads, ours.num_hidden_layers
+    require_fields(
+        ours,
+        NAME,
+        ("num_key_value_heads", heads),
+        ("value_head_dim", ours.head_dim),
+        ("attention_num_heads", None, heads),
+        ("attention_head_dim", None, ours.head_dim),
+        ("attention_gate_act", None),
+        ("attention_log_base", None),
+        ("use_rotary", True),
+        ("rotary_layers", None),
+        ("rotary_endpoint", False),
+        ("learned_rotary_layers", None),
+        ("retention_window", None),
+        ("qkv_bias", False),
+        ("use_qk_norm", True),
+        ("use_output_gate", True),
+        ("output_gate_act", "sigmoid"),
+        ("use_head_norm", True),
+        ("head_norm_affine", True),
+        ("head_norm_eps", None, ours.rms_norm_eps),
+        ("norm_affine", True),
+        ("use_gated_mlp", True),
+        ("feature_map", None),
+        ("value_act", None),
+        ("query_scale", None, ours.head_dim**-0.5),
+        ("embedding_multiplier", 1),
+        ("use_embedding_norm", False),
+        ("norm_position", "pre"),
+        ("residual_multiplier", 1),
+        ("attention_residual_multiplier", None, 1),
+        ("mlp_residual_multiplier", None, 1),
+        ("bidirectional", False),
+    )
+    require_alibi(ours, NAME, depth_factors(layers))
+    group = next((group for group in range(1, layers + 1) if kinds_of(layers, group) == ours.layer_types), None)
+    if group is None or ours.head_norm_groups is None or ours.num_experts is None:
+        raise ValueError(
+            "layer_types must be groups that end in full_attention, and head_norm_groups and num_experts numbers, for the "
+            f"format {NAME}."
+        )
+    rope = ours.rope_parameters
+    config = fields_of_transformers(model) | {
+        "architectures": ["BailingMoeLinearV2ForCausalLM"],
+        "model_type": "bailing_moe_linear",
+        "hidden_size": ours.hidden_size,
+        "intermediate_size": ours.intermediate_size,
+        "moe_intermediate_size": ours.moe_intermediate_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": ours.attention_num_key_value_heads or heads,
+        "head_dim": ours.head_dim,
+        "layer_group_size": group,
+        "group_norm_size": ours.head_norm_groups,
+        "hidden_act": ours.hidden_act,
+        "max_position_embeddings": ours.max_position_embeddings or 131072,
+        "rms_norm_eps": ours.rms_norm_eps,
+        "rope_theta": rope["rope_theta"],
+        "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0),
+        "num_experts": ours.num_experts,
+        "num_experts_per_tok": ours.num_experts_per_tok,
+        "num_shared_experts": ours.n_shared_experts,
+        "first_k_dense_replace": ours.first_k_dense_replace,
+        "score_function": ours.router_act,
+        "moe_router_enable_expert_bias": ours.use_router_bias,
+        "n_group": ours.n_group or 1,
+        "topk_group": ours.topk_group or 1,
+        "norm_topk_prob": ours.norm_topk_prob,
+        "routed_scaling_factor": ours.routed_scaling_factor,
+        **{name: value for name, value in FIXED.items() if value is not None},
+    }
+    return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours)).reverse(model), config
