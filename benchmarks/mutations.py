@@ -69,7 +69,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "retention_state": (
-        "state state_algebra outputs assisted_decoding",
+        "state state_algebra outputs assisted_decoding modeling",
         [
             ("given = old if self.is_initialized else None", "given = old"),
             ("if self.borrowed or torch.is_grad_enabled()", "if torch.is_grad_enabled()"),
@@ -112,7 +112,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "modeling_retnet": (
-        "modeling outputs training state padding linearization",
+        "modeling outputs training state padding linearization linear_cross_entropy",
         [
             ("self.scaling = config.head_dim**-0.5", "self.scaling = 1.0"),
             ("else self.retention_norm(hidden_states)\n\n", "else hidden_states\n\n"),

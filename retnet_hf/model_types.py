@@ -43,23 +43,28 @@ class when_imported(MetaPathFinder):
     """Calls a function once a module has been imported, which may be now."""
 
     def __init__(self, module: str, function: Callable[[], object]) -> None:
-        self.module, self.function = module, function
+        self.module, self.function, self.asks_others = module, function, False
         if module in sys.modules:
             function()
         else:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self.module:
+        if name != self.module or self.asks_others:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self.asks_others = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asks_others = False
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_call(module: Any) -> None:
                 execute(module)
-                self.function()
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+                    self.function()
 
             spec.loader.exec_module = execute_and_call
         return spec

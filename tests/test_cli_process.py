@@ -73,6 +73,9 @@ def folder(tmp_path_factory):
     ],
 )
 def test_help_and_usage_errors_import_no_library(arguments, code, tmp_path):
+    for name in ("conversion", "linearization"):  # packages of the user's own, which are not ours
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError")
     command = [sys.executable, "-c", WATCHED, *arguments.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == code, done.stderr

@@ -340,6 +340,19 @@ def test_a_compiled_window_keeps_what_stands_before_a_gap(mask):
         close(compiled(token, past_key_values=state).logits[:, 0], expected[:, n])
 
 
+def test_a_compiled_window_forgets_no_token_for_one_that_is_absent():
+    """A row that has no token in a step keeps all tokens of its window."""
+    model, ids = hybrid(sliding_window=4), random_ids(2, 12)
+    compiled = torch.compile(model, backend="eager")
+    mask = torch.ones(2, 12, dtype=torch.int64)
+    mask[0, [5, 6, 8]] = 0
+    state = model(ids[:, :5], use_cache=True).past_key_values
+    for n in range(5, 12):
+        logits = compiled(ids[:, n : n + 1], attention_mask=mask[:, : n + 1], past_key_values=state).logits[:, 0]
+    close(logits[:1], model(ids[:1, mask[0].bool()]).logits[:, -1])
+    close(logits[1:], model(ids[1:]).logits[:, -1])
+
+
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(padded):
     """Not at every token (D4): Llama takes two programs, before its cache's length is taken for a variable."""

@@ -1,5 +1,8 @@
 """Positions: exact at any distance, counted over the tokens that are there, and read from every form users give them in."""
 
+import math
+from decimal import Decimal
+
 import pytest
 import torch
 from small_models import LLAMA3, close, rounding
@@ -8,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
 from retnet_hf.gradients import rotate
+from retnet_hf.integer_angles import angles, integer_frequencies
 from retnet_hf.modeling_retnet import RetNetRotaryEmbedding
 from retnet_hf.plan import layout_of
 from retnet_hf.retention_state import RetNetStateLayer
@@ -26,6 +30,18 @@ def small_config(**fields):
         "chunk_size": 64,
     }
     return RetNetConfig(**(defaults | fields))
+
+
+def test_angles_are_exact_at_any_position():
+    """Within what float32 can hold of an angle, also where a frequency of 40 bits would be off by whole turns."""
+    frequency, position = [0.7, 1e-3], 2**47 + 12345
+    [turned] = angles(torch.tensor([position]), integer_frequencies(frequency), torch.float64)
+    whole = Decimal(2) * Decimal("3.14159265358979323846264338327950288419716939937510")
+    for ours, radians in zip(turned.tolist(), integer_frequencies(frequency).tolist()):
+        exact = float(Decimal(radians) * position / Decimal(2) ** 64 % 1 * whole)
+        assert math.cos(ours) == pytest.approx(math.cos(exact), abs=1e-12)
+    for radians, units in zip(frequency, integer_frequencies(frequency).tolist()):
+        assert abs(units / 2**64 * 2 * math.pi - radians) <= 2**-50 * radians
 
 
 def test_decoding_past_position_one_million():

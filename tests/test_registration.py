@@ -1,6 +1,7 @@
 """The Auto classes find our models, whoever else uses their model_types: each case in a process of its own."""
 
 import ast
+import importlib.util
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from small_models import small_model
 
 import retnet_hf
+from retnet_hf.model_types import when_imported
 
 
 # transformers, or a library registered before or after ours, has the names too
@@ -176,6 +178,20 @@ print(json.dumps([type(AutoImageProcessor.from_pretrained("vir", backend="pil"))
         "AutoImageProcessor does not know our image processors: if transformers has moved "
         "transformers.models.auto.image_processing_auto, retnet_hf/__init__.py waits for an import that never comes"
     )
+
+
+def test_what_waits_for_a_module_is_called_once_it_was_imported_and_not_when_it_was_looked_for(tmp_path, monkeypatch):
+    (tmp_path / "awaited_module.py").write_text("value = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "awaited_module", raising=False)
+    called = []
+    when_imported("awaited_module", lambda: called.append(sys.modules["awaited_module"].value))
+    assert importlib.util.find_spec("awaited_module") is not None
+    assert called == []
+    importlib.import_module("awaited_module")
+    assert called == [1]
+    when_imported("awaited_module", lambda: called.append("at once"))
+    assert called == [1, "at once"]
 
 
 def test_the_stub_for_type_checkers_exports_every_name_that_it_imports():

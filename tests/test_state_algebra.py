@@ -414,6 +414,30 @@ def test_tensors_of_something_else_beside_a_state_are_refused(saved_state, tmp_p
     rewritten(content, path, state.config, lambda tensors: tensors.update(other=tensors.pop("layers.1.next_position")))
     with pytest.raises(ValueError, match=r"lacks layers\.1\.next_position"):
         RetNetState.load(path, state.config)
+    rewritten(content, path, state.config, lambda tensors: tensors.update(other=tensors["layers.1.next_position"].clone()))
+    with pytest.raises(ValueError, match="holds other, which is no part of a state"):
+        RetNetState.load(path, state.config)
+
+
+def test_rows_that_were_moved_are_rewound_as_they_stand():
+    """What is recorded moves with the rows, and so does the state that the record begins with."""
+    model, ids = small_model(), random_ids(2, 12)
+    state = read(model, ids[:, :5]).past_key_values
+    state.activate_past_recording()
+    read(model, ids[:, 5:9], state)
+    state.reorder_cache(torch.tensor([1, 0]))
+    state.crop(-3)
+    expected = read(model, ids[:, :6].flip(0)).past_key_values
+    for layer, alone in zip(state.layers, expected.layers):
+        torch.testing.assert_close(layer.recurrent_states, alone.recurrent_states, atol=1e-5, rtol=1e-5)
+
+
+def test_a_state_that_is_reset_after_training_releases_the_graph():
+    model, ids = small_model().train(), random_ids(2, 6)
+    state = model(ids, use_cache=True).past_key_values
+    assert state.layers[0].recurrent_states.requires_grad
+    state.reset()
+    assert state.layers[0].recurrent_states is None
 
 
 def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -143,34 +144,28 @@ class Linearization(Job):
     minutes: float | None = None
     eval_every: int | None = None
     resume: bool = False
-    _teacher: PreTrainedModel | None = None
-    _head_measures: HeadMeasures | None = None
 
-    @property
+    @cached_property
     def teacher(self) -> PreTrainedModel:
         """The source, loaded when it is asked for.
 
         Raises:
             InputError: if it cannot be loaded, or weights are missing.
         """
-        if self._teacher is None:
-            self._teacher = load_model(self.recipe.source)[0].requires_grad_(False)
-        return self._teacher
+        return load_model(self.recipe.source)[0].requires_grad_(False)
 
     def let_go(self, of_teacher: bool = False) -> None:
         """Frees what stages have left, which trainers hold in cycles; and the source, until it is asked for again."""
         if of_teacher:
-            self._teacher = None
+            self.__dict__.pop("teacher", None)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    @property
+    @cached_property
     def head_measures(self) -> HeadMeasures:
-        if self._head_measures is None:
-            blocks = self.measured_blocks
-            self._head_measures = measure_heads(self.teacher, blocks.split(max(1, MEASURED_TOKENS // blocks.shape[1])))
-        return self._head_measures
+        blocks = self.measured_blocks
+        return measure_heads(self.teacher, blocks.split(max(1, MEASURED_TOKENS // blocks.shape[1])))
 
     def transferred(self, kept: Sequence[int]) -> RetNetForCausalLM:
         """The RetNet before training, in float32."""
