@@ -13,9 +13,11 @@ from . import (
     hypenet,
     minimax,
     poolformer,
+    ring,
     rmt,
     syncdoth,
     torchscale,
+    transnormer,
     vir_official,
     vir_pulfer,
     yet_another_retnet,
@@ -49,6 +51,8 @@ FORMATS: dict[str, Format] = {
         yet_another_retnet,
         hypenet,
         minimax,
+        ring,
+        transnormer,
     )
 }
 OURS = "retnet_hf"

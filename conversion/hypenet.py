@@ -7,6 +7,7 @@ logarithm of the position ("attn_logits_scaling": "hype a"). Published layers mi
 model with other mixers is refused.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from .alibi import alibi_schedule, require_alibi
 from .changes import Tied
 from .errors import CheckpointError
 from .plan import Move, Plan, model_from
-from .requirements import fields_of_transformers, require_fields
+from .requirements import ForeignConfig, fields_of_transformers, require_fields
 from .shapes import Shape
 
 
@@ -38,21 +39,22 @@ FIXED = {
     "use_sliding_window": False,
     "rope_scaling": None,
 }
+# of mixers that no layer has, of training and of kernels
+WITHOUT_EFFECT = r"(gdn|kda|mamba2)_\w+|lightning_conv_size|expand_kv_proj|loss_fn|fused_ce_loss|shift_labels|rand_init|\
+attention_dropout|lightning_rope_scaling|max_window_layers|sliding_window"
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return (config or {}).get("model_type") == "hypenet" or any(name.endswith(".self_attn.z_proj.weight") for name in names)
 
 
-def read_config(config: dict[str, Any]) -> RetNetConfig:
+def read_config(config: ForeignConfig) -> RetNetConfig:
     """The configuration of the same model.
 
     Raises:
         CheckpointError: for an option that changes what the model computes and has no counterpart here.
     """
-    for name, value in FIXED.items():
-        if config.get(name, value) not in (value, None):
-            raise CheckpointError(f"{name} must be {value} in the config.json of a HypeNet, got {config[name]!r}")
+    config.require_one_value(**FIXED)
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     size = config.get("head_dim") or hidden // heads
     own_heads = config.get("lightning_nh") or heads
@@ -111,10 +113,10 @@ def log_base(scaling: str | float | None) -> float | None:
     """
     if scaling is None or scaling == 1:
         return None
-    words = scaling.split() if isinstance(scaling, str) else []
-    if not words or len(words) > 2:
+    found = re.fullmatch(r"hype(?: (\d+(?:\.\d*)?))?", str(scaling))
+    if found is None:
         raise CheckpointError(f'attn_logits_scaling must be None or "hype a" with a number a, got {scaling!r}')
-    return float(words[1]) if len(words) == 2 else LOG_BASE
+    return float(found[1] or LOG_BASE)
 
 
 def planned_moves(ours: RetNetConfig, tied_twice: bool) -> list[Move]:
@@ -142,9 +144,9 @@ def planned_moves(ours: RetNetConfig, tied_twice: bool) -> list[Move]:
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
-    if config is None:
-        raise CheckpointError("the format hypenet needs a config.json beside the weights")
-    ours = read_config(config)
+    given = ForeignConfig(config, NAME, WITHOUT_EFFECT)
+    ours = read_config(given)
+    given.require_all_read()
     return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours, tied_twice="lm_head.weight" in shapes))
 
 

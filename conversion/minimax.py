@@ -25,9 +25,8 @@ from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from .alibi import require_alibi
 from .changes import HeadsApart, Joined, Known, RotatedFirst, Scaled
-from .errors import CheckpointError
 from .plan import Move, Plan, model_from
-from .requirements import fields_of_transformers, require_fields
+from .requirements import ForeignConfig, fields_of_transformers, require_fields
 from .shapes import Shape
 
 
@@ -35,6 +34,7 @@ NAME = "minimax"
 DESCRIPTION = "MiniMax-Text-01 and MiniMax-M1, as published or as transformers has them"
 
 MODEL_TYPES = ("minimax", "minimax_text_01", "minimax_m1", "MiniMaxText01", "MiniMaxM1")
+WITHOUT_EFFECT = r"attention_dropout|block_size|router_jitter_noise|shared_moe_mode|rope_theta|attn_type_list"
 EPSILON = 1e-6  # of the norm of a linear layer's output, whatever the configuration states
 # factors on the stream and on a branch: their names in transformers, and in the published configurations
 FACTORS = {
@@ -59,20 +59,13 @@ def factor(config: dict[str, Any], branch: str, which: str) -> float:
     return next((config[name] for name in names if config.get(name) is not None), 1.0)
 
 
-def read_config(config: dict[str, Any]) -> RetNetConfig:
+def read_config(config: ForeignConfig) -> RetNetConfig:
     """The configuration of the same model.
 
     Raises:
         CheckpointError: for an option that changes what the model computes and has no counterpart here.
     """
-    for name, allowed in (
-        ("sliding_window", None),
-        ("shared_intermediate_size", 0),
-        ("postnorm", True),
-        ("use_qk_norm", False),
-    ):
-        if config.get(name, allowed) not in (allowed, None):
-            raise CheckpointError(f"{name} must be {allowed} in the config.json of a MiniMax, got {config[name]!r}")
+    config.require_one_value(sliding_window=None, shared_intermediate_size=0, postnorm=True, use_qk_norm=False)
     layers, heads, hidden = config["num_hidden_layers"], config["num_attention_heads"], config["hidden_size"]
     head_dim = config.get("head_dim") or hidden // heads
     kinds = config.get("layer_types")
@@ -194,12 +187,12 @@ def decay_buffers(ours: RetNetConfig, block_size: int) -> list[Move]:
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
-    if config is None:
-        raise CheckpointError("the format minimax needs a config.json beside the weights")
-    ours = read_config(config)
-    betas = {branch: factor(config, branch, "beta") for branch in FACTORS}
+    given = ForeignConfig(config, NAME, WITHOUT_EFFECT)
+    ours = read_config(given)
+    betas = {branch: factor(given, branch, "beta") for branch in FACTORS}
+    given.require_all_read()
     together = any(name.endswith(".mlp.experts.down_proj") for name in shapes)
-    buffers = [move for move in decay_buffers(ours, config.get("block_size", 256)) if move.sources[0] in shapes]
+    buffers = [move for move in decay_buffers(ours, given.get("block_size", 256)) if move.sources[0] in shapes]
     return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours, betas, together) + buffers)
 
 

@@ -18,7 +18,7 @@ from .alibi import alibi_schedule, require_alibi
 from .changes import Joined, RotatedFirst, Rows
 from .errors import CheckpointError
 from .plan import Move, Plan, model_from
-from .requirements import fields_of_transformers, require_fields
+from .requirements import ForeignConfig, fields_of_transformers, require_fields
 from .shapes import Shape
 
 
@@ -39,7 +39,9 @@ FIXED = {
     "sliding_window": None,
     "kv_lora_rank": None,
     "num_nextn_predict_layers": 0,
+    "use_rmsnorm": True,
 }
+WITHOUT_EFFECT = r"(embedding|attention|output)_dropout|max_window_layers|mtp_loss_scaling_factor|router_dtype"
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
@@ -58,22 +60,22 @@ def depth_factors(layers: int) -> list[float]:
     return [1 - (layer - 1) / (layers - 1) + 1e-5 for layer in range(layers)]
 
 
-def read_config(config: dict[str, Any]) -> RetNetConfig:
+def read_config(config: ForeignConfig) -> RetNetConfig:
     """The configuration of the same model.
 
     Raises:
         CheckpointError: for an option that changes what the model computes and has no counterpart here.
     """
-    for name, value in FIXED.items():
-        if config.get(name, value) not in (value, None):
-            raise CheckpointError(f"{name} must be {value} in the config.json of a Ring, got {config[name]!r}")
+    config.require_one_value(**FIXED)
     hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
     size = config.get("head_dim") or hidden // heads
     partial = config["rotary_dim"] / size if config.get("rotary_dim") else config.get("partial_rotary_factor", 1.0)
     width, shared = config["moe_intermediate_size"], config.get("num_shared_experts") or 0
-    if shared and config.get("moe_shared_expert_intermediate_size") not in (None, width):
-        raise CheckpointError(f"moe_shared_expert_intermediate_size must be moe_intermediate_size, {width}, or absent")
-    grouped = (config.get("n_group") or 1) > 1
+    if config.get("moe_shared_expert_intermediate_size") not in (None, width) and shared:
+        raise CheckpointError(
+            f"moe_shared_expert_intermediate_size in config.json must be moe_intermediate_size, {width}, or absent"
+        )
+    groups, chosen = config.get("n_group") or 1, config.get("topk_group")
     return RetNetConfig(
         vocab_size=config["vocab_size"],
         hidden_size=hidden,
@@ -100,10 +102,10 @@ def read_config(config: dict[str, Any]) -> RetNetConfig:
         moe_intermediate_size=width,
         first_k_dense_replace=config.get("first_k_dense_replace", 0),
         n_shared_experts=shared,
-        router_act=config.get("score_function") or "softmax",
+        router_act=config["score_function"],
         use_router_bias=bool(config.get("moe_router_enable_expert_bias")),
-        n_group=config["n_group"] if grouped else None,
-        topk_group=config["topk_group"] if grouped else None,
+        n_group=groups if groups > 1 else None,
+        topk_group=chosen if groups > 1 else None,
         norm_topk_prob=config.get("norm_topk_prob", True),
         routed_scaling_factor=config.get("routed_scaling_factor", 1.0),
         output_router_logits=config.get("output_router_logits", False),
@@ -170,9 +172,9 @@ def feed_forward_moves(ours: RetNetConfig, mlp: str, of_experts: bool) -> list[M
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
-    if config is None:
-        raise CheckpointError("the format ring needs a config.json beside the weights")
-    ours = read_config(config)
+    given = ForeignConfig(config, NAME, WITHOUT_EFFECT)
+    ours = read_config(given)
+    given.require_all_read()
     return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours))
 
 

@@ -19,14 +19,22 @@ from .alibi import alibi_schedule, require_alibi
 from .changes import Reshaped
 from .errors import CheckpointError
 from .plan import Move, Plan, model_from
-from .requirements import fields_of_transformers, require_fields
+from .requirements import ForeignConfig, fields_of_transformers, require_fields
 from .shapes import Shape
 
 
 NAME = "transnormer"
 DESCRIPTION = "TransNormerLLM (OpenNLPLab/TransNormerLLM-*)"
 
-ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "relu": "relu", "sigmoid": "sigmoid", "leak": "leaky_relu", "none": None}
+ACTIVATIONS = {  # theirs, and ours; of two with one meaning the last is written
+    "swish": "silu",
+    "silu": "silu",
+    "gelu": "gelu",
+    "relu": "relu",
+    "sigmoid": "sigmoid",
+    "leak": "leaky_relu",
+    "none": None,
+}
 EPSILON = 1e-16  # theirs is 1e-8 beside the root, ours stands below it
 
 
@@ -39,15 +47,13 @@ def depth_factors(layers: int) -> list[float]:
     return [1 - layer / max(layers - 1, 1) + 1e-5 for layer in range(layers)]
 
 
-def read_config(config: dict[str, Any]) -> RetNetConfig:
+def read_config(config: ForeignConfig) -> RetNetConfig:
     """The configuration of the same model.
 
     Raises:
         CheckpointError: for an option that changes what the model computes and has no counterpart here.
     """
-    for name, value in (("bias", False), ("norm_type", "simplermsnorm")):
-        if config.get(name, value) != value:
-            raise CheckpointError(f"{name} must be {value!r} in the config.json of a TransNormerLLM, got {config[name]!r}")
+    config.require_one_value(bias=False, norm_type="simplermsnorm")
     activation = config.get("linear_act_fun", "silu")
     if activation not in ACTIVATIONS:
         raise CheckpointError(f"linear_act_fun must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
@@ -103,9 +109,9 @@ def planned_moves(ours: RetNetConfig) -> list[Move]:
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
-    if config is None:
-        raise CheckpointError("the format transnormer needs a config.json beside the weights")
-    ours = read_config(config)
+    given = ForeignConfig(config, NAME, "add_bos_token")
+    ours = read_config(given)
+    given.require_all_read()
     return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours))
 
 

@@ -25,7 +25,7 @@ _WITHOUT_EFFECT_IN_TORCHSCALE = frozenset((
     "use_xmoe", "xpos_scale_base", "z_loss_coeff",
 ))  # fmt: skip
 # Keys of transformers 4, which wrote every default; and auto_map, which names code that is not saved with our models.
-_WITHOUT_EFFECT_IN_TRANSFORMERS = frozenset((
+WITHOUT_EFFECT_IN_TRANSFORMERS = frozenset((
     "add_cross_attention", "auto_map", "cross_attention_hidden_size", "finetuning_task", "is_decoder", "prefix",
     "pruned_heads", "tf_legacy_loss", "tie_encoder_decoder", "torchscript", "use_bfloat16",
 ))  # fmt: skip
@@ -76,7 +76,7 @@ def read_dialect(given: dict[str, Any], aliases: Collection[str]) -> tuple[dict[
 
     known = {*aliases, "hidden_ratio", *_READ_BY_TRANSFORMERS}
     kept = {key: value for key, value in left.items() if value is not None and (key in known or key.startswith("_"))}
-    without_effect = _WITHOUT_EFFECT_IN_TORCHSCALE | _WITHOUT_EFFECT_IN_TRANSFORMERS | set(GenerationConfig().to_dict())
+    without_effect = _WITHOUT_EFFECT_IN_TORCHSCALE | WITHOUT_EFFECT_IN_TRANSFORMERS | set(GenerationConfig().to_dict())
     unknown = left.keys() - known - without_effect - {key for key in left if key.startswith("_")}
     if unknown:
         logger.warning(

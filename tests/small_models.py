@@ -78,6 +78,95 @@ DIALECTS = {
     },
 }
 
+# Families whose decays are constant, too, each with the options of its published models.
+HEIRS = {
+    # norms over all heads, sigmoid gates; softmax attention without rotation, whose queries grow with the position
+    "hypenet": {
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "intermediate_size": 56,
+        "value_expansion": 1.0,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "rotary_layers": "linear_attention",
+        "attention_num_heads": 2,
+        "attention_num_key_value_heads": 1,
+        "attention_head_dim": 12,
+        "attention_gate_act": "sigmoid",
+        "attention_log_base": 20,
+        "decay_schedule": "alibi",
+        "head_norm_groups": 1,
+        "output_gate_act": "sigmoid",
+        "use_qk_norm": True,
+    },
+    # learned angles in the first layer, no weights of norms, no activations of the gate and of the feed-forward
+    "transnormer": {
+        "num_attention_heads": 4,
+        "intermediate_size": 40,
+        "value_expansion": 1.0,
+        "use_rotary": False,
+        "learned_rotary_layers": [0],
+        "decay_schedule": "alibi",
+        "layer_decay_factors": [1.0, 1e-5],
+        "feature_map": "silu",
+        "query_scale": 1.0,
+        "head_norm_groups": 1,
+        "head_norm_affine": False,
+        "norm_affine": False,
+        "output_gate_act": "linear",
+        "hidden_act": "linear",
+        "embedding_multiplier": 32**0.5,
+    },
+    # activations of values, too, sums of normalised stream and branch, experts in every layer
+    "minimax": {
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "intermediate_size": 24,
+        "value_expansion": 1.0,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "rotary_layers": "softmax_attention",
+        "attention_num_key_value_heads": 2,
+        "decay_schedule": "alibi",
+        "layer_decay_factors": [1.0, 0.5, 1e-5],
+        "feature_map": "silu",
+        "value_act": "silu",
+        "query_scale": 1.0,
+        "head_norm_groups": 1,
+        "head_norm_eps": 1e-6,
+        "output_gate_act": "sigmoid",
+        "norm_position": "post",
+        "use_embedding_norm": True,
+        "residual_multiplier": 1.5,
+        "attention_residual_multiplier": 1.25,
+        "mlp_residual_multiplier": 1.4,
+        "num_experts": 4,
+    },
+    # norms over groups of heads, rotation of a part of each, experts of groups beside one of all tokens
+    "ring": {
+        "num_attention_heads": 4,
+        "num_hidden_layers": 3,
+        "intermediate_size": 40,
+        "value_expansion": 1.0,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        "attention_num_key_value_heads": 1,
+        "decay_schedule": "alibi",
+        "layer_decay_factors": [1.5, 1.0, 0.5],
+        "head_norm_groups": 2,
+        "output_gate_act": "sigmoid",
+        "use_qk_norm": True,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 1,
+        "router_act": "sigmoid",
+        "use_router_bias": True,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+    },
+}
+
 
 def small_config(dialect: str = "fla", **overrides) -> RetNetConfig:
     fields = {
@@ -89,7 +178,7 @@ def small_config(dialect: str = "fla", **overrides) -> RetNetConfig:
         "bos_token_id": 1,
         "eos_token_id": None,
     }
-    return RetNetConfig(**(fields | DIALECTS[dialect] | overrides))
+    return RetNetConfig(**(fields | (DIALECTS | HEIRS)[dialect] | overrides))
 
 
 @torch.no_grad()

@@ -1,0 +1,558 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""HypeNet, TransNormerLLM, MiniMax and Ring are the models that their authors' code, or transformers, computes."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from golden import SMALL, Golden, golden
+from safetensors.torch import save_file
+from small_models import close
+from torch import Tensor, nn
+from transformers import MiniMaxConfig, MiniMaxForCausalLM
+from transformers.models.minimax import modeling_minimax
+
+from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf_conversion import hypenet, minimax, ring, transnormer
+from retnet_hf_conversion.errors import CheckpointError
+from retnet_hf_conversion.hypenet import from_hypenet, to_hypenet
+from retnet_hf_conversion.minimax import from_minimax, to_minimax
+from retnet_hf_conversion.plan import Plan
+from retnet_hf_conversion.ring import from_ring, to_ring
+from retnet_hf_conversion.shapes import shapes_of
+from retnet_hf_conversion.transnormer import from_transnormer, to_transnormer
+
+
+FORMS = ("parallel", "recurrent", "chunkwise")
+FORMATS = {"hypenet": hypenet, "transnormer": transnormer, "minimax": minimax, "ring": ring}
+READERS = {"hypenet": from_hypenet, "transnormer": from_transnormer, "ring": from_ring}
+WRITERS = {"hypenet": to_hypenet, "transnormer": to_transnormer, "ring": to_ring}
+CASES = [f"{family}/{case}" for family in READERS for case in ("published_like", "other_options")]
+
+
+def family_of(case: str) -> str:
+    return case.split("/")[0]
+
+
+def read(case: str) -> tuple[RetNetForCausalLM, Golden]:
+    data = golden(case, SMALL)
+    return READERS[family_of(case)](data.state_dict, data.config), data
+
+
+def plan_of(case: str) -> Plan:
+    data = golden(case, SMALL)
+    return FORMATS[family_of(case)].plan(shapes_of(data.state_dict), data.config)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_the_authors_in_every_form(case, form):
+    model, data = read(case)
+    with torch.no_grad():
+        close(model(data.tensors["input_ids"], retention_form=form).logits, data.tensors["logits"], 1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_hidden_states_loss_and_gradients_are_the_authors(case):
+    model, data = read(case)
+    output = model(data.tensors["input_ids"], labels=data.tensors["input_ids"], output_hidden_states=True)
+    for layer, ours in enumerate(output.hidden_states[:-1]):
+        close(ours, data.tensors[f"hidden_states.{layer}"], 1e-5)
+    close(output.loss, data.tensors["loss"][0], 1e-5)
+    output.loss.backward()
+    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
+    expected, compared = data.gradients(), set()
+    for move in plan_of(case).moves:
+        if expected.keys().isdisjoint(move.sources):
+            continue
+        # changes are permutations of numbers, which gradients follow as values do
+        theirs = move.change.backward([ours[name] for name in move.targets])
+        for name, gradient in zip(move.sources, theirs, strict=True):
+            if name in expected:
+                close(gradient, expected[name], 1e-4)
+                compared.add(name)
+    assert compared == expected.keys() != set()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_there_and_back_is_bit_exact_under_the_authors_names(case):
+    model, data = read(case)
+    state_dict, config = WRITERS[family_of(case)](model)
+    assert state_dict.keys() == data.state_dict.keys()
+    assert all(torch.equal(state_dict[name], value) for name, value in data.state_dict.items())
+    again = READERS[family_of(case)](state_dict, config)
+    unstated = {"max_position_embeddings": None}  # no golden file states it, and writers state a number
+    assert again.config.to_dict() | unstated == model.config.to_dict() | unstated
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_a_model_that_a_family_has_no_place_for_is_refused_naming_the_field(family):
+    plain = RetNetForCausalLM(RetNetConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    with pytest.raises(ValueError, match=rf"must be .* for the format {family}"):
+        WRITERS[family](plain)
+
+
+def small_minimax(**fields) -> MiniMaxForCausalLM:
+    """A model of transformers in float64, whose decays and rates of rotation are not rounded to float32."""
+    options = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 24,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "linear_attn_alpha_factor": 3.5,
+        "full_attn_alpha_factor": 2.5,
+        "mlp_alpha_factor": 1.5,
+        "linear_attn_beta_factor": 1.25,
+        "full_attn_beta_factor": 0.5,
+        "mlp_beta_factor": 0.75,
+        "block_size": 8,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    }
+    torch.manual_seed(0)
+    model = MiniMaxForCausalLM(MiniMaxConfig(**options | fields)).double().eval()
+    model.set_experts_implementation("eager")
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else nn.init.uniform_(parameter, 0.5, 1.5)
+    model.model.rotary_emb.inv_freq = nn.Buffer(1e6 ** -(torch.arange(0, 16, 2, dtype=torch.float64) / 16), persistent=False)
+    layers = model.config.num_hidden_layers
+    for index, layer in enumerate(model.model.layers):
+        if hasattr(layer.self_attn, "slope_rate"):
+            heads, factor = model.config.num_attention_heads, 1 - index / (layers - 1 + 1e-5) + 1e-5
+            slopes = [2 ** (-8 * (head + 1) / heads) * factor for head in range(heads)]
+            rate = torch.tensor(slopes, dtype=torch.float64)[:, None, None]
+            layer.self_attn.slope_rate = nn.Buffer(rate)
+            tables = zip(("query_decay", "key_decay", "diagonal_decay"), layer.self_attn.decay_factors(rate))
+            for name, table in tables:
+                setattr(layer.self_attn, name, nn.Buffer(table))
+    return model
+
+
+@pytest.fixture(scope="module")
+def theirs() -> MiniMaxForCausalLM:
+    return small_minimax()
+
+
+@pytest.fixture(scope="module")
+def ours(theirs) -> RetNetForCausalLM:
+    return eager(from_minimax(theirs.state_dict(), theirs.config.to_dict()))
+
+
+def eager(model: RetNetForCausalLM) -> RetNetForCausalLM:
+    """The model with the experts' reference implementation: PyTorch's grouped products have no float64."""
+    model.set_experts_implementation("eager")
+    return model
+
+
+def prompts() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(1, 96, (1, length), generator=generator) for length in (21, 9)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_logits_of_a_prompt_are_those_of_transformers(theirs, ours, form):
+    with torch.no_grad():
+        close(ours(prompts()[0], retention_form=form).logits, theirs(prompts()[0]).logits, 1e-5)
+
+
+@pytest.fixture
+def in_float64(monkeypatch):
+    """transformers' code without its casts to float32."""
+    stand_in = SimpleNamespace(**vars(torch))
+    stand_in.float32 = stand_in.float = torch.float64
+    monkeypatch.setattr(modeling_minimax, "torch", stand_in)
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_without_their_casts_to_float32_logits_are_those_of_transformers_to_1e_10(theirs, ours):
+    with torch.no_grad():
+        close(ours(prompts()[0]).logits, theirs(prompts()[0]).logits, 1e-10)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_rows_are_what_transformers_computes_of_each_alone(theirs, ours, side):
+    for_side = (lambda missing: (missing, 0)) if side == "left" else (lambda missing: (0, missing))
+    rows = [nn.functional.pad(ids, for_side(21 - ids.shape[1])) for ids in prompts()]
+    marks = [nn.functional.pad(torch.ones_like(ids), for_side(21 - ids.shape[1])) for ids in prompts()]
+    with torch.no_grad():
+        logits = ours(torch.cat(rows), attention_mask=torch.cat(marks)).logits
+        for row, mask, ids in zip(logits, marks, prompts()):
+            close(row[mask[0].bool()], theirs(ids).logits[0], 1e-5)
+
+
+def test_greedy_tokens_with_the_state_are_those_of_transformers(theirs, ours):
+    for ids in prompts():
+        expected = theirs.generate(ids, max_new_tokens=12, do_sample=False)
+        assert ours.generate(ids, max_new_tokens=12, do_sample=False).equal(expected)
+
+
+def test_loss_with_the_routers_and_gradients_are_those_of_transformers(theirs, ours):
+    ids = prompts()[0]
+    losses = []
+    for model in (theirs, ours):
+        model.zero_grad()
+        output = model(ids, labels=ids, output_router_logits=True)
+        assert output.aux_loss > 0
+        losses.append(output.loss)
+        output.loss.backward()
+    close(losses[1].double(), losses[0].detach().double(), 1e-6)
+    planned = minimax.plan(shapes_of(theirs.state_dict()), theirs.config.to_dict())
+    mine = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    compared = 0
+    for move in planned.moves:
+        if move.targets:
+            factor = getattr(move.change, "factor", 1.0)  # theirs = ours / factor, whose gradient is times the factor
+            gradients = [mine[name] * factor**2 for name in move.targets]
+            for name, gradient in zip(move.sources, move.change.backward(gradients), strict=True):
+                close(gradient, theirs.get_parameter(name).grad, 1e-5)
+                compared += 1
+    assert compared == len(list(theirs.parameters()))
+
+
+def test_what_is_written_loads_in_transformers_and_computes_the_same(ours):
+    state_dict, config = to_minimax(ours)
+    again = MiniMaxForCausalLM(MiniMaxConfig(**config)).double().eval()
+    again.set_experts_implementation("eager")
+    assert not any(again.load_state_dict(state_dict))
+    with torch.no_grad():
+        close(again(prompts()[0]).logits, ours(prompts()[0]).logits, 1e-4)  # their tables of decays are float32
+    read_again, _ = to_minimax(from_minimax(state_dict, config))
+    assert read_again.keys() == state_dict.keys()
+    assert all(torch.equal(read_again[name], value) for name, value in state_dict.items())
+
+
+def as_published(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The published layout: each expert by itself, and no tables of decays."""
+    published = {}
+    for name, value in state_dict.items():
+        block = name.split(".mlp.")[0] + ".block_sparse_moe"
+        if name.endswith(".mlp.gate.weight"):
+            published[f"{block}.gate.weight"] = value
+        elif ".experts." in name:
+            for expert, weight in enumerate(value):
+                parts = {"w2": weight} if "down" in name else dict(zip(("w1", "w3"), weight.chunk(2)))
+                published |= {f"{block}.experts.{expert}.{part}.weight": tensor for part, tensor in parts.items()}
+        elif not name.endswith(("slope_rate", "_decay")):
+            published[name] = value
+    return published
+
+
+def published_minimax(model: MiniMaxForCausalLM) -> tuple[dict[str, Tensor], dict]:
+    """Weights and config.json as MiniMax-Text-01 has them, of a model of transformers."""
+    config = model.config.to_dict()
+    content = {
+        "model_type": "minimax_text_01",
+        "attn_type_list": [int(kind == "full_attention") for kind in config.pop("layer_types")],
+        "rope_theta": config.pop("rope_parameters")["rope_theta"],
+        "postnorm": True,
+        "shared_intermediate_size": 0,
+        "shared_moe_mode": "sigmoid",
+        "rotary_dim": 8,
+    }
+    for kind in ("linear_attn", "full_attn", "mlp"):
+        for factor in ("alpha", "beta"):
+            long = {"linear_attn": "linear_attention", "full_attn": "full_attention"}.get(kind, kind)
+            content[f"layernorm_{long}_{factor}"] = config.pop(f"{kind}_{factor}_factor")
+    return as_published(model.state_dict()), config | content
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_the_published_layout_rotates_the_part_of_a_head_that_it_states(theirs, monkeypatch):
+    """transformers reads past `rotary_dim`: here its rotation is replaced by that of the first 8 of 16 numbers."""
+
+    def rotate_a_part(query, key, cos, sin, *args, **kwargs):
+        turned, rates = 8, 1e6 ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+        angle = torch.arange(query.shape[2], dtype=torch.float64)[:, None] * rates
+        rotated = []
+        for vectors in (query, key):
+            first, second = vectors[..., :turned].chunk(2, dim=-1)
+            parts = first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()
+            rotated.append(torch.cat([*parts, vectors[..., turned:]], dim=-1))
+        return tuple(rotated)
+
+    state_dict, config = published_minimax(theirs)
+    ours = eager(from_minimax(state_dict, config))
+    assert ours.config.rope_parameters["partial_rotary_factor"] == 0.5
+    with torch.no_grad():
+        whole = theirs(prompts()[0]).logits
+        monkeypatch.setattr(modeling_minimax, "apply_rotary_pos_emb", rotate_a_part)
+        expected = theirs(prompts()[0]).logits
+        assert (whole - expected).abs().max() > 0.1
+        close(ours(prompts()[0]).logits, expected, 1e-10)
+
+
+def test_tables_of_decays_that_do_not_follow_from_the_configuration_are_refused(theirs):
+    state_dict = theirs.state_dict()
+    name = "model.layers.1.self_attn.slope_rate"
+    with pytest.raises(CheckpointError, match=f"tensor {name} holds other values"):
+        from_minimax(state_dict | {name: state_dict[name] * 1.1}, theirs.config.to_dict())
+
+
+# what is done to a folder, and what the error names
+BAD_FOLDERS = {
+    "hypenet, a missing norm": ("hypenet", "model.layers.0.self_attn.o_norm.weight", None, "o_norm.weight is missing"),
+    "hypenet, another mixer": ("hypenet", "mixer_types", ["gdn"] * 4, "mixer_types"),
+    "hypenet, another rotation": ("hypenet", "rope_scaling", {"rope_type": "yarn", "factor": 4.0}, "rope_scaling"),
+    "hypenet, a part of each head": ("hypenet", "partial_rotary_factor", 0.5, "partial_rotary_factor in config.json"),
+    "hypenet, convolutions": ("hypenet", "lightning_use_short_conv", True, "lightning_use_short_conv in config.json"),
+    "hypenet, another scaling": ("hypenet", "attn_logits_scaling", "log n", "attn_logits_scaling"),
+    "hypenet, an unknown field": ("hypenet", "attn_softcap", 30.0, "attn_softcap in config.json, 30.0"),
+    "transnormer, another norm": ("transnormer", "norm_type", "layernorm", "norm_type in config.json"),
+    "transnormer, biases": ("transnormer", "bias", True, "bias in config.json"),
+    "transnormer, another activation": ("transnormer", "linear_act_fun", "1+elu", "linear_act_fun"),
+    "transnormer, an unknown field": ("transnormer", "gate_dim", 16, "gate_dim in config.json, 16"),
+    "minimax, too few experts": ("minimax", "num_local_experts", 5, "experts.5"),
+    "minimax, too many experts": ("minimax", "num_local_experts", 7, "experts.6.w1.weight is missing"),
+    "minimax, another norm": ("minimax", "postnorm", False, "postnorm in config.json"),
+    "minimax, a shared expert": ("minimax", "shared_intermediate_size", 8, "shared_intermediate_size in config.json"),
+    "minimax, an unknown field": ("minimax", "attention_sinks", 4, "attention_sinks in config.json, 4"),
+    "ring, a missing norm": ("ring", "model.layers.1.attention.g_norm.weight", None, "g_norm.weight is missing"),
+    "ring, too many experts": ("ring", "num_experts", 12, "experts.8.gate_proj.weight is missing"),
+    "ring, another rotation": ("ring", "rope_scaling", {"rope_type": "yarn", "factor": 4.0}, "rope_scaling"),
+    "ring, compressed keys": ("ring", "kv_lora_rank", 512, "kv_lora_rank in config.json"),
+    "ring, no rule of scores": ("ring", "score_function", None, "'score_function' is missing"),
+    "ring, an unknown field": (
+        "ring",
+        "num_kv_heads_for_linear_attn",
+        64,
+        "num_kv_heads_for_linear_attn in config.json, 64",
+    ),
+}
+
+
+def folder_of(family: str, path: Path, minimax_of_transformers: MiniMaxForCausalLM) -> tuple[dict[str, Tensor], dict]:
+    """A folder as the family publishes it, in two shards; its tensors and config.json."""
+    if family == "minimax":
+        state_dict, config = published_minimax(minimax_of_transformers)
+    else:
+        data = golden(f"{family}/published_like", SMALL)
+        state_dict, config = dict(data.state_dict), dict(data.config)
+    write(path, state_dict, config)
+    return state_dict, config
+
+
+def write(path: Path, state_dict: dict[str, Tensor], config: dict) -> None:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    homes = {name: f"model-{1 + index % 2:05d}-of-00002.safetensors" for index, name in enumerate(sorted(state_dict))}
+    for home in set(homes.values()):
+        part = {name: state_dict[name].contiguous() for name in homes if homes[name] == home}
+        save_file(part, path / home, metadata={"format": "pt"})
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": homes}))
+
+
+@pytest.mark.usefixtures("heard_again", "interruptible")
+@pytest.mark.parametrize("bad", BAD_FOLDERS)
+def test_a_bad_folder_is_refused_naming_what_is_wrong_and_nothing_is_written(bad, retnet_hf, tmp_path, monkeypatch, theirs):
+    monkeypatch.chdir(tmp_path)
+    family, name, value, named = BAD_FOLDERS[bad]
+    state_dict, config = folder_of(family, tmp_path / "source", theirs)
+    if name in state_dict:
+        del state_dict[name]
+    elif value is None:
+        del config[name]
+    else:
+        config[name] = value
+    write(tmp_path / "source", state_dict, config)
+    answer = retnet_hf("convert", "source", "made")
+    assert answer.code == 2
+    assert named in " ".join(answer.err.split()), answer.err
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.usefixtures("heard_again", "interruptible")
+@pytest.mark.parametrize("family", FORMATS)
+def test_a_folder_without_one_of_its_shards_is_refused_naming_the_file(family, retnet_hf, tmp_path, monkeypatch, theirs):
+    monkeypatch.chdir(tmp_path)
+    folder_of(family, tmp_path / "source", theirs)
+    (tmp_path / "source" / "model-00002-of-00002.safetensors").unlink()
+    answer = retnet_hf("convert", "source", "made")
+    assert answer.code == 2
+    assert "model-00002-of-00002.safetensors" in answer.err
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.usefixtures("heard_again", "interruptible")
+@pytest.mark.parametrize("family", FORMATS)
+def test_a_folder_of_each_family_is_converted_to_one_of_ours(family, retnet_hf, tmp_path, monkeypatch, theirs):
+    monkeypatch.chdir(tmp_path)
+    state_dict, config = folder_of(family, tmp_path / "source", theirs)
+    answer = retnet_hf("convert", "source", "made", "--license", "mit")
+    assert answer.code == 0, answer.err
+    made = RetNetForCausalLM.from_pretrained("made", dtype="auto")
+    expected = FORMATS[family].plan(shapes_of(state_dict), config).build(state_dict)
+    assert all(torch.equal(made.state_dict()[name], value) for name, value in expected.state_dict().items())
+    assert json.loads(Path("made/config.json").read_text())["model_type"] == "retnet"
+
+
+_S, _L = "attn", "lightning-attn"
+_HYPENET = {
+    "model_type": "hypenet",
+    "attn_use_rope": False,
+    "attn_use_output_gate": True,
+    "expand_kv_proj": True,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "lightning_use_rope": True,
+    "lightning_head_dim": 128,
+    "lightning_scale": "1/sqrt(d)",
+    "lightning_use_qk_norm": True,
+    "lightning_use_output_norm": True,
+    "lightning_use_output_gate": True,
+    "max_position_embeddings": 1048576,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "tie_word_embeddings": True,
+    "vocab_size": 151936,
+}
+_TRANSNORMER = {
+    "model_type": "transnormer",
+    "pad_token_id": 0,
+    "vocab_size": 64000,
+    "norm_type": "simplermsnorm",
+    "linear_act_fun": "swish",
+    "add_bos_token": False,
+    "no_scale_embedding": False,
+}
+_RING = {
+    "model_type": "bailing_moe_linear",
+    "vocab_size": 157184,
+    "head_dim": 128,
+    "num_key_value_heads": 4,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "router_dtype": "fp32",
+    "use_qk_norm": True,
+    "use_rmsnorm": True,
+    "partial_rotary_factor": 0.5,
+    "routed_scaling_factor": 2.5,
+    "max_window_layers": 20,
+    "embedding_dropout": 0.0,
+}
+
+
+def with_softmax(layers: int, softmax: list[int]) -> dict:
+    return {
+        "num_hidden_layers": layers,
+        "mixer_types": [_S if layer in softmax else _L for layer in range(layers)],
+    }
+
+
+# what a config.json of real size states, and how many parameters the model has, in billions
+PUBLISHED = {
+    "hypenet 2B": (
+        _HYPENET
+        | with_softmax(28, [2, 3, 6, 8, 9, 21, 25])
+        | {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16}
+        | {"lightning_nh": 16, "lightning_nkv": 16, "attn_logits_scaling": "hype 500"},
+        2,
+    ),
+    "hypenet 5B": (
+        _HYPENET
+        | with_softmax(36, [0, 1, 7, 14, 15, 22, 24, 31, 33])
+        | {"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32}
+        | {"lightning_nh": 32, "lightning_nkv": 32},
+        5,
+    ),
+    "transnormer 385M": (
+        _TRANSNORMER
+        | {"decoder_embed_dim": 1024, "hidden_dim": 1024, "decoder_layers": 24, "decoder_attention_heads": 8}
+        | {"glu_dim": 2816, "linear_use_lrpe_list": [1] + [0] * 23, "vocab_size": 50272, "linear_act_fun": "none"},
+        0.385,
+    ),
+    "transnormer 1B": (
+        _TRANSNORMER
+        | {"decoder_embed_dim": 2048, "hidden_dim": 2048, "decoder_layers": 16, "decoder_attention_heads": 16}
+        | {"glu_dim": 5632, "linear_use_lrpe_list": [1] + [0] * 15},
+        1,
+    ),
+    "minimax 456B": (
+        {
+            "model_type": "minimax_text_01",
+            "attn_type_list": [int(layer % 8 == 7) for layer in range(80)],
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "hidden_size": 6144,
+            "intermediate_size": 9216,
+            **{f"layernorm_{branch}_alpha": 3.5565588200778455 for branch in ("linear_attention", "full_attention", "mlp")},
+            **{f"layernorm_{branch}_beta": 1.0 for branch in ("linear_attention", "full_attention", "mlp")},
+            "max_position_embeddings": 10240000,
+            "num_attention_heads": 64,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 80,
+            "num_key_value_heads": 8,
+            "num_local_experts": 32,
+            "postnorm": True,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000000,
+            "rotary_dim": 64,
+            "router_jitter_noise": 0.0,
+            "shared_intermediate_size": 0,
+            "shared_moe_mode": "sigmoid",
+            "vocab_size": 200064,
+        },
+        456,
+    ),
+    "ring mini 16B": (
+        _RING
+        | {"hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 20, "num_attention_heads": 16}
+        | {"moe_intermediate_size": 512, "layer_group_size": 5, "group_norm_size": 4},
+        16,
+    ),
+    "ring flash 104B": (
+        _RING
+        | {"hidden_size": 4096, "intermediate_size": 9216, "num_hidden_layers": 32, "num_attention_heads": 32}
+        | {"moe_intermediate_size": 1024, "layer_group_size": 8, "group_norm_size": 8},
+        104,
+    ),
+}
+
+
+def kinds_of_names(names, softmax: list[bool]) -> set[str]:
+    """Names without their numbers, with the kind of their layer."""
+    kinds = set()
+    for name in names:
+        parts = name.split(".")
+        layer = next((int(part) for part in parts if part.isdigit()), None)
+        kind = "" if layer is None else f"{'softmax' if softmax[layer] else 'linear'} {'first' if layer == 0 else 'later'} "
+        kinds.add(kind + ".".join("#" if part.isdigit() else part for part in parts))
+    return kinds
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_published_sizes_have_a_place_for_every_tensor_and_as_many_parameters_as_published(size):
+    family = size.split()[0]
+    config, billions = PUBLISHED[size]
+    planned = FORMATS[family].plan({"lm_head.weight": ()} if family == "transnormer" else {}, config)
+    model = planned.empty_model()
+    shapes = shapes_of(planned.reverse(model.to("meta")))
+    planned.check(shapes)  # each name used once, each parameter filled once, shapes that fit
+    parameters = sum(parameter.numel() for parameter in model.parameters()) / 1e9
+    if family == "transnormer":  # the published numbers count the embedding, and not the head of the same size
+        parameters -= math.prod(shapes["lm_head.weight"]) / 1e9
+    assert math.isclose(parameters, billions, rel_tol=0.04 if billions > 10 else 0.15), parameters
+    if family in READERS:  # names as those of the small weights, which the authors' code wrote
+        small = golden(f"{family}/published_like", SMALL)
+        linear = [[kind != "linear_attention" for kind in kinds] for kinds in (planned.config.layer_types,)]
+        small_kinds = [kind != "linear_attention" for kind in plan_of(f"{family}/published_like").config.layer_types]
+        assert {name.split()[-1] for name in kinds_of_names(shapes, linear[0])} == {
+            name.split()[-1] for name in kinds_of_names(small.state_dict, small_kinds)
+        }
