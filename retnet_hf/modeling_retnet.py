@@ -87,9 +87,9 @@ class RetNetDecay(HeadDecay):
 class RetNetRotaryEmbedding(nn.Module):
     """Cosines and sines of position times frequency, exact at any position: see `integer_angles.py`."""
 
-    def __init__(self, config: RetNetConfig, head_dim: int) -> None:
+    def __init__(self, config: RetNetConfig, head_dim: int | None = None) -> None:
         super().__init__()
-        self.config, self.head_dim = config, head_dim
+        self.config, self.head_dim = config, head_dim or config.head_dim
         self.frequency = nn.Buffer(self.compute_frequency(), persistent=False)
 
     def compute_frequency(self, device: torch.device | None = None) -> Tensor:
@@ -444,7 +444,7 @@ class RetNetModel(RetNetPreTrainedModel):
         self.decay = RetNetDecay(config)
         self.rotary = self.attention_rotary = None
         if config.use_rotary and config.rotary_layers != "softmax_attention":
-            self.rotary = RetNetRotaryEmbedding(config, config.head_dim)
+            self.rotary = RetNetRotaryEmbedding(config)
         if config.use_rotary and config.rotary_layers != "linear_attention" and config.is_hybrid:
             shared = self.rotary is not None and config.attention_head_dim in (None, config.head_dim)
             size = config.attention_head_dim or config.head_dim

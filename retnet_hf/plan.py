@@ -194,6 +194,10 @@ def layout_of(
     elif seq_idx is not None:
         boundary = pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0))
     if boundary is not None:
+        if position_ids is None:  # each document counts from 0
+            before = next_position - (1 if mask is None else mask.long())
+            first = torch.where(boundary, before, 0).cummax(-1).values
+            position, next_position = (position - first).clamp(min=0), next_position - first
         reset = boundary if reset is None else reset | boundary
 
     if not needs_autograd():  # drops a mask that is all True, and starts that are all False

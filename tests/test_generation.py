@@ -9,6 +9,7 @@ import pytest
 import torch
 from small_models import (
     DIALECTS,
+    HEIRS,
     PAD,
     VOCAB_SIZE,
     close,
@@ -27,6 +28,11 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging as transformers_logging
 
 from retnet_hf import RetNetState
+
+
+@pytest.fixture(scope="session", params=[*DIALECTS, *HEIRS])
+def model(request):
+    return small_model(request.param)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from small_models import (
+    HEIRS,
     LLAMA3,
     close,
     greedy,
@@ -97,8 +98,11 @@ def test_a_transformer_keeps_its_logits_and_its_greedy_tokens(name):
     assert model.generate(ids, **arguments).equal(source.generate(ids, **arguments))
 
 
-def hybrid(**fields):
-    return small_model("hybrid", **fields)
+def hybrid(family="hybrid", **fields):
+    return small_model(family, **fields)
+
+
+of_every_family = pytest.mark.parametrize("family", ["hybrid", *HEIRS])
 
 
 def test_implementations_of_attention_agree():
@@ -192,9 +196,10 @@ def test_blocks_of_a_window_change_nothing(monkeypatch, padded):
     assert all(block.keys.stop - block.keys.start <= 7 + 5 + absent for block in blocks)
 
 
+@of_every_family
 @pytest.mark.parametrize("removed", [1, 5, 21])
-def test_tokens_are_taken_back_as_if_never_read(removed):
-    model, ids, other = hybrid(), random_ids(2, 33), random_ids(2, 9, seed=1)
+def test_tokens_are_taken_back_as_if_never_read(removed, family):
+    model, ids, other = hybrid(family), random_ids(2, 33), random_ids(2, 9, seed=1)
     state = model(ids[:, :12], use_cache=True).past_key_values
     state.activate_past_recording()
     for piece in ids[:, 12:].split([7, 1, 13], dim=1):
@@ -222,8 +227,9 @@ def test_a_state_is_saved_and_loaded_whole(tmp_path, dtype):
         RetNetState.load(tmp_path / "state", other)
 
 
-def test_rows_are_cloned_selected_repeated_and_joined():
-    model, more = hybrid(), random_ids(1, 6, seed=9)
+@of_every_family
+def test_rows_are_cloned_selected_repeated_and_joined(family):
+    model, more = hybrid(family), random_ids(1, 6, seed=9)
     states = [model(random_ids(1, length, seed=length), use_cache=True).past_key_values for length in (4, 17)]
     alone = [model(more, past_key_values=state.clone()).logits for state in states]
     joint = RetNetState.concatenate(states)
@@ -237,8 +243,9 @@ def test_rows_are_cloned_selected_repeated_and_joined():
         assert mine.equal(theirs)
 
 
-def test_generation_in_every_way():
-    model, ids = hybrid(), random_ids(2, 9)
+@of_every_family
+def test_generation_in_every_way(family):
+    model, ids = hybrid(family), random_ids(2, 9)
     expected = greedy(model, ids, 20, use_cache=False)
     assert greedy(model, ids, 20).equal(expected)
     assert greedy(model, ids[:1], 20, prompt_lookup_num_tokens=3).equal(expected[:1])
@@ -247,8 +254,9 @@ def test_generation_in_every_way():
     assert beams.equal(model.generate(ids, num_beams=3, max_new_tokens=12, do_sample=False, use_cache=False))
 
 
-def test_every_parameter_learns():
-    model, ids = hybrid().train(), random_ids(2, 21)
+@of_every_family
+def test_every_parameter_learns(family):
+    model, ids = hybrid(family).train(), random_ids(2, 21)
     with torch.enable_grad():
         model(ids, labels=ids).loss.backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())

@@ -248,7 +248,8 @@ def test_an_empty_state_beside_boundaries_is_that_of_the_row(sequences):
     model, prompts, later, logits = sequences
     state = RetNetState(model.config)
     close(read(model, prompts, state), [first for first, _ in logits])
-    assert state.layers[0].next_position.tolist() == [sum(LENGTHS)]
+    assert state.layers[0].next_position.tolist() == LENGTHS[-1:]
+    assert state.get_seq_length() == sum(LENGTHS)
 
 
 def test_a_slot_that_is_taken_out_is_a_state_like_any_other(sequences):

@@ -4,7 +4,7 @@
 
 import pytest
 import torch
-from small_models import close, greedy, left_padded, random_ids, remembered, same_state
+from small_models import DIALECTS, HEIRS, close, greedy, left_padded, random_ids, remembered, same_state, small_model
 from torch import Tensor
 
 from retnet_hf import RetNetState
@@ -12,6 +12,11 @@ from retnet_hf import RetNetState
 
 FORMS = ("auto", "parallel", "chunkwise", "recurrent")
 MASK_TYPES = (torch.int64, torch.bool, torch.float32, torch.int32)
+
+
+@pytest.fixture(scope="session", params=[*DIALECTS, *HEIRS])
+def model(request):
+    return small_model(request.param)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from small_models import close, detailed, greedy, left_padded, memory, random_ids, same_state, small_model
+from small_models import DIALECTS, HEIRS, close, detailed, greedy, left_padded, memory, random_ids, same_state, small_model
 from transformers import DynamicCache, StaticCache
 
 from retnet_hf import RetNetModel, RetNetState
@@ -15,6 +15,11 @@ from retnet_hf.retention_state import RetNetStateLayer
 
 
 ONES = torch.ones(2, 64, dtype=torch.int64)
+
+
+@pytest.fixture(scope="session", params=[*DIALECTS, *HEIRS])
+def model(request):
+    return small_model(request.param)
 
 
 def retention_layers(state) -> list[RetNetStateLayer]:

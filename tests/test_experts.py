@@ -1,0 +1,182 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Feed-forward networks of experts: who computes a token, with which weight, and what training and tools make of them."""
+
+import math
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from small_models import close, random_ids, small_config, small_model
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+
+from retnet_hf import RetNetForCausalLM
+from retnet_hf.experts import MixtureOfExperts, Router
+from retnet_hf.modeling_retnet import RetNetExperts
+
+
+FAMILIES = ("minimax", "ring")
+
+
+def chosen_by_hand(logits: list[float], bias: list[float], config) -> tuple[dict[int, float], int]:
+    """Weights of the experts of one token, and how many experts there are, with loops and sorting alone."""
+    if config.router_act == "softmax":
+        total = sum(math.exp(logit) for logit in logits)
+        scores = [math.exp(logit) / total for logit in logits]
+    else:
+        scores = [1 / (1 + math.exp(-logit)) for logit in logits]
+    choice = [score + extra for score, extra in zip(scores, bias)]
+    size = len(choice) // (config.n_group or 1)
+    groups = [choice[start : start + size] for start in range(0, len(choice), size)]
+    best = sorted(range(len(groups)), key=lambda group: -sum(sorted(groups[group])[-2:]))[: config.topk_group or 1]
+    allowed = [expert for expert in range(len(choice)) if expert // size in best]
+    chosen = sorted(allowed, key=lambda expert: -choice[expert])[: config.num_experts_per_tok]
+    total = sum(scores[expert] for expert in chosen) if config.norm_topk_prob else 1
+    return {expert: scores[expert] / total * config.routed_scaling_factor for expert in chosen}, len(choice)
+
+
+OPTIONS = {
+    "softmax": {"num_experts": 6, "num_experts_per_tok": 2},
+    "softmax, as scores are": {"num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": False},
+    "sigmoid": {"num_experts": 6, "num_experts_per_tok": 2, "router_act": "sigmoid", "routed_scaling_factor": 2.5},
+    "a bias": {"num_experts": 6, "num_experts_per_tok": 2, "router_act": "sigmoid", "use_router_bias": True},
+    "groups": {"num_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "use_router_bias": True},
+    "one group of many": {"num_experts": 12, "num_experts_per_tok": 4, "n_group": 3, "topk_group": 1},
+    "groups of one expert": {"num_experts": 4, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 3},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_experts_and_weights_are_those_chosen_by_hand(options):
+    config = small_config(**OPTIONS[options])
+    router = Router(config).double()
+    torch.nn.init.normal_(router.weight)
+    if router.bias is not None:
+        router.bias.normal_()
+    rows = torch.randn(50, config.hidden_size, dtype=torch.float64)
+    logits, weights, experts = router(rows)
+    assert logits.equal(rows @ router.weight.T)
+    assert logits.shape[1] == config.num_experts
+    for token in range(50):
+        bias = [0.0] * config.num_experts if router.bias is None else router.bias.tolist()
+        by_hand, _ = chosen_by_hand(logits[token].tolist(), bias, config)
+        assert dict(zip(experts[token].tolist(), weights[token].tolist())) == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_a_bias_changes_who_computes_and_not_how_much_it_counts():
+    config = small_config(num_experts=4, num_experts_per_tok=1, use_router_bias=True, norm_topk_prob=False)
+    router = Router(config)
+    torch.nn.init.normal_(router.weight)
+    router.bias[2] = 10.0
+    logits, weights, experts = router(torch.randn(9, config.hidden_size))
+    assert experts.unique().tolist() == [2]
+    close(weights[:, 0], logits.softmax(-1)[:, 2])
+
+
+def mixture(**options) -> tuple[MixtureOfExperts, Tensor]:
+    model = small_model("ring", **options)
+    return model.model.layers[1].mlp.double(), torch.randn(2, 7, 32, dtype=torch.float64)
+
+
+def test_a_mixture_is_the_weighted_sum_of_its_experts_and_the_shared_one():
+    mlp, hidden_states = mixture()
+    mlp.router.bias.normal_()
+    rows, expected = hidden_states.flatten(0, 1), []
+    _, weights, experts = mlp.router(rows)
+    mlp.experts.config._experts_implementation = "eager"
+    for row, its_weights, its_experts in zip(rows, weights, experts):
+        total = mlp.shared(row[None])[0]
+        for weight, expert in zip(its_weights, its_experts):
+            gate, up = (mlp.experts.gate_up_proj[expert] @ row).chunk(2)
+            total = total + weight * (mlp.experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up))
+        expected.append(total)
+    close(mlp(hidden_states), torch.stack(expected).view_as(hidden_states), 1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_grouped_products_and_the_reference_agree_in_output_and_gradients(family):
+    model, ids = small_model(family), random_ids(2, 23)
+    assert model.config._experts_implementation == "grouped_mm"  # what transformers takes by itself
+    found = []
+    for implementation in ("eager", "grouped_mm"):
+        model.set_experts_implementation(implementation)
+        model.zero_grad()
+        output = model(ids, labels=ids)
+        output.loss.backward()
+        found.append([output.logits.detach(), *(parameter.grad.clone() for parameter in model.parameters())])
+    for grouped, reference in zip(found[1], found[0]):
+        close(grouped, reference, 1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_gets_a_gradient_and_the_bias_none(family):
+    model, ids = small_model(family).train(), random_ids(4, 33)
+    model(ids, labels=ids).loss.backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+    assert not any("router.bias" in name for name, _ in model.named_parameters())
+
+
+def test_the_loss_of_unbalanced_routing_is_added_with_its_weight_where_it_is_asked_for():
+    model, ids = small_model("minimax", router_aux_loss_coef=0.1), random_ids(2, 23)
+    plain = model(ids, labels=ids)
+    assert plain.aux_loss is None
+    assert plain.router_logits is None
+    output = model(ids, labels=ids, output_router_logits=True)
+    assert [logits.shape for logits in output.router_logits] == [(46, 4)] * 3
+    close(output.loss, plain.loss + 0.1 * output.aux_loss)
+    probability = torch.cat(output.router_logits).softmax(-1)
+    times = torch.nn.functional.one_hot(probability.topk(2).indices, 4).double().sum(1).mean(0)
+    close(output.aux_loss.double(), 4 * (times * probability.double().mean(0)).sum(), 1e-5)
+
+
+def test_padding_counts_for_no_expert_in_the_loss_of_unbalanced_routing():
+    model, ids = small_model("minimax"), random_ids(1, 20)
+    padded = torch.cat([torch.zeros(1, 9, dtype=torch.int64), ids], dim=1)
+    mask = (torch.arange(29) >= 9).long()[None]
+    alone = model(ids, output_router_logits=True).aux_loss
+    close(model(padded, attention_mask=mask, output_router_logits=True).aux_loss, alone, 1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_saved_model_is_loaded_bit_for_bit(family, tmp_path):
+    model, ids = small_model(family), random_ids(1, 12)
+    for module in model.modules():
+        if getattr(module, "bias", None) is not None and isinstance(module, Router):
+            module.bias.normal_()
+    model.save_pretrained(tmp_path)
+    loaded, report = RetNetForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    assert all(loaded.state_dict()[name].equal(value) for name, value in model.state_dict().items())
+    close(loaded(ids).logits, model(ids).logits, 1e-6)
+
+
+def test_weights_that_are_made_have_the_spread_of_the_configuration():
+    model = RetNetForCausalLM(small_config("ring", hidden_size=64, initializer_range=0.1))
+    experts = [module for module in model.modules() if isinstance(module, RetNetExperts)]
+    assert len(experts) == 2
+    for module in experts:
+        assert 0.09 < module.gate_up_proj.std() < 0.11
+        assert 0.09 < module.down_proj.std() < 0.11
+
+
+def test_lora_on_linear_layers_leaves_experts_as_they_are_and_learns():
+    model, ids = small_model("ring"), random_ids(2, 15)
+    tuned = get_peft_model(model, LoraConfig(target_modules="all-linear", r=2))
+    names = {name.split(".lora_A")[0].split(".")[-1] for name, _ in tuned.named_parameters() if ".lora_A." in name}
+    assert names == {f"{name}_proj" for name in ("q", "k", "v", "g", "o", "gate", "up", "down")}
+    tuned(input_ids=ids, labels=ids).loss.backward()
+    learning = {name for name, parameter in tuned.named_parameters() if parameter.grad is not None}
+    assert learning
+    assert all(".lora_" in name for name in learning)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decode_step_compiles_to_one_graph_and_computes_the_same(family):
+    model, ids = small_model(family, num_hidden_layers=3), random_ids(2, 9)
+    counter = CompileCounter()
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        close(compiled(ids, use_cache=False).logits, expected)
+    assert counter.frame_count == 1
