@@ -5,17 +5,8 @@
 import math
 from collections.abc import Sequence
 
+from retnet_hf.configuration_heirs import alibi_schedule
 from retnet_hf.configuration_retnet import RetNetConfig
-
-
-def alibi_schedule(heads: int) -> str | list[float]:
-    """The `decay_schedule`: γ = exp(-slope), with slopes of two interleaved schedules where heads are no power of two."""
-    if heads & (heads - 1) == 0:
-        return "alibi"
-    power = 2 ** (heads.bit_length() - 1)
-    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    slopes += [2 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)]
-    return [math.exp(-slope) for slope in slopes]
 
 
 def require_alibi(config: RetNetConfig, target_format: str, factors: Sequence[float] | None) -> None:

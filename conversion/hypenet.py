@@ -7,116 +7,29 @@ logarithm of the position ("attn_logits_scaling": "hype a"). Published layers mi
 model with other mixers is refused.
 """
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from retnet_hf.configuration_heirs import FIXED_IN_HYPENET, fields_of_hypenet
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
-from .alibi import alibi_schedule, require_alibi
+from .alibi import require_alibi
 from .changes import Tied
 from .errors import CheckpointError
 from .plan import Move, Plan, model_from
-from .requirements import ForeignConfig, fields_of_transformers, require_fields
+from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
 
 NAME = "hypenet"
 DESCRIPTION = "HypeNet (thunlp/hybrid-linear-attention), of layers lightning-attn and attn"
 
-LINEAR = ("lightning-attn", "lightning_attn")
-LOG_BASE = 362.0  # of an attn_logits_scaling that names no number
-# options that change what a layer computes, and the one value of each that has a counterpart here
-FIXED = {
-    "attention_bias": False,
-    "lightning_use_short_conv": False,
-    "lightning_use_output_norm": True,
-    "lightning_use_output_gate": True,
-    "lightning_use_qk_norm": True,
-    "use_sliding_window": False,
-    "rope_scaling": None,
-}
-# of mixers that no layer has, of training and of kernels
-WITHOUT_EFFECT = r"(gdn|kda|mamba2)_\w+|lightning_conv_size|expand_kv_proj|loss_fn|fused_ce_loss|shift_labels|rand_init|\
-attention_dropout|lightning_rope_scaling|max_window_layers|sliding_window"
-
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return (config or {}).get("model_type") == "hypenet" or any(name.endswith(".self_attn.z_proj.weight") for name in names)
-
-
-def read_config(config: ForeignConfig) -> RetNetConfig:
-    """The configuration of the same model.
-
-    Raises:
-        CheckpointError: for an option that changes what the model computes and has no counterpart here.
-    """
-    config.require_one_value(**FIXED)
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    size = config.get("head_dim") or hidden // heads
-    own_heads = config.get("lightning_nh") or heads
-    groups = config.get("lightning_nkv") or config["num_key_value_heads"]
-    own_size = config.get("lightning_head_dim") or size
-    kinds = []
-    for mixer in config.get("mixer_types") or ["attn"] * config["num_hidden_layers"]:
-        if mixer not in (*LINEAR, "attn"):
-            raise CheckpointError(f"mixer_types must be of lightning-attn and attn, got {mixer!r}")
-        kinds.append("linear_attention" if mixer in LINEAR else "full_attention")
-    turns = config.get("lightning_use_rope", True), config.get("attn_use_rope", True)
-    scale = {"1/sqrt(d)": None, "1/d": 1 / own_size}.get(config.get("lightning_scale", "1/sqrt(d)"), 1.0)
-    return RetNetConfig(
-        vocab_size=config["vocab_size"],
-        hidden_size=hidden,
-        num_hidden_layers=config["num_hidden_layers"],
-        num_attention_heads=own_heads,
-        num_key_value_heads=groups,
-        key_expansion=own_heads * own_size / hidden,
-        value_expansion=own_heads * own_size / hidden,
-        layer_types=kinds,
-        attention_num_heads=None if heads == own_heads else heads,
-        attention_num_key_value_heads=None if config["num_key_value_heads"] == groups else config["num_key_value_heads"],
-        attention_head_dim=None if size == own_size else size,
-        attention_gate_act="sigmoid" if config.get("attn_use_output_gate") else None,
-        attention_log_base=log_base(config.get("attn_logits_scaling")),
-        decay_schedule=alibi_schedule(own_heads),
-        use_rotary=any(turns),
-        rotary_layers=None if all(turns) or not any(turns) else "linear_attention" if turns[0] else "softmax_attention",
-        rope_parameters={"rope_type": "default", "rope_theta": rope_theta(config)},
-        use_qk_norm=True,
-        query_scale=scale,
-        head_norm_groups=1,
-        output_gate_act="sigmoid",
-        hidden_act=config.get("hidden_act", "silu"),
-        intermediate_size=config["intermediate_size"],
-        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-        initialization="normal",
-        initializer_range=config.get("initializer_range", 0.02),
-        max_position_embeddings=config.get("max_position_embeddings"),
-        tie_word_embeddings=config.get("tie_word_embeddings", False),
-        **{name: config.get(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
-    )
-
-
-def rope_theta(config: dict[str, Any]) -> float:
-    """The base of the rotation, which newer files keep among `rope_parameters`."""
-    return (config.get("rope_parameters") or {}).get("rope_theta") or config.get("rope_theta", 10000.0)
-
-
-def log_base(scaling: str | float | None) -> float | None:
-    """The number a of "hype a".
-
-    Raises:
-        CheckpointError: for a scaling by another rule.
-    """
-    if scaling is None or scaling == 1:
-        return None
-    found = re.fullmatch(r"hype(?: (\d+(?:\.\d*)?))?", str(scaling))
-    if found is None:
-        raise CheckpointError(f'attn_logits_scaling must be None or "hype a" with a number a, got {scaling!r}')
-    return float(found[1] or LOG_BASE)
 
 
 def planned_moves(ours: RetNetConfig, tied_twice: bool) -> list[Move]:
@@ -144,9 +57,9 @@ def planned_moves(ours: RetNetConfig, tied_twice: bool) -> list[Move]:
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
-    given = ForeignConfig(config, NAME, WITHOUT_EFFECT)
-    ours = read_config(given)
-    given.require_all_read()
+    if config is None:
+        raise CheckpointError("the format hypenet needs a config.json beside the weights")
+    ours = RetNetConfig(**fields_of_hypenet(config))
     return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours, tied_twice="lm_head.weight" in shapes))
 
 
@@ -229,6 +142,6 @@ def to_hypenet(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         "lightning_head_dim": ours.head_dim,
         "lightning_use_rope": ours.use_rotary and ours.rotary_layers != "softmax_attention",
         "lightning_scale": "1/sqrt(d)" if scale is None else "1/d" if scale == 1 / ours.head_dim else "1",
-        **{name: True for name, value in FIXED.items() if value is True},
+        **{name: True for name, value in FIXED_IN_HYPENET.items() if value is True},
     }
     return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours, tied_twice=False)).reverse(model), config

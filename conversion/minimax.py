@@ -19,14 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retnet_hf.configuration_heirs import ForeignConfig
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.loading import Change
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from .alibi import require_alibi
 from .changes import HeadsApart, Joined, Known, RotatedFirst, Scaled
+from .errors import CheckpointError
 from .plan import Move, Plan, model_from
-from .requirements import ForeignConfig, fields_of_transformers, require_fields
+from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
 
@@ -187,6 +189,8 @@ def decay_buffers(ours: RetNetConfig, block_size: int) -> list[Move]:
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+    if config is None:
+        raise CheckpointError("the format minimax needs a config.json beside the weights")
     given = ForeignConfig(config, NAME, WITHOUT_EFFECT)
     ours = read_config(given)
     betas = {branch: factor(given, branch, "beta") for branch in FACTORS}

@@ -10,15 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
+from retnet_hf.configuration_heirs import ForeignConfig, alibi_schedule
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.loading import Change
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
-from .alibi import alibi_schedule, require_alibi
+from .alibi import require_alibi
 from .changes import Joined, RotatedFirst, Rows
 from .errors import CheckpointError
 from .plan import Move, Plan, model_from
-from .requirements import ForeignConfig, fields_of_transformers, require_fields
+from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
 
@@ -172,6 +173,8 @@ def feed_forward_moves(ours: RetNetConfig, mlp: str, of_experts: bool) -> list[M
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+    if config is None:
+        raise CheckpointError("the format ring needs a config.json beside the weights")
     given = ForeignConfig(config, NAME, WITHOUT_EFFECT)
     ours = read_config(given)
     given.require_all_read()

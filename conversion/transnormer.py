@@ -11,81 +11,24 @@ from typing import Any
 
 from torch import Tensor
 
+from retnet_hf.configuration_heirs import ACTIVATIONS, EPSILON, depth_factors, fields_of_transnormer
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.loading import Split
+from retnet_hf.loading import Split, Squeezed
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
-from .alibi import alibi_schedule, require_alibi
-from .changes import Reshaped
+from .alibi import require_alibi
 from .errors import CheckpointError
 from .plan import Move, Plan, model_from
-from .requirements import ForeignConfig, fields_of_transformers, require_fields
+from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
 
 NAME = "transnormer"
 DESCRIPTION = "TransNormerLLM (OpenNLPLab/TransNormerLLM-*)"
 
-ACTIVATIONS = {  # theirs, and ours; of two with one meaning the last is written
-    "swish": "silu",
-    "silu": "silu",
-    "gelu": "gelu",
-    "relu": "relu",
-    "sigmoid": "sigmoid",
-    "leak": "leaky_relu",
-    "none": None,
-}
-EPSILON = 1e-16  # theirs is 1e-8 beside the root, ours stands below it
-
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return any(name.endswith(".token_mixer.qkvu_proj.weight") for name in names)
-
-
-def depth_factors(layers: int) -> list[float]:
-    """Factors on ALiBi's slopes, which the last layer almost loses."""
-    return [1 - layer / max(layers - 1, 1) + 1e-5 for layer in range(layers)]
-
-
-def read_config(config: ForeignConfig) -> RetNetConfig:
-    """The configuration of the same model.
-
-    Raises:
-        CheckpointError: for an option that changes what the model computes and has no counterpart here.
-    """
-    config.require_one_value(bias=False, norm_type="simplermsnorm")
-    activation = config.get("linear_act_fun", "silu")
-    if activation not in ACTIVATIONS:
-        raise CheckpointError(f"linear_act_fun must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-    hidden, heads, layers = config["decoder_embed_dim"], config["decoder_attention_heads"], config["decoder_layers"]
-    inner, width = config["hidden_dim"], config.get("glu_dim", -1)
-    turned = config.get("linear_use_lrpe_list") or []
-    return RetNetConfig(
-        vocab_size=config["vocab_size"],
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        key_expansion=inner / hidden,
-        value_expansion=inner / hidden,
-        decay_schedule=alibi_schedule(heads),
-        layer_decay_factors=depth_factors(layers),
-        use_rotary=False,
-        learned_rotary_layers=[layer for layer, turns in enumerate(turned) if turns] or None,
-        feature_map=ACTIVATIONS[activation],
-        query_scale=1.0,
-        head_norm_groups=1,
-        head_norm_affine=False,
-        norm_affine=False,
-        output_gate_act="linear",
-        hidden_act="linear",
-        intermediate_size=hidden if width == -1 else width,
-        embedding_multiplier=1.0 if config.get("no_scale_embedding") else hidden**0.5,
-        rms_norm_eps=EPSILON,
-        initialization="normal",
-        initializer_range=config.get("init_std", 0.02),
-        tie_word_embeddings=config.get("tie_word_embeddings", False),
-        **{name: config.get(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
-    )
 
 
 def planned_moves(ours: RetNetConfig) -> list[Move]:
@@ -99,9 +42,7 @@ def planned_moves(ours: RetNetConfig) -> list[Move]:
             Move((f"{mixer}.out_proj.weight",), (f"{own}.o_proj.weight",)),
         ]
         if layer in (ours.learned_rotary_layers or ()):
-            shape = ours.num_attention_heads, ours.head_dim
-            apart = Reshaped((shape[0], 1, shape[1]), shape)
-            moves.append(Move((f"{mixer}.lrpe.theta",), (f"{own}.learned_rotation.angle",), apart))
+            moves.append(Move((f"{mixer}.lrpe.theta",), (f"{own}.learned_rotation.angle",), Squeezed()))
         names = zip(("l1", "l2", "l3"), ("gate", "up", "down"))
         channel, mlp = f"model.layers.{layer}.channel_mixer", f"model.layers.{layer}.mlp"
         moves += [Move((f"{channel}.{theirs}.weight",), (f"{mlp}.{name}_proj.weight",)) for theirs, name in names]
@@ -109,9 +50,9 @@ def planned_moves(ours: RetNetConfig) -> list[Move]:
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
-    given = ForeignConfig(config, NAME, "add_bos_token")
-    ours = read_config(given)
-    given.require_all_read()
+    if config is None:
+        raise CheckpointError("the format transnormer needs a config.json beside the weights")
+    ours = RetNetConfig(**fields_of_transnormer(config))
     return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours))
 
 

@@ -10,6 +10,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from .configuration_checks import FieldChecks
 from .configuration_dialects import read_dialect
+from .configuration_heirs import fields_of
 from .decay_schedules import DECAY_SCHEDULES, scheduled_decays
 from .kernels import KERNELS
 from .model_types import keep_model_type
@@ -49,7 +50,7 @@ class RetNetConfig(PreTrainedConfig):
     r"""Configuration of a RetNet (arXiv 2307.08621). The defaults are those of the fla-hub checkpoints, at 1.3B.
 
     A published `config.json` of either dialect, flash-linear-attention's or torchscale's and syncdoth's, is read as it is:
-    their spellings are translated. It is saved in ours.
+    their spellings are translated, as are those of HypeNet and TransNormerLLM. It is saved in ours.
 
     Args:
         vocab_size (`int`): number of tokens.
@@ -269,6 +270,12 @@ class RetNetConfig(PreTrainedConfig):
                 "embedding_multiplier": math.sqrt(overrides.get("hidden_size", fields["hidden_size"])),
             }
         return cls(**(fields | overrides))
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in transformers, and for files of other families, too: see `configuration_heirs.py`."""
+        content, kwargs = super().get_config_dict(*args, **kwargs)
+        return fields_of(content), kwargs
 
     def __post_init__(self, **kwargs: Any) -> None:
         keep_model_type(type(self))
@@ -569,6 +576,23 @@ class RetNetConfig(PreTrainedConfig):
         )
         base = self.attention_log_base
         check.require(base is None or base > 1, "attention_log_base", "a number above 1, or None")
+
+
+class HypeNetConfig:
+    """Stands for a family in AutoConfig, and makes a RetNetConfig of its files."""
+
+    model_type = "hypenet"
+
+    @staticmethod
+    def from_dict(content: dict[str, Any], **kwargs: Any) -> RetNetConfig:
+        """As `RetNetConfig.from_dict`."""
+        return RetNetConfig.from_dict(fields_of(content), **kwargs)
+
+
+class TransNormerConfig(HypeNetConfig):
+    """The same for TransNormerLLM."""
+
+    model_type = "transnormer"
 
 
 __all__ = ["RetNetConfig"]

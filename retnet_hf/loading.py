@@ -65,6 +65,18 @@ class Split(Change):
         return [torch.cat(tensors)]
 
 
+class Squeezed(Change):
+    """A tensor (H, 1, K) as (H, K)."""
+
+    label = "as one row for each head"
+
+    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].squeeze(1)]
+
+    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensors[0].unsqueeze(1)]
+
+
 @dataclass(frozen=True)
 class Dialect:
     """One way of naming a RetNet's weights.
@@ -74,6 +86,8 @@ class Dialect:
         modules: (their name, our name), replaced in this order. When a model is written, the first match is used.
         interleaved: whether queries and keys are rotated in pairs (2i, 2i+1), where ours are (i, i + K/2).
         unused: pattern of tensors that follow from the configuration.
+        mixer: their name for what is `retention` or `attention` here, by the kind of the layer.
+        changed: tensors whose values change, as `changes` returns them.
     """
 
     name: str
@@ -81,6 +95,8 @@ class Dialect:
     modules: tuple[tuple[str, str], ...]
     interleaved: bool
     unused: str | None = None
+    mixer: str | None = None
+    changed: tuple[tuple[str, tuple[str, ...], Change], ...] = ()
 
     def ours(self, name: str) -> str:
         """Our name for one of theirs."""
@@ -100,7 +116,7 @@ class Dialect:
         Args:
             fused: whether gate and up projection are one tensor, as `is_fused` says.
         """
-        found: dict[str, tuple[tuple[str, ...], Change]] = {}
+        found = {end: (ends, change) for end, ends, change in self.changed}
         if self.interleaved and config.use_rotary:
             for end in (".retention.q_proj.weight", ".retention.k_proj.weight"):
                 found[end] = (end,), PairsApart(config.head_dim)
@@ -147,7 +163,39 @@ TORCHSCALE = Dialect(
     unused=r"\bretnet_rel_pos\.(angle|decay)$",
 )
 
-DIALECTS = (FLA, TORCHSCALE)
+HYPENET = Dialect(
+    name="hypenet",
+    sign=".self_attn.z_proj.weight",
+    modules=(
+        ("self_attn.z_proj", "retention.g_proj"),
+        ("self_attn.o_norm", "retention.head_norm"),
+        ("self_attn.o_gate", "attention.g_proj"),
+        ("input_layernorm", "retention_norm"),
+        ("post_attention_layernorm", "mlp_norm"),
+    ),
+    interleaved=False,
+    mixer="self_attn",
+)
+
+TRANSNORMER = Dialect(
+    name="transnormer",
+    sign=".token_mixer.qkvu_proj.weight",
+    modules=(
+        ("token_mixer.out_proj", "retention.o_proj"),
+        ("token_mixer.lrpe", "retention.learned_rotation"),
+        ("token_mixer", "retention"),
+        ("channel_mixer.l1", "mlp.gate_proj"),
+        ("channel_mixer.l2", "mlp.up_proj"),
+        ("channel_mixer.l3", "mlp.down_proj"),
+    ),
+    interleaved=False,
+    changed=(
+        (".retention.qkvu_proj.weight", tuple(f".retention.{name}_proj.weight" for name in "qkvg"), Split(4)),
+        (".retention.learned_rotation.theta", (".retention.learned_rotation.angle",), Squeezed()),
+    ),
+)
+
+DIALECTS = (FLA, TORCHSCALE, HYPENET, TRANSNORMER)
 
 
 def dialect_of(names: Collection[str]) -> Dialect | None:
@@ -209,8 +257,12 @@ def loading_transforms(names: Collection[str], config: RetNetConfig) -> list[Wei
     if dialect is None:
         return []
     changes = dialect.changes(config, is_fused(names))
+    modules = [*dialect.modules]
+    for layer, kind in enumerate(config.layer_types if dialect.mixer else ()):
+        own = "retention" if kind == "linear_attention" else "attention"
+        modules.append((f"layers.{layer}.{dialect.mixer}", f"layers.{layer}.{own}"))
     return [
-        *(WeightRenaming(rf"\b{re.escape(theirs)}\.", f"{ours}.") for theirs, ours in dialect.modules),
+        *(WeightRenaming(rf"\b{re.escape(theirs)}\.", f"{ours}.") for theirs, ours in modules),
         *(WeightConverter(end, list(ends), [RowConversion(change)]) for end, (ends, change) in changes.items()),
     ]
 

@@ -3,6 +3,7 @@
 """HypeNet, TransNormerLLM, MiniMax and Ring are the models that their authors' code, or transformers, computes."""
 
 import json
+import logging
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from golden import SMALL, Golden, golden
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from small_models import close
 from torch import Tensor, nn
-from transformers import MiniMaxConfig, MiniMaxForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, MiniMaxConfig, MiniMaxForCausalLM, MiniMaxModel
 from transformers.models.minimax import modeling_minimax
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
@@ -394,6 +395,50 @@ def test_a_folder_of_each_family_is_converted_to_one_of_ours(family, retnet_hf, 
     expected = FORMATS[family].plan(shapes_of(state_dict), config).build(state_dict)
     assert all(torch.equal(made.state_dict()[name], value) for name, value in expected.state_dict().items())
     assert json.loads(Path("made/config.json").read_text())["model_type"] == "retnet"
+
+
+@pytest.mark.parametrize(
+    "case", [*(case for case in CASES if family_of(case) != "ring"), "transnormer/published_like, unnamed"]
+)
+def test_a_folder_loads_as_it_is_and_is_saved_under_our_names(case, tmp_path, caplog):
+    case, _, unnamed = case.partition(", ")  # published files of TransNormerLLM state no model_type
+    data = golden(case, SMALL)
+    config = {name: value for name, value in data.config.items() if not unnamed or name != "model_type"}
+    write(tmp_path / "source", data.state_dict, config)
+    auto_class = RetNetForCausalLM if unnamed else AutoModelForCausalLM
+    transformers_logger = logging.getLogger("transformers")
+    transformers_logger.addHandler(caplog.handler)
+    try:
+        model, report = auto_class.from_pretrained(tmp_path / "source", output_loading_info=True)
+        assert type(RetNetForCausalLM.from_pretrained(tmp_path / "source")) is type(model) is RetNetForCausalLM
+    finally:
+        transformers_logger.removeHandler(caplog.handler)
+    assert not any(report.values()), report
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING], caplog.text
+    expected, _ = read(case)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in expected.state_dict().items())
+    model.save_pretrained(tmp_path / "again")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["model_type"] == "retnet"
+    saved = load_file(tmp_path / "again" / "model.safetensors").keys()
+    assert saved <= again.state_dict().keys()
+    with torch.no_grad():
+        close(again(data.tensors["input_ids"]).logits, data.tensors["logits"], 1e-5)
+
+
+def test_a_field_that_has_no_counterpart_is_an_error_of_from_pretrained_too(tmp_path):
+    data = golden("hypenet/published_like", SMALL)
+    write(tmp_path, data.state_dict, data.config | {"attn_softcap": 30.0})
+    with pytest.raises(ValueError, match="attn_softcap in config.json, 30.0"):
+        RetNetForCausalLM.from_pretrained(tmp_path)
+
+
+def test_minimax_stays_the_model_of_transformers_and_ours_says_to_convert_it(theirs, tmp_path):
+    theirs.save_pretrained(tmp_path)
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is MiniMaxForCausalLM
+    assert type(AutoModel.from_pretrained(tmp_path)) is MiniMaxModel
+    with pytest.raises(ValueError, match="got 'minimax', of which `retnet-hf convert` makes a folder"):
+        RetNetForCausalLM.from_pretrained(tmp_path)
 
 
 _S, _L = "attn", "lightning-attn"

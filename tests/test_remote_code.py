@@ -155,6 +155,7 @@ LANGUAGE_MODEL = {
     "config.json",
     "configuration_checks.py",
     "configuration_dialects.py",
+    "configuration_heirs.py",
     "configuration_retnet.py",
     "decay_schedules.py",
     "eager_attention.py",

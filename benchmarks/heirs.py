@@ -1,0 +1,107 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A small MiniMax: transformers' own model against the same weights here, on one machine and in one run.
+
+    python benchmarks/heirs.py [--rounds 5] [--compile]
+
+Both models read a prompt, and decode after it, in turns. In tokens per second, medians and the spread of the rounds (highest
+over lowest) are printed, and the ratio of the medians.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from transformers import MiniMaxConfig, MiniMaxForCausalLM, PreTrainedModel
+
+import retnet_hf_cpu
+from retnet_hf_conversion.minimax import from_minimax
+
+
+LENGTHS = (512, 4096)
+BATCHES = (1, 8)
+STEPS = 16  # of decoding, after the prompt
+
+
+def small_minimax() -> MiniMaxForCausalLM:
+    """32 million parameters: 8 layers of which every fourth is softmax attention, and 8 experts in each."""
+    config = MiniMaxConfig(
+        vocab_size=8192,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=32,
+        layer_types=["linear_attention"] * 3 + ["full_attention"] + ["linear_attention"] * 3 + ["full_attention"],
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    return MiniMaxForCausalLM(config).eval()
+
+
+def prefill(model: PreTrainedModel, ids: torch.Tensor) -> float:
+    """Tokens per second."""
+    start = time.perf_counter()
+    model(ids, use_cache=True, logits_to_keep=1)
+    return ids.numel() / (time.perf_counter() - start)
+
+
+def decoding(model: PreTrainedModel, ids: torch.Tensor) -> float:
+    """Tokens per second of the steps that follow the prompt."""
+    output = model(ids, use_cache=True, logits_to_keep=1)
+    state, token = output.past_key_values, output.logits.argmax(-1)
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        token = model(token, past_key_values=state, use_cache=True).logits.argmax(-1)
+    return STEPS * len(ids) / (time.perf_counter() - start)
+
+
+def race(what: Callable[[PreTrainedModel, torch.Tensor], float], models: list, ids: torch.Tensor, rounds: int) -> str:
+    """One line: medians and spreads of both models, which take turns, and their ratio."""
+    for model in models:
+        what(model, ids)
+    found = [[what(model, ids) for model in models] for _ in range(rounds)]
+    cells, medians = [], []
+    for speeds in zip(*found):
+        medians.append(median(speeds))
+        cells.append(f"{medians[-1]:>9,.0f} ({max(speeds) / min(speeds):.2f})")
+    return " ".join(f"{cell:>18}" for cell in cells) + f"{medians[1] / medians[0]:>8.2f}x"
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--compile", action="store_true", help="decode with retnet_hf_cpu's programs")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    theirs = small_minimax()
+    ours = from_minimax(theirs.state_dict(), theirs.config.to_dict())
+    ids = torch.randint(3, 8192, (2, 64))
+    difference = (ours(ids).logits - theirs(ids).logits).abs().max().item()
+    print(
+        f"{sum(parameter.numel() for parameter in ours.parameters()):,} parameters, {arguments.threads} threads, float32; ",
+        end="",
+    )
+    print(f"logits differ by {difference:.1e}. Tokens per second: median of {arguments.rounds} (spread)")
+    print(f"{'':26}{'transformers':>18} {'retnet_hf':>18}")
+    for batch in BATCHES:
+        for length in LENGTHS:
+            ids = torch.randint(3, 8192, (batch, length))
+            fast = retnet_hf_cpu.compile(ours) if arguments.compile else ours
+            for name, what, model in (("prefill", prefill, ours), ("decoding", decoding, fast)):
+                print(
+                    f"{name:>9} {length:>5} x{batch:<3}      ",
+                    race(what, [theirs, model], ids, arguments.rounds),
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
