@@ -14,15 +14,17 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from retnet_hf import RetNetForCausalLM
-from retnet_hf.modeling_retnet import RetNetDecoderLayer, RetNetPreTrainedModel, RetNetRetention
+from retnet_hf.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel, RetNetRetention
 
 from .fusing import FastLinear, fused_weights, install, projection_groups
 from .products import products_of
 from .programs import CompiledLayer, default_folder, layer_programs, shallow_copy
 
 
+logger = logging.get_logger(__name__)
 Model = TypeVar("Model", bound=RetNetPreTrainedModel)
 
 
@@ -43,8 +45,8 @@ def compile(
       not tied to the embedding, take one product with a copy of their weights side by side, if a trial finds that faster on
       this machine. The copies take as much memory again as these weights.
     - Each decode step of a layer is a program. A program is compiled once, in about ten seconds, and kept in a file. From
-      then on it is loaded. One program serves all layers that are alike. Layers of softmax attention, with a window, or with
-      linear layers that are adapted or quantised in an unknown way have none.
+      then on it is loaded. One program serves all layers that are alike. Layers of softmax attention, with a window, with
+      experts or learned angles, or with linear layers that are adapted or quantised in an unknown way have none.
     - Programs and head read weights in half precision, and those of torchao (`Int8WeightOnlyConfig`, and
       `IntxWeightOnlyConfig` with `torch.int4` in groups), by the fastest kernel. Those of 4 bits are packed into new memory.
 
@@ -86,7 +88,13 @@ def compile(
         groups.append([head])
     fused = fused_weights(groups, measure) if fuse else {}
     if programs:
-        layers = [layer for layer in fast.modules() if has_step(layer)]
+        steps = [layer for layer in fast.modules() if has_step(layer)]
+        layers = [layer for layer in steps if is_served(layer)]
+        if left := len(steps) - len(layers):
+            logger.warning(
+                f"retnet_hf_cpu.compile makes no programs for {left} of {len(steps)} layers of retention, those with "
+                "experts or learned angles: they compute as in the model."
+            )
         made = layer_programs(layers, fast.config, default_folder() if folder is None else Path(folder), fused)
         for layer, program in zip(layers, made):
             layer.__class__, layer.program = CompiledLayer, program
@@ -101,6 +109,11 @@ def compile(
 def has_step(layer: nn.Module) -> bool:
     """Whether it is a layer of retention alone, without softmax attention."""
     return type(layer) is RetNetDecoderLayer and layer.is_retention and type(layer.retention) is RetNetRetention
+
+
+def is_served(layer: nn.Module) -> bool:
+    """Whether such a layer has a feed-forward network and a rotation that a program can have."""
+    return type(layer.mlp) is RetNetMLP and layer.retention.learned_rotation is None
 
 
 def original(fast: Model) -> Model:

@@ -102,8 +102,9 @@ class DecodeStep(nn.Module):
         rotations: list[Tensor],  # (1, 1, 1, K): cosines and sines for the query, then for the key; or nothing
         operands: list[Tensor],  # parameters of the twin
     ) -> Tensor:
-        index, head_dim = self.twin.retention.layer_idx, self.twin.retention.head_dim
-        rotate = TracedRotation(rotations) if rotations else Scaling(head_dim**-0.5)
+        index, config = self.twin.retention.layer_idx, self.twin.retention.config
+        scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
+        rotate = TracedRotation(rotations) if rotations else Scaling(scale)
         operator = partial(recurrent_step_, decay=StepDecay(keep, None))
         plan = Plan(None, rotate, {index: operator}, {}, in_place=True)
         inputs = {"plan": plan, "past_key_values": SimpleNamespace(layers={index: TracedState(state)})}
@@ -295,12 +296,13 @@ def layer_programs(
             programs.append(None)
             continue
         operands = [parameter.detach() for parameter in twin.parameters()]
+        turns = config.use_rotary and config.rotary_layers != "softmax_attention"
         mixer, matrices = layer.retention, config.state_heads(layer.retention.layer_idx)
         inputs = (
-            torch.zeros(1, 1, config.hidden_size, dtype=layer.retention_norm.weight.dtype),
+            torch.zeros(1, 1, config.hidden_size, dtype=mixer.q_proj.weight.dtype),
             torch.zeros(1, matrices, mixer.head_dim, mixer.value_head_dim),
             torch.ones(1, matrices, 1, 1),
-            [torch.ones(1, 1, 1, mixer.head_dim) for _ in range(4 if config.use_rotary else 0)],
+            [torch.ones(1, 1, 1, mixer.head_dim) for _ in range(4 if turns else 0)],
             operands,
         )
         path = program_path(folder, config, twin, [*inputs[:3], *inputs[3], *operands])

@@ -10,6 +10,8 @@ from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigC
 
 from retnet_hf import RetNetConfig
 
+from .limits import refuse_what_has_no_memory
+
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -48,12 +50,14 @@ class ServingChecks(MambaModelConfig):
     @classmethod
     def verify_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Raises ValueError for what would give other tokens than the model does, or no tokens."""
+        refuse_what_has_no_memory(vllm_config.model_config.hf_config)
         config, ranks = vllm_config.model_config.hf_config, vllm_config.parallel_config.tensor_parallel_size
         cache = vllm_config.cache_config
         for name, value in (
             ("num_attention_heads", config.num_attention_heads),
             ("num_key_value_heads", config.num_key_value_heads),
             ("intermediate_size", config.intermediate_size),
+            ("head_norm_groups", config.head_norm_groups or config.num_attention_heads),
         ):
             if value % ranks:
                 raise ValueError(f"tensor_parallel_size must divide {name}, {value}, got {ranks}.")

@@ -1,0 +1,64 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What the packages for vLLM and for a CPU do not take of a family is refused, or computed as the model computes it."""
+
+import pytest
+import torch
+from small_models import DIALECTS, HEIRS, close, random_ids, small_config, small_model
+from transformers.utils import logging
+
+import retnet_hf_cpu
+from retnet_hf_vllm.limits import refuse_what_has_no_memory
+
+
+REFUSED = {
+    "hypenet": "attention_num_heads must be 4 to be served by vLLM, got 2",
+    "transnormer": r"learned_rotary_layers must be None to be served by vLLM, got \[0\]",
+    "minimax": "num_experts must be None to be served by vLLM, got 4",
+    "ring": "num_experts must be None to be served by vLLM, got 8",
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_vllm_is_not_given_layers_that_its_tables_have_no_place_for(family):
+    with pytest.raises(ValueError, match=REFUSED[family]):
+        refuse_what_has_no_memory(small_config(family))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_vllm_is_given_all_others(dialect):
+    refuse_what_has_no_memory(small_config(dialect))
+    refuse_what_has_no_memory(small_config(dialect, attention_num_heads=small_config(dialect).num_attention_heads))
+
+
+@pytest.mark.parametrize(("family", "programs", "retaining"), [("hypenet", 2, 2), ("transnormer", 1, 2), ("ring", 1, 2)])
+def test_the_fast_copy_computes_the_same_and_says_which_layers_have_no_program(
+    family, programs, retaining, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(logging.get_logger("retnet_hf_cpu"), "propagate", True)
+    model = small_model(family)
+    fast = retnet_hf_cpu.compile(model, folder=tmp_path, measure=False)
+    assert retnet_hf_cpu.number_of_programs(fast) == programs
+    said = f"makes no programs for {retaining - programs} of {retaining} layers of retention, those with experts or learned"
+    assert (said in caplog.text) == (programs < retaining)
+    step(model, fast)
+
+
+def step(model, fast) -> None:
+    ids = random_ids(1, 9)
+    with torch.no_grad():
+        expected, output = model(ids, use_cache=True), fast(ids, use_cache=True)
+        for token in range(3, 7):
+            token = torch.tensor([[token]])
+            expected = model(token, past_key_values=expected.past_key_values)
+            output = fast(token, past_key_values=output.past_key_values)
+            close(output.logits, expected.logits, 1e-5)
+
+
+def test_a_program_has_the_factor_on_the_queries_that_the_configuration_states(tmp_path):
+    """Without rotation, and with the rotation of other layers alone."""
+    for fields in (HEIRS["transnormer"] | {"learned_rotary_layers": None}, HEIRS["minimax"] | {"num_experts": None}):
+        model = small_model(**fields)
+        fast = retnet_hf_cpu.compile(model, folder=tmp_path, measure=False)
+        assert retnet_hf_cpu.number_of_programs(fast) == 2
+        step(model, fast)
