@@ -7,6 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 from transformers import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
@@ -36,6 +39,21 @@ TOKENIZER_FILES = (
 )
 
 
+class Computed:
+    """Keeps computed tensors in files, from which they are mapped as those of the checkpoint: memory holds one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """The same values, on disk."""
+        self.folder.mkdir(exist_ok=True)
+        self.count += 1
+        file = self.folder / f"{self.count}.safetensors"
+        save_file({"tensor": tensor}, file)
+        return safe_open(file, framework="pt").get_tensor("tensor")
+
+
 def write_folder(
     checkpoint: Checkpoint,
     plan: Plan,
@@ -58,13 +76,14 @@ def write_folder(
     output = output.expanduser().resolve()
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        model = plan.build(checkpoint.tensors, done)
+        partial.mkdir(parents=True)
+        model = plan.build(checkpoint.tensors, done, Computed(partial / "computed"))
         for name in ("generation_config.json", "config.json"):  # the latter where older versions of transformers kept it
             if model.can_generate() and (checkpoint.folder / name).is_file():
                 model.generation_config = _generation_config(checkpoint.folder, name)
                 break
-        partial.mkdir(parents=True)
-        model.save_pretrained(partial, max_shard_size="5GB")
+        model.save_pretrained(partial, max_shard_size=min(5 * 10**9, max(file.stat().st_size for file in checkpoint.files)))
+        shutil.rmtree(partial / "computed", ignore_errors=True)
         for name in TOKENIZER_FILES:
             if (checkpoint.folder / name).is_file():
                 shutil.copyfile(checkpoint.folder / name, partial / name)

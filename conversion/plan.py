@@ -109,12 +109,19 @@ class Plan:
             if name not in times:
                 raise CheckpointError(f"tensor {name} has no place in the format {self.format} with this configuration")
 
-    def build(self, theirs: Mapping[str, Tensor], done: Callable[[Move], None] = lambda move: None) -> PreTrainedModel:
+    def build(
+        self,
+        theirs: Mapping[str, Tensor],
+        done: Callable[[Move], None] = lambda move: None,
+        keep: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    ) -> PreTrainedModel:
         """The model, its values read one move at a time.
 
         Args:
             theirs: the foreign tensors by name.
             done: called after each move.
+            keep: called with each tensor that was computed, in the place of one that is read. Its result becomes the
+                parameter.
 
         Raises:
             CheckpointError: for values that are not finite, of a type that no model is trained in, or not those that the
@@ -134,7 +141,8 @@ class Plan:
             for name, tensor in zip(move.targets, made, strict=True):
                 if tensor.is_floating_point() != expected[name].is_floating_point():
                     raise CheckpointError(f"tensor {move.sources[0]} is of type {tensor.dtype}, which {name} cannot have")
-                values[name] = tensor.contiguous()
+                read = any(tensor.untyped_storage().data_ptr() == one.untyped_storage().data_ptr() for one in tensors)
+                values[name] = tensor.contiguous() if read else keep(tensor.contiguous())
             done(move)
 
         model.load_state_dict(values, strict=False, assign=True)  # `check` has made sure that only tied names are missing
