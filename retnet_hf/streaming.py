@@ -6,6 +6,7 @@ A RetNet needs nothing of what it has read but its state, so a text is walked in
 is that of reading it at once.
 """
 
+import itertools
 import math
 import numbers
 import re
@@ -61,15 +62,15 @@ def segments(tokens: Tensor | Iterable, segment_length: int) -> Iterator[Tensor]
         return
     if isinstance(tokens, str):
         raise TypeError("tokens must be ids, got a str: tokenize the text first.")
-    held: list[int] = []
-    for piece in tokens:
-        piece = piece.flatten().tolist() if isinstance(piece, Tensor) else piece
-        held.extend([int(piece)] if isinstance(piece, numbers.Integral) else piece)
-        while len(held) >= segment_length:
-            yield torch.tensor([held[:segment_length]])
-            held = held[segment_length:]
-    if held:
-        yield torch.tensor([held])
+    ids = itertools.chain.from_iterable(_ids(piece) for piece in tokens)
+    while segment := list(itertools.islice(ids, segment_length)):
+        yield torch.tensor([segment])
+
+
+def _ids(piece: int | Iterable[int]) -> Iterable[int]:
+    if isinstance(piece, Tensor):
+        return piece.flatten().tolist()
+    return [int(piece)] if isinstance(piece, numbers.Integral) else piece
 
 
 @torch.no_grad()
@@ -200,8 +201,7 @@ class CarryState(TrainerCallback):
             raise ValueError("split_batches must be off with several processes: rows would not continue each other.")
         self._remove_hooks()
         self.state = None
-        steps_per_epoch = len(dataset) // streams // args.gradient_accumulation_steps
-        self._resuming = state.global_step % max(steps_per_epoch, 1) > 0
+        self._resuming = (state.epoch or 0.0) % 1 > 0  # a whole number at the end of an epoch
         if self._resuming:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             whole = self._load(folder, model)
