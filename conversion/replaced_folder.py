@@ -2,11 +2,41 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A finished folder takes the place of an older one: where that is allowed, and without losing anything if interrupted."""
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from .errors import CheckpointError
+
+
+@contextlib.contextmanager
+def locked(output: Path) -> Iterator[None]:
+    """Keeps other processes from making the same folder inside the block.
+
+    The operating system releases the lock when the process ends, however it ends.
+
+    Raises:
+        CheckpointError: if another process holds the lock.
+    """
+    output = output.expanduser().resolve()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(output.with_name(f".{output.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise CheckpointError(
+            f"another process is working in {output}: wait until it has ended, or give another folder"
+        ) from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes the file with the lock
+            os.unlink(lock.lock_file)
+        lock.release()
 
 
 def _set_aside(output: Path) -> Path:

@@ -17,9 +17,7 @@ Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.", show_default=False),
 ]
-Threads = Annotated[
-    int | None, run_option(min=1, help="CPU threads. Absent: one for a small model, or all where that is faster.")
-]
+Threads = Annotated[int | None, run_option(min=1, help="CPU threads. Absent: OMP_NUM_THREADS, or all cores.")]
 Overwrite = Annotated[bool, run_option("--overwrite", help="Replace the model in OUTPUT once the new one is finished.")]
 Resume = Annotated[
     bool,

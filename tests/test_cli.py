@@ -18,18 +18,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_models import small_llama
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, pipeline
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, get_scheduler, pipeline
 
-import retnet_hf_cli.text.training as text_training
 import retnet_hf_cpu
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_cli.commands.demo import free_name
-from retnet_hf_cli.cpu_threads import cpu_threads, decoding_threads, training_threads
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import SAMPLE_TEXT, encode, hold_out, read_documents, train_tokenizer
-from retnet_hf_cli.training.progress import RichProgress
-from retnet_hf_cli.training.run import Schedule
+from retnet_hf_cli.training.progress import Evaluations
+from retnet_hf_cli.training.schedule import Schedule, follow_clock
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -75,14 +73,14 @@ def trained(tmp_path_factory, heard_again) -> Path:
 
 def at_step(monkeypatch, step: int, action) -> None:
     """Does something in the middle of the next training, when `step` steps are done."""
-    on_step_end = RichProgress.on_step_end
+    on_step_end = Evaluations.on_step_end
 
     def patched(self, args, state, control, **kwargs):
         on_step_end(self, args, state, control, **kwargs)
         if state.global_step == step:
             action()
 
-    monkeypatch.setattr(RichProgress, "on_step_end", patched)
+    monkeypatch.setattr(Evaluations, "on_step_end", patched)
 
 
 def press_ctrl_c() -> None:
@@ -418,10 +416,11 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["train", "latin1.txt"], ["not UTF-8", "latin1.txt", "0xe9", "3"]),
         (["train", "mixed"], ["not UTF-8"]),
         (["train", "short.txt"], ["too short", "--block-size"]),
-        (["train", "bad.jsonl"], ["bad.jsonl", "line 2", "not JSON"]),
+        (["train", "bad.jsonl"], ["bad.jsonl", "JSON", "row 1"]),
         (["train", "good.jsonl", "--field", "body"], ['"body"', "text, title", "--field"]),
-        (["train", "half.jsonl"], ["half.jsonl", "line 1", "not Unicode"]),
-        (["train", "list.jsonl"], ["list.jsonl", "line 1"]),
+        (["train", "half.jsonl"], ["half.jsonl", "surrogate", "row 0"]),
+        (["train", "list.jsonl"], ["list.jsonl", '"text"', "number"]),
+        (["train", "number.jsonl"], ["number.jsonl", '"text"', "int"]),
         (["train", "book.txt", "--preset", "huge"], ["got 'huge'", "tiny", "6.7B"]),
         (["train", "book.txt", "--config", "missing.json"], ["no such file", "missing.json"]),
         (["train", "book.txt", "--config", "bad.json"], ["bad.json", "JSON"]),
@@ -462,7 +461,8 @@ def test_bad_input_gets_one_line(retnet_hf, workplace, arguments, words):
         "short.txt": b"In the beginning",
         "bad.jsonl": b'{"text": "fine"}\n{"text": ',
         "good.jsonl": b'{"text": "fine", "title": "x"}\n',
-        "list.jsonl": b'["fine"]\n',
+        "list.jsonl": b'[{"number": 1}]\n',
+        "number.jsonl": b'{"text": 3}\n',
         "half.jsonl": b'{"text": "\\ud800"}\n',
         "bad.json": b"{ hidden_size",
         "list.json": b"[1, 2]",
@@ -707,41 +707,48 @@ def test_documents_are_separated_by_eos():
     assert encode(["abc", "c"], tokenizer).tolist() == eos + one + eos + two + eos
 
 
-# schedule and threads
+# schedule
 
 
 def test_the_schedule_ends_by_steps_or_by_the_clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(text_training.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("retnet_hf_cli.training.schedule.time.monotonic", lambda: now[0])
     schedule = Schedule(steps=1000, minutes=1.0, started=100.0)
     assert [schedule.fraction(step) for step in (0, 250, 1000)] == [0.0, 0.25, 1.0]
-    assert schedule.lr_factor(0) == 1 / 50
-    assert schedule.lr_factor(0) < schedule.lr_factor(20) < schedule.lr_factor(49) > 0.97
-    assert schedule.lr_factor(1000) == pytest.approx(0.1)
     now[0] = 145.0
     assert schedule.fraction(250) == 0.75
-    assert schedule.lr_factor(250) < 0.3
     now[0] = 170.0
     assert schedule.fraction(250) == 1.0
 
 
-def test_threads_are_chosen_by_a_trial_and_set_back(monkeypatch):
-    seconds, clock = {2: 100}, [0.0]
-    monkeypatch.setattr("retnet_hf_cli.cpu_threads.time.perf_counter", lambda: clock[0])
+def test_the_learning_rate_falls_by_the_clock_but_rises_by_steps():
+    """So that a run whose time is up has annealed, and one of a few steps an hour still warms up."""
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    kwargs = {"num_warmup_steps": 100, "num_training_steps": 10_000, "scheduler_specific_kwargs": {"min_lr_rate": 0.1}}
+    scheduler = get_scheduler("cosine_warmup_with_min_lr", optimizer, **kwargs)
 
-    def step():
-        clock[0] += seconds[torch.get_num_threads()]
+    def rate(step: int, step_by_clock: float) -> float:
+        follow_clock(optimizer, scheduler, step, step_by_clock)
+        return optimizer.param_groups[0]["lr"]
 
-    small, large = torch.nn.Linear(2, 2), torch.nn.Linear(20_000, 10_000, device="meta")
-    before = torch.get_num_threads()
-    with cpu_threads(2):
-        for seconds[1], choice in ((10, 1), (100, 1), (120, 1), (150, 2)):
-            assert training_threads(small, step) == choice
-        assert training_threads(large, step) == 2
-        assert decoding_threads(small) == 1
-        assert decoding_threads(large) == 2
-        assert torch.get_num_threads() == 2
-    assert torch.get_num_threads() == before
+    assert rate(49, 5000) == pytest.approx(2.0 * 0.5)
+    assert rate(200, 5050) == pytest.approx(2.0 * 0.55, rel=1e-3)
+    assert rate(200, 9999) == pytest.approx(2.0 * 0.1, rel=1e-3)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(2.0 * 0.02)  # of step 1: nothing of the clock is left
+
+
+def test_a_run_whose_minutes_end_it_has_annealed(retnet_hf, workplace, monkeypatch):
+    rates = []
+
+    def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+        rates.append(optimizer.param_groups[0]["lr"])
+
+    monkeypatch.setattr(Evaluations, "on_step_end", on_step_end)
+    answer = retnet_hf(*TRAIN, "--steps", 100_000, "--eval-every", 100_000, "--minutes", 0.05)
+    assert answer.code == 0, answer.err
+    assert "when its time was up" in answer.out
+    assert max(rates) > 3 * rates[-2]  # which the last step was made with
 
 
 # demo

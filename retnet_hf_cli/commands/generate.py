@@ -57,25 +57,22 @@ def generate(
     text = read_prompt(prompt)
     name = model_source(model)
     console = Console(stderr=True)
-    with loading(console):
+    with loading(console, threads):
         import torch
 
-        from ..cpu_threads import cpu_threads, decoding_threads
         from ..text.generation import Sampling, compile_steps, continue_text, load_model
 
     with console.status("loading the model"):
         network, tokenizer = load_model(name)
-    threads = threads or decoding_threads(network)
     if compile_:
-        with console.status("compiling, if that was not done before"), cpu_threads(threads):
+        with console.status("compiling, if that was not done before"):
             network = compile_steps(network)
     if seed is not None:
         torch.manual_seed(seed)
     if echo:
         emit(text)
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
-    with cpu_threads(threads):
-        written = continue_text(network, tokenizer, text, sampling, emit)
+    written = continue_text(network, tokenizer, text, sampling, emit)
     emit("\n")
     state = getattr(written.state, "nbytes", None)
     size = "" if state is None else f"; the state takes {state:,} bytes, whatever the length"

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from .. import ranks
 from ..errors import InputError
-from ..known_names import PRESETS
 from ..libraries import loading
 from ..options import (
     EvalFraction,
@@ -23,7 +22,6 @@ from ..options import (
     Threads,
     data_option,
     model_option,
-    one_of,
     run_option,
     training_option,
 )
@@ -41,6 +39,7 @@ class Form(str, Enum):
 
 
 def train(
+    context: typer.Context,
     texts: Annotated[
         list[str],
         typer.Argument(
@@ -60,7 +59,6 @@ def train(
     preset: Annotated[
         str | None,
         model_option(
-            callback=one_of(PRESETS),
             help="Size: tiny, mini, small, base, 1.3B, 2.7B, 6.7B, torchscale-base…",
             show_default="tiny",
         ),
@@ -116,20 +114,20 @@ def train(
     The folder holds model, tokenizer, loss curve and model card.
     """
     folder = TrainingFolder(output, "train")
-    folder.claim(resume, overwrite)
+    context.with_resource(folder.claim(resume, overwrite))
     if preset is not None and config is not None:
         raise InputError("--preset and --config exclude each other")
     for source in texts:
         require_text(source)
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
-    with loading(console):
+    with loading(console, threads):
         from retnet_hf.configuration_retnet import RetNetConfig
 
         from ..text.corpus import read_documents
         from ..text.training import Recipe, prepare
         from ..training.progress import complete
-        from ..training.run import read_config
+        from ..training.run import Course, read_config
 
     ranks.join()
     recipe = Recipe(
@@ -145,11 +143,9 @@ def train(
         form=form.value,
         seed=seed,
     )
+    course = Course(steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume)
     with console.status("reading the text, preparing tokenizer and model"):
         documents = read_documents(texts, field, split, subset, folder.own)
-        run = prepare(
-            texts, documents, folder, recipe,
-            steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume,
-        )  # fmt: skip
+        run = prepare(texts, documents, folder, recipe, course)
     if complete(run, console):
         invite(output, run.prompt, console)

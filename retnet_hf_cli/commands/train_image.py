@@ -10,7 +10,6 @@ import typer
 from rich.console import Console
 
 from ..errors import InputError
-from ..known_names import IMAGE_PRESETS
 from ..libraries import loading
 from ..options import Overwrite, Resume, Threads, image_option, model_option, run_option, training_option
 from ..sources import require_images
@@ -27,6 +26,7 @@ class ImageModel(str, Enum):
 
 
 def train_image(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -105,19 +105,17 @@ def train_image(
     The folder holds model, image processor, loss curve, confusion matrix, sample predictions and model card.
     """
     folder = TrainingFolder(output, "train-image")
-    folder.claim(resume, overwrite)
+    context.with_resource(folder.claim(resume, overwrite))
     if preset is not None and config is not None:
         raise InputError("--preset and --config exclude each other")
-    if preset is not None and preset not in IMAGE_PRESETS[model.value]:
-        raise InputError(f"--preset must be one of {', '.join(IMAGE_PRESETS[model.value])}, got {preset}")
     require_images(source)
     console = Console(highlight=False)
-    with loading(console):
+    with loading(console, threads):
         from ..images.corpus import read_corpus
         from ..images.models import FAMILIES
         from ..images.training import ImageRecipe, prepare
         from ..training.progress import complete
-        from ..training.run import read_config
+        from ..training.run import Course, read_config
 
     recipe = ImageRecipe(
         model=model.value,
@@ -134,6 +132,7 @@ def train_image(
         label_smoothing=label_smoothing,
         seed=seed,
     )
+    course = Course(steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume)
     with console.status("reading the images, preparing the model"):
         corpus = read_corpus(
             source,
@@ -144,8 +143,5 @@ def train_image(
             eval_fraction=eval_fraction,
             seed=seed,
         )
-        run = prepare(
-            source, corpus, folder, recipe,
-            steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume,
-        )  # fmt: skip
+        run = prepare(source, corpus, folder, recipe, course)
     complete(run, console)

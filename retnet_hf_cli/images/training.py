@@ -5,7 +5,6 @@
 import json
 import math
 import random
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,22 @@ import torch
 from PIL import ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import BaseImageProcessor, EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    BaseImageProcessor,
+    EvalPrediction,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from retnet_hf.cards import model_card
 
-from ..cpu_threads import training_threads
 from ..errors import InputError
 from ..training.folder import TrainingFolder
 from ..training.report import CURVE, draw_loss_curve
-from ..training.run import Schedule, ScheduledTrainer, TrainingRun, check_resumable, steps_of_run
+from ..training.run import Course, Start, TrainingRun
 from .corpus import ImageCorpus, LabelledImages
 from .models import FAMILIES, Family, fitting_size
 from .report import CONFUSION, PREDICTIONS, confusion_matrix, draw_confusion_matrix, draw_predictions
@@ -47,7 +53,7 @@ CACHE_BYTES = 2 * 10**9
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """What decides the trained weights, besides images and schedule. A run is only resumed with the recipe it began with."""
+    """What decides the trained weights, besides images and course. A run is only resumed with the recipe it began with."""
 
     model: str = "vir"  # a name of FAMILIES
     preset: str | None = None
@@ -142,6 +148,8 @@ class ImageRun(TrainingRun):
 
     unit = "images"
     smaller_options = "--batch-size or --image-size"
+    default_epochs = 10.0
+    last_lr = 0.01
 
     source: str
     processor: BaseImageProcessor
@@ -180,8 +188,8 @@ class ImageRun(TrainingRun):
             f"where guessing would reach {100 * counts.max() / counts.sum():.1f} %"
         )
 
-    def trainer(self, callbacks: list[TrainerCallback], **kwargs: Any) -> ScheduledTrainer:
-        return ScheduledTrainer(
+    def trainer(self, callbacks: list[TrainerCallback], **kwargs: Any) -> Trainer:
+        return Trainer(
             args=self.arguments(
                 eval_on_start=False,
                 per_device_eval_batch_size=2 * self.recipe.batch_size,
@@ -195,7 +203,7 @@ class ImageRun(TrainingRun):
             **kwargs,
         )
 
-    def finish(self, trainer: ScheduledTrainer) -> None:
+    def finish(self, trainer: Trainer) -> None:
         model, recipe, partial = self.model, self.recipe, self.folder.partial
         evaluated = self.evaluated or trainer.predict(self.evaluation)  # the last evaluation is that of the last step
         probabilities = torch.from_numpy(evaluated.predictions).float().softmax(-1).numpy()
@@ -244,39 +252,17 @@ def examples(labels: np.ndarray, predicted: np.ndarray, seed: int, count: int = 
     return generator.permutation(np.concatenate([wrong, right[: count - len(wrong)]]))
 
 
-def prepare(
-    source: str,
-    corpus: ImageCorpus,
-    folder: TrainingFolder,
-    recipe: ImageRecipe,
-    *,
-    steps: int | None = None,
-    epochs: float | None = None,
-    minutes: float | None = None,
-    eval_every: int | None = None,
-    threads: int | None = None,
-    resume: bool = False,
-) -> ImageRun:
-    """Everything up to the first training step: processor, model, disk, checkpoint, number of threads.
+def prepare(source: str, corpus: ImageCorpus, folder: TrainingFolder, recipe: ImageRecipe, course: Course) -> ImageRun:
+    """Everything up to the first training step: processor, model, checkpoint.
 
     Args:
         source: name of what `corpus` was read from, for the model card.
         folder: claimed with `TrainingFolder.claim`.
-        steps: length of the run; absent, that of so many `epochs`; absent too, that of the run to resume, or of 10 epochs.
-        minutes: at most so long.
-        eval_every: steps between evaluations, and between checkpoints; a tenth of the run if absent.
-        threads: of the CPU; absent, those of the run to resume, or what is fastest.
-        resume: from the last checkpoint in the folder.
 
     Raises:
         InputError: for whatever stands in the way.
     """
-    started = time.monotonic()
-    found = folder.to_resume() if resume else None
-    checkpoint, record = found or (None, None)
-    if record is not None:
-        check_resumable(recipe, corpus.digest, record, data="the images are")
-
+    start = Start(folder, recipe, course, corpus.digest, data="the images are")
     image_size = recipe.image_size or (recipe.config or {}).get("image_size")
     if image_size is None:
         first = corpus.training.read(0)
@@ -287,40 +273,6 @@ def prepare(
     config = recipe.family.config(recipe.preset, recipe.config, image_size, corpus.classes, recipe.patch_size)
     processor = recipe.family.processor(image_size)
     training = PreparedImages(corpus.training, processor, Augmentation(padding, recipe.flip), recipe.seed)
-    with torch.device("meta"):
-        parameters = recipe.family.model_class(config).num_parameters()
-    # two checkpoints at a time, of weights and two moments each, and the finished model
-    folder.require_space(7 * 4 * parameters)
-    torch.manual_seed(recipe.seed)
-    model = recipe.family.model_class(config)
-
-    steps_per_epoch = math.ceil(len(training) / recipe.batch_size)
-    steps = steps_of_run(steps, epochs, 10.0, record, steps_per_epoch)
-    run = ImageRun(
-        folder=folder,
-        recipe=recipe,
-        schedule=Schedule(steps, minutes, started, last_lr=0.01),
-        source=source,
-        processor=processor,
-        classes=corpus.classes,
-        model=model,
-        training=training,
-        evaluation=PreparedImages(corpus.evaluation, processor),
-        checkpoint=checkpoint,
-        threads=threads or (torch.get_num_threads() if record is None else record["threads"]),
-        eval_every=eval_every or max(1, steps // 10),
-        data_digest=corpus.digest,
-    )
-    if threads is None and record is None:
-        run.threads = training_threads(model, lambda: _trial_step(run))
-    return run
-
-
-def _trial_step(run: ImageRun) -> None:
-    """A training step without consequences."""
-    batch = run.training.batch([run.training[index] for index in range(min(run.recipe.batch_size, len(run.training)))])
-    before = [buffer.clone() for buffer in run.model.buffers()]
-    run.model(**batch).loss.backward()
-    run.model.zero_grad()
-    for buffer, value in zip(run.model.buffers(), before):  # what batch norms have seen
-        buffer.copy_(value)
+    evaluation = PreparedImages(corpus.evaluation, processor)
+    further = {"source": source, "processor": processor, "classes": corpus.classes}
+    return ImageRun.prepare(start, recipe.family.model_class, config, training, evaluation, **further)

@@ -4,16 +4,16 @@
 
 import hashlib
 import itertools
-import json
+import logging
 import math
 import random
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retnet_hf_conversion.errors import first_line
 
-from ..errors import InputError
+from ..errors import InputError, require_package
 from ..sources import TEXT_SUFFIXES, looks_like_path, require_text
 
 
@@ -92,7 +92,7 @@ def read_enough(
 
 
 def digest_of(documents: Iterable[str]) -> str:
-    """By which a text is known again."""
+    """SHA-256 of the documents, to detect another text when a run is resumed."""
     return hashlib.sha256("\0".join(documents).encode()).hexdigest()
 
 
@@ -107,12 +107,17 @@ def _read(
     """
     require_text(source)
     path = Path(source).expanduser()
-    if path.is_file():
-        documents = _read_file(path, field)
-    elif path.is_dir() and (files := _text_files(path, apart_from)):
-        documents = itertools.chain.from_iterable(_read_file(file, field) for file in files)
-    else:
-        documents = _read_dataset(source, field, split, subset, streaming)
+    files = [path] if path.is_file() else _text_files(path, apart_from)
+    for file in files:
+        if file.suffix != ".jsonl":
+            yield from _with_text([_read_text(file)])
+        elif file.stat().st_size:
+            yield from _with_text(_read_dataset("json", str(file), field, data_files=str(file), streaming=True))
+    if not files:
+        yield from _with_text(_read_dataset(source, source, field, subset, split, streaming=streaming))
+
+
+def _with_text(documents: Iterable[str | None]) -> Iterator[str]:
     return (document for document in documents if document and not document.isspace())
 
 
@@ -121,62 +126,48 @@ def _text_files(folder: Path, apart_from: Collection[Path]) -> list[Path]:
     return sorted(file for file in files if not any(file.resolve().is_relative_to(other) for other in apart_from))
 
 
-def _read_file(path: Path, field: str) -> Iterator[str]:
+def _read_text(file: Path) -> str:
     try:
-        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start})") from error
-    if path.suffix != ".jsonl":
-        yield text
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(row, dict) or not isinstance(row.get(field), str):
-            fields = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-            raise InputError(
-                f'{path}, line {number} has no text in a field "{field}" (it has: {fields}); name it with --field'
-            )
-        try:
-            row[field].encode()
-        except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
-            raise InputError(f"{path}, line {number} holds text that is not Unicode") from error
-        yield row[field]
+        raise InputError(f"{file} is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start})") from error
 
 
-def _read_dataset(name: str, field: str, split: str, subset: str | None, streaming: bool) -> Iterator[str]:
-    import datasets
+def _read_dataset(
+    path: str, source: str, field: str, subset: str | None = None, split: str = "train", **options: Any
+) -> Iterator[str | None]:
+    """One field of the rows of a data set.
 
+    Args:
+        path, subset, split, options: as for `load_dataset`. source: what errors call it.
+    """
+    datasets = require_package("datasets")
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are raised as well
     try:
-        if any((Path(name) / file).exists() for file in ("state.json", "dataset_dict.json")):  # made by save_to_disk
-            dataset = datasets.load_from_disk(name)
+        if any((Path(path) / file).exists() for file in ("state.json", "dataset_dict.json")):  # made by save_to_disk
+            dataset = datasets.load_from_disk(path)
             dataset = dataset[split] if isinstance(dataset, dict) else dataset
         else:
-            dataset = datasets.load_dataset(name, subset, split=split, streaming=streaming)
+            dataset = datasets.load_dataset(path, subset, split=split, **options)
         if dataset.column_names is not None:  # of a stream they may be known by its rows alone
-            _require_field(name, field, dataset.column_names)
+            _require_field(source, field, dataset.column_names)
             dataset = dataset.select_columns(field)
         for row in dataset:
-            _require_field(name, field, row)
+            _require_field(source, field, row)
             if not isinstance(row[field], str | None):
-                raise InputError(f'the field "{field}" of the data set {name} holds {type(row[field]).__name__}, not text')
-            yield row[field] or ""
+                raise InputError(f'the field "{field}" of {source} holds {type(row[field]).__name__}, not text')
+            yield row[field]
     except InputError:
         raise
     except Exception as error:  # load_dataset, and a stream, pass on whatever their readers and the network raise
-        raise InputError(
-            f"{name} is neither a file, nor a folder with text, nor a data set that can be loaded: {first_line(error)}"
-        ) from error
+        kind = "as JSON lines" if path == "json" else "as text, as a folder with text or as a data set"
+        raise InputError(f"{source} cannot be read {kind}: {first_line(error)}") from error
 
 
-def _require_field(name: str, field: str, fields: Iterable[str]) -> None:
+def _require_field(source: str, field: str, fields: Iterable[str]) -> None:
     if field not in fields:
-        raise InputError(f'the data set {name} has no field "{field}" (it has: {", ".join(fields)}); name it with --field')
+        raise InputError(f'{source} has no field "{field}" (it has: {", ".join(fields)}); name it with --field')
 
 
 def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list[str], list[str]]:
