@@ -4,6 +4,7 @@
 
 import sys
 
+from .errors import missing_package
 from .interrupts import listen
 
 
@@ -13,7 +14,7 @@ def run() -> None:
     try:
         from .main import main
     except ModuleNotFoundError as error:
-        sys.exit(f'retnet-hf: {error.name} is not installed: pip install "retnet-hf[cli]"')
+        sys.exit(f"retnet-hf: {missing_package(error)}")
     sys.exit(main())
 
 

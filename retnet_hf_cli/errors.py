@@ -2,9 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What the command tells its user in one line, instead of a traceback."""
 
-import importlib
 from collections.abc import Collection
-from types import ModuleType
 
 
 class InputError(Exception):
@@ -29,18 +27,6 @@ class Interrupted(Exception):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.signal_number = signal_number
-
-
-def require_package(name: str) -> ModuleType:
-    """Imports a package that the library does not need.
-
-    Raises:
-        InputError: if it is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise InputError(f'{error.name} is not installed: pip install "retnet-hf[cli]"') from error
 
 
 def require_one_of(option: str, value: str | None, allowed: Collection[str]) -> None:

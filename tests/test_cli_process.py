@@ -18,6 +18,8 @@ from retnet_hf_cli.interrupts import leaving_order
 from retnet_hf_cli.training.schedule import Schedule, Supervisor
 
 
+pytestmark = pytest.mark.usefixtures("interruptible")  # and so are the processes that are started
+
 COMMAND = [sys.executable, "-m", "retnet_hf_cli"]
 # says which modules it has imported by the end, and, on stdout, when the command itself begins
 WATCHED = """

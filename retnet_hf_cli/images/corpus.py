@@ -18,7 +18,7 @@ from transformers.image_utils import load_image
 
 from retnet_hf_conversion.errors import first_line
 
-from ..errors import InputError, require_package
+from ..errors import InputError
 from ..sources import require_images
 
 
@@ -213,7 +213,8 @@ def read_idx(file: Path) -> np.ndarray:
 
 
 def _load_dataset(name: str, subset: str | None) -> "DatasetDict":
-    datasets = require_package("datasets")
+    import datasets
+
     datasets.disable_progress_bars()
     try:
         if any((Path(name) / file).exists() for file in ("state.json", "dataset_dict.json")):  # made by save_to_disk
@@ -232,7 +233,8 @@ def _load_dataset(name: str, subset: str | None) -> "DatasetDict":
 def _read_dataset(
     name: str, subset: str | None, image_column: str | None, label_column: str | None
 ) -> tuple[LabelledImages, LabelledImages | None, list[str]]:
-    datasets = require_package("datasets")
+    import datasets
+
     splits = _load_dataset(name, subset)
     training = next((splits[split] for split in TRAINING if split in splits), None)
     if training is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from retnet_hf_conversion.errors import first_line
 
-from ..errors import InputError, require_package
+from ..errors import InputError
 from ..sources import TEXT_SUFFIXES, looks_like_path, require_text
 
 
@@ -141,7 +141,8 @@ def _read_dataset(
     Args:
         path, subset, split, options: as for `load_dataset`. source: what errors call it.
     """
-    datasets = require_package("datasets")
+    import datasets
+
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)  # errors are raised as well
     try:
@@ -232,7 +233,10 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     if Path(name).is_dir() and not any(Path(name).glob("tokenizer*")):
-        raise InputError(f"there is no tokenizer in {name}")
+        raise InputError(
+            f"there is no tokenizer in {name}, and text is read and written through one: copy tokenizer.json and "
+            "tokenizer_config.json of the model's tokenizer into that folder"
+        )
     if not Path(name).is_dir() and looks_like_path(name):
         raise InputError(f"no such folder: {name}")
     try:

@@ -200,6 +200,8 @@ class TrainingRun:
             InputError: if the loss diverges, or disk or memory run out.
             Interrupted: after Ctrl-C, with a checkpoint saved.
         """
+        import matplotlib  # noqa: F401  # which draws the loss at the end: its absence is no surprise after hours
+
         if ranks.RANKS > 1 and len(self.training) < self.recipe.batch_size:
             raise InputError(
                 f"several processes need a full batch to share out, and there are only {len(self.training)} examples to "
