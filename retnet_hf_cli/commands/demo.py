@@ -16,7 +16,7 @@ from ..errors import Interrupted
 from ..interrupts import leaving_order
 from ..libraries import loading
 from ..options import Overwrite, Threads, data_option, run_option, training_option
-from ..sources import require_text
+from ..sources import require_data
 from ..text.corpus import SAMPLE_TEXT, read_documents
 from ..training.folder import TrainingFolder
 from .generate import emit, invite
@@ -56,7 +56,7 @@ def demo(
     folder = TrainingFolder(output, "demo")
     context.with_resource(folder.claim(resume=False, overwrite=overwrite, resumable=False))
     source = text or str(SAMPLE_TEXT)
-    require_text(source)
+    require_data(source)
     console = Console(highlight=False)
     with loading(console, threads):
         from ..text.training import Recipe, prepare
@@ -86,14 +86,14 @@ def show_generation(run: "TextRun", console: Console) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from ..text.generation import Sampling, continue_text
+    from ..text.generation import continue_text, sampling
 
     model = AutoModelForCausalLM.from_pretrained(run.folder.output).to(run.model.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(run.folder.output)
     console.print("\nreloaded with AutoModelForCausalLM, it writes, one recurrent step per token:\n")
     emit(run.prompt)
     torch.manual_seed(run.recipe.seed)
-    written = continue_text(model, tokenizer, run.prompt, Sampling(max_new_tokens=160), emit)
+    written = continue_text(model, tokenizer, run.prompt, sampling(max_new_tokens=160), emit)
     emit("\n")
     console.print(f"\n{written.tokens_per_second:,.0f} tokens/s. The same state reads on:\n")
 

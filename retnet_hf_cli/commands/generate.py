@@ -60,7 +60,7 @@ def generate(
     with loading(console, threads):
         import torch
 
-        from ..text.generation import Sampling, compile_steps, continue_text, load_model
+        from ..text.generation import compile_steps, continue_text, load_model, sampling
 
     with console.status("loading the model"):
         network, tokenizer = load_model(name)
@@ -71,8 +71,8 @@ def generate(
         torch.manual_seed(seed)
     if echo:
         emit(text)
-    sampling = Sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
-    written = continue_text(network, tokenizer, text, sampling, emit)
+    arguments = sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
+    written = continue_text(network, tokenizer, text, arguments, emit)
     emit("\n")
     state = getattr(written.state, "nbytes", None)
     size = "" if state is None else f"; the state takes {state:,} bytes, whatever the length"

@@ -26,7 +26,7 @@ from ..options import (
     run_option,
     training_option,
 )
-from ..sources import model_source, require_text
+from ..sources import model_source, require_data
 from ..training.folder import TrainingFolder
 
 
@@ -158,7 +158,7 @@ def linearize(
     if not texts:
         texts, subset = [DEFAULT_TEXT], subset or DEFAULT_SUBSET
     for text in texts:
-        require_text(text)
+        require_data(text)
     if folder.occupied and resume and not folder.partial.exists():
         raise InputError(f"{folder.output} is finished; --overwrite begins anew")
     console = Console(highlight=False, quiet=not ranks.FIRST)

@@ -13,19 +13,25 @@ from .. import ranks
 from ..errors import InputError
 from ..libraries import loading
 from ..options import (
+    EvalEvery,
     EvalFraction,
     Field,
+    LearningRate,
+    Minutes,
     Overwrite,
     Resume,
     Split,
+    Steps,
     Subset,
     Threads,
+    WeightDecay,
+    chosen,
     data_option,
     model_option,
     run_option,
     training_option,
 )
-from ..sources import require_text
+from ..sources import require_data
 from ..training.folder import TrainingFolder
 from .generate import invite
 
@@ -75,26 +81,16 @@ def train(
     subset: Subset = None,
     eval_fraction: EvalFraction = 0.05,
     block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 256,
-    steps: Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")] = None,
+    steps: Steps = None,
     epochs: Annotated[float | None, training_option(min=0.001, help="Times through the text.", show_default="3")] = None,
-    minutes: Annotated[
-        float | None,
-        training_option(
-            min=0.001, help="Train no longer than this, or no longer from --resume on; the learning rate decays by then."
-        ),
-    ] = None,
+    minutes: Minutes = None,
     batch_size: Annotated[int, training_option(min=1, help="Sequences in a step, of all processes together.")] = 8,
-    lr: Annotated[float, training_option(min=0.0, help="Highest learning rate.")] = 1e-3,
-    weight_decay: Annotated[float, training_option(min=0.0, help="Of AdamW.")] = 0.1,
+    lr: LearningRate = 1e-3,
+    weight_decay: WeightDecay = 0.1,
     form: Annotated[
         Form, training_option(help="Form of retention. They compute the same; chunkwise is linear in the block size.")
     ] = Form.auto,
-    eval_every: Annotated[
-        int | None,
-        training_option(
-            min=1, help="Steps between evaluations, each with a sample and a checkpoint. Absent: a tenth of all."
-        ),
-    ] = None,
+    eval_every: EvalEvery = None,
 ) -> None:
     """Train a RetNet on text, into a folder that transformers loads.
 
@@ -118,7 +114,7 @@ def train(
     if preset is not None and config is not None:
         raise InputError("--preset and --config exclude each other")
     for source in texts:
-        require_text(source)
+        require_data(source)
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
     with loading(console, threads):
@@ -130,22 +126,10 @@ def train(
         from ..training.run import Course, read_config
 
     ranks.join()
-    recipe = Recipe(
-        preset=preset or (None if config else "tiny"),
-        config=None if config is None else read_config(config, RetNetConfig),
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        eval_fraction=eval_fraction,
-        block_size=block_size,
-        batch_size=batch_size,
-        lr=lr,
-        weight_decay=weight_decay,
-        form=form.value,
-        seed=seed,
-    )
-    course = Course(steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume)
+    fields = None if config is None else read_config(config, RetNetConfig)
+    recipe = chosen(Recipe, context, preset=preset or (None if config else "tiny"), config=fields)
     with console.status("reading the text, preparing tokenizer and model"):
         documents = read_documents(texts, field, split, subset, folder.own)
-        run = prepare(texts, documents, folder, recipe, course)
+        run = prepare(texts, documents, folder, recipe, chosen(Course, context))
     if complete(run, console):
         invite(output, run.prompt, console)

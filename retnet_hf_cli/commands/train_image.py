@@ -11,8 +11,22 @@ from rich.console import Console
 
 from ..errors import InputError
 from ..libraries import loading
-from ..options import Overwrite, Resume, Threads, image_option, model_option, run_option, training_option
-from ..sources import require_images
+from ..options import (
+    EvalEvery,
+    LearningRate,
+    Minutes,
+    Overwrite,
+    Resume,
+    Steps,
+    Threads,
+    WeightDecay,
+    chosen,
+    image_option,
+    model_option,
+    run_option,
+    training_option,
+)
+from ..sources import require_data
 from ..training.folder import TrainingFolder
 
 
@@ -73,21 +87,16 @@ def train_image(
         int | None, image_option(min=0, help="Pixels that images are shifted by at most. Absent: an eighth of the size.")
     ] = None,
     flip: Annotated[bool, image_option(help="Reflect half of the images, which digits and letters do not take.")] = True,
-    steps: Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")] = None,
+    steps: Steps = None,
     epochs: Annotated[float | None, training_option(min=0.001, help="Times through the images.", show_default="10")] = None,
-    minutes: Annotated[
-        float | None, training_option(min=0.001, help="Train no longer than this; the learning rate decays by then.")
-    ] = None,
+    minutes: Minutes = None,
     batch_size: Annotated[int, training_option(min=1, help="Images in a step.")] = 128,
-    lr: Annotated[float, training_option(min=0.0, help="Highest learning rate.")] = 1e-3,
-    weight_decay: Annotated[float, training_option(min=0.0, help="Of AdamW.")] = 0.05,
+    lr: LearningRate = 1e-3,
+    weight_decay: WeightDecay = 0.05,
     label_smoothing: Annotated[
         float, training_option(min=0.0, max=0.9, help="Share of a label given to all classes.")
     ] = 0.0,
-    eval_every: Annotated[
-        int | None,
-        training_option(min=1, help="Steps between evaluations, each with a checkpoint. Absent: a tenth of all."),
-    ] = None,
+    eval_every: EvalEvery = None,
 ) -> None:
     """Train a classifier of images, into a folder that transformers loads.
 
@@ -108,7 +117,7 @@ def train_image(
     context.with_resource(folder.claim(resume, overwrite))
     if preset is not None and config is not None:
         raise InputError("--preset and --config exclude each other")
-    require_images(source)
+    require_data(source, file_allowed=False)
     console = Console(highlight=False)
     with loading(console, threads):
         from ..images.corpus import read_corpus
@@ -117,22 +126,8 @@ def train_image(
         from ..training.progress import complete
         from ..training.run import Course, read_config
 
-    recipe = ImageRecipe(
-        model=model.value,
-        preset=preset or (None if config else "mini"),
-        config=None if config is None else read_config(config, FAMILIES[model.value].config_class),
-        image_size=image_size,
-        patch_size=patch_size,
-        crop_padding=crop_padding,
-        flip=flip,
-        eval_fraction=eval_fraction,
-        batch_size=batch_size,
-        lr=lr,
-        weight_decay=weight_decay,
-        label_smoothing=label_smoothing,
-        seed=seed,
-    )
-    course = Course(steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume)
+    fields = None if config is None else read_config(config, FAMILIES[model.value].config_class)
+    recipe = chosen(ImageRecipe, context, preset=preset or (None if config else "mini"), config=fields)
     with console.status("reading the images, preparing the model"):
         corpus = read_corpus(
             source,
@@ -143,5 +138,5 @@ def train_image(
             eval_fraction=eval_fraction,
             seed=seed,
         )
-        run = prepare(source, corpus, folder, recipe, course)
+        run = prepare(source, corpus, folder, recipe, chosen(Course, context))
     complete(run, console)

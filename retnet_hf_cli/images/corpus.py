@@ -5,7 +5,6 @@
 import gzip
 import hashlib
 import io
-import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from transformers.image_utils import load_image
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
-from ..sources import require_images
+from ..sources import require_data
 
 
 if TYPE_CHECKING:
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 TRAINING, EVALUATION = ("train", "training"), ("test", "validation", "valid", "val", "eval")  # names of splits
-# The format of MNIST and its kin: what the file is about, its number of dimensions, and whether it is packed.
-IDX_NAME = re.compile(r"(?P<set>.*?)[-_.]?(?P<kind>images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?")
-IDX_OF_UINT8 = b"\x00\x00\x08"
 
 
 @dataclass(frozen=True)
@@ -120,10 +116,10 @@ def read_corpus(
     Raises:
         InputError: for a source that is missing, empty, damaged or not what it should be.
     """
-    require_images(source)
+    require_data(source, file_allowed=False)
     path = Path(source).expanduser()
-    if path.is_dir() and (files := _idx_files(path)):
-        training, evaluation, names = _read_idx(path, files)
+    if path.is_dir() and any(path.glob("*[-_.]idx[13][-_.]ubyte*")):
+        training, evaluation, names = _read_idx(path)
     else:
         training, evaluation, names = _read_dataset(source, subset, image_column, label_column)
     if classes is not None:
@@ -165,37 +161,31 @@ def _labelled(pictures: Sequence[Any], labels: Sequence[int] | np.ndarray) -> La
     return LabelledImages(pictures, np.asarray(labels, dtype=np.int64), np.arange(len(pictures)))
 
 
-def _idx_files(path: Path) -> dict[tuple[str, str], Path]:
-    """IDX files of a folder by the name of their set, such as "train" or "t10k", and by "images" or "labels"."""
-    matches = {file: IDX_NAME.fullmatch(file.name) for file in sorted(path.iterdir(), reverse=True)}
-    return {(match["set"], match["kind"]): file for file, match in matches.items() if match}
+def _read_idx(path: Path) -> tuple[LabelledImages, LabelledImages | None, list[str]]:
+    """What MNIST and its kin have: files such as train-images-idx3-ubyte and t10k-labels-idx1-ubyte, packed or not."""
 
-
-def _read_idx(path: Path, files: dict[tuple[str, str], Path]) -> tuple[LabelledImages, LabelledImages | None, list[str]]:
-    sets = sorted({name for name, _ in files})
-    training = [name for name in sets if "train" in name]
-    evaluation = [name for name in sets if name not in training and ("10k" in name or "test" in name)]
-    if len(training) != 1 or len(evaluation) > 1:
-        raise InputError(
-            f"{path} must have IDX files of one set to train on, such as train-images-idx3-ubyte, and of one at most to "
-            f"evaluate on, such as t10k-images-idx3-ubyte; it has those of {', '.join(sets)}"
-        )
-
-    def images(name: str) -> LabelledImages:
-        for kind, dimensions in (("images", 3), ("labels", 1)):
-            if (name, kind) not in files:
-                raise InputError(f"{path} has no {name}-{kind}-idx{dimensions}-ubyte, packed or not")
-        pictures, labels = read_idx(files[name, "images"]), read_idx(files[name, "labels"])
+    def part(*names: str) -> LabelledImages | None:
+        found: dict[str, list[Path]] = {}
+        for kind in ("images", "labels"):
+            files = {file for name in names for file in path.glob(f"*{name}*{kind}[-_.]idx*")}
+            found[kind] = [file for file in files if file.suffix != ".gz" or file.with_suffix("") not in files]
+        if not any(found.values()):
+            return None
+        if any(len(files) != 1 for files in found.values()):
+            names_found = ", ".join(sorted(file.name for files in found.values() for file in files))
+            wanted = f"one IDX file of images and one of labels named {' or '.join(names)}"
+            raise InputError(f"{path} must have {wanted}, and has {names_found}")
+        pictures, labels = (read_idx(*files) for files in found.values())
         if pictures.ndim != 3 or labels.ndim != 1 or len(pictures) != len(labels):
-            raise InputError(
-                f"the IDX files of {name} in {path} do not belong together: images of shape {pictures.shape}, "
-                f"labels of shape {labels.shape}"
-            )
+            shapes = f"images of shape {pictures.shape}, labels of shape {labels.shape}"
+            raise InputError(f"the IDX files of {names[0]} in {path} do not belong together: {shapes}")
         return _labelled(pictures, labels)
 
-    parts = images(training[0]), images(evaluation[0]) if evaluation else None
-    count = 1 + max(int(part.labels.max(initial=0)) for part in parts if part is not None)
-    return *parts, [str(number) for number in range(count)]
+    training, evaluation = part("train"), part("t10k", "test")
+    if training is None:
+        raise InputError(f"{path} has no IDX files to train on, such as train-images-idx3-ubyte")
+    count = 1 + max(int(part.labels.max(initial=0)) for part in (training, evaluation) if part is not None)
+    return training, evaluation, [str(number) for number in range(count)]
 
 
 def read_idx(file: Path) -> np.ndarray:
@@ -203,11 +193,10 @@ def read_idx(file: Path) -> np.ndarray:
     data = file.read_bytes()
     try:
         data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-        start = 4 + 4 * data[3]
-        shape = np.frombuffer(data[4:start], dtype=">u4").astype(int)
-        if not data.startswith(IDX_OF_UINT8):
+        if not data.startswith(b"\x00\x00\x08"):
             raise ValueError("it holds no unsigned bytes")
-        return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
+        start = 4 + 4 * data[3]
+        return np.frombuffer(data, np.uint8, offset=start).reshape(np.frombuffer(data[4:start], ">u4").astype(int))
     except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
         raise InputError(f"{file} is damaged, or no IDX file of unsigned bytes: {first_line(error)}") from error
 
@@ -239,42 +228,35 @@ def _read_dataset(
     training = next((splits[split] for split in TRAINING if split in splits), None)
     if training is None:
         raise InputError(f"the data set {name} has no split train (it has: {', '.join(splits)})")
-    features = training.features
+    columns = ", ".join(training.features)
 
-    def column(given: str | None, kind: type, what: str) -> str:
-        found = given or next((key for key, feature in features.items() if isinstance(feature, kind)), None)
-        if found is None and what == "label" and Path(name).is_dir():
+    def column(given: str | None, kind: type, allowed: tuple[type, ...], what: str) -> str:
+        found = given or next((key for key, feature in training.features.items() if isinstance(feature, kind)), None)
+        if not isinstance(training.features.get(found), allowed):
+            reason = "has no" if given is None else f'has in the column "{given}" no'
+            advice = ", or give each class a sub-folder of pictures" if Path(name).is_dir() else ""
             raise InputError(
-                f"{name} does not say what its pictures show: give it a sub-folder of pictures for each class, or name the "
-                f"column with their labels by --label-column (it has: {', '.join(features)})"
-            )
-        if found not in features:
-            wanted = f'no column "{found}"' if found else f"no column of {what}"
-            raise InputError(
-                f"the data set {name} has {wanted} (it has: {', '.join(features)}); name it with --{what}-column"
+                f"{name} {reason} {what} for each image (it has: {columns}); name one by --{what}-column{advice}"
             )
         return found
 
-    images = column(image_column, datasets.Image, "image")
-    labels = column(label_column, datasets.ClassLabel, "label")
-    if not isinstance(features[images], datasets.Image):
-        raise InputError(f'the column "{images}" of the data set {name} holds no images')
-    if isinstance(features[labels], datasets.ClassLabel):
-        names, numbers = features[labels].names, None
-    elif not isinstance(features[labels], datasets.Value):
-        raise InputError(f'the column "{labels}" of the data set {name} holds something else than one label an image')
+    images = column(image_column, datasets.Image, (datasets.Image,), "image")
+    labels = column(label_column, datasets.ClassLabel, (datasets.ClassLabel, datasets.Value), "label")
+    if isinstance(training.features[labels], datasets.ClassLabel):
+        names = training.features[labels].names
+        numbers = {number: number for number in range(len(names))}
     else:
         values = sorted({value for value in training[labels] if value is not None})
         names, numbers = [str(value) for value in values], {value: number for number, value in enumerate(values)}
 
     def part(dataset: "Dataset") -> LabelledImages | None:
         """None where some labels are not given, as in the test sets of competitions."""
-        found = [label if numbers is None else numbers.get(label) for label in dataset[labels]]
         pictures = dataset.select_columns(images).cast_column(images, datasets.Image(decode=False))
-        return None if any(label is None or label < 0 for label in found) else _labelled(pictures, found)
+        found = [numbers.get(label) for label in dataset[labels]]
+        return None if None in found else _labelled(pictures, found)
 
-    training_part = part(training)
-    if training_part is None:
+    parts = (part(splits[split]) for split in EVALUATION if split in splits)
+    whole, evaluation = part(training), next((part for part in parts if part is not None), None)
+    if whole is None:
         raise InputError(f'the column "{labels}" of the data set {name} has no label for some images to train on')
-    candidates = (part(splits[split]) for split in EVALUATION if split in splits)
-    return training_part, next((candidate for candidate in candidates if candidate is not None), None), names
+    return whole, evaluation, names

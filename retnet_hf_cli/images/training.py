@@ -3,7 +3,6 @@
 """Training a classifier of images with `transformers.Trainer`, from pictures on disk to a folder that loads anywhere."""
 
 import json
-import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from ..training.folder import TrainingFolder
 from ..training.report import CURVE, draw_loss_curve
 from ..training.run import Course, Start, TrainingRun
 from .corpus import ImageCorpus, LabelledImages
-from .models import FAMILIES, Family, fitting_size
+from .models import FAMILIES, fitting_size
 from .report import CONFUSION, PREDICTIONS, confusion_matrix, draw_confusion_matrix, draw_predictions
 
 
@@ -68,10 +67,6 @@ class ImageRecipe:
     weight_decay: float = 0.05
     label_smoothing: float = 0.0
     seed: int = 0
-
-    @property
-    def family(self) -> Family:
-        return FAMILIES[self.model]
 
 
 @dataclass(frozen=True)
@@ -135,11 +130,11 @@ class PreparedImages(Dataset):
 class EpochCounter(TrainerCallback):
     """Tells a data set which epoch it is in, also where a resumed run begins in the middle of one."""
 
-    def __init__(self, images: PreparedImages, steps_per_epoch: int) -> None:
-        self.images, self.steps_per_epoch = images, steps_per_epoch
+    def __init__(self, images: PreparedImages) -> None:
+        self.images = images
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.images.epoch = state.global_step // self.steps_per_epoch
+        self.images.epoch = int(state.epoch or 0)
 
 
 @dataclass(kw_only=True)
@@ -160,11 +155,6 @@ class ImageRun(TrainingRun):
         """Share of the images whose class is the most probable one."""
         self.evaluated = evaluated
         return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches that all images make."""
-        return math.ceil(len(self.training) / self.recipe.batch_size)
 
     def units_seen(self, state: TrainerState) -> int:
         return state.global_step * self.recipe.batch_size
@@ -199,7 +189,7 @@ class ImageRun(TrainingRun):
             data_collator=self.training.batch,
             processing_class=self.processor,
             compute_metrics=self.measure,
-            callbacks=[EpochCounter(self.training, self.steps_per_epoch), *callbacks],
+            callbacks=[EpochCounter(self.training), *callbacks],
             **kwargs,
         )
 
@@ -270,9 +260,10 @@ def prepare(source: str, corpus: ImageCorpus, folder: TrainingFolder, recipe: Im
     elif not isinstance(image_size, int):
         raise InputError(f"image_size must be one number, for square images, got {image_size}")
     padding = image_size // 8 if recipe.crop_padding is None else recipe.crop_padding
-    config = recipe.family.config(recipe.preset, recipe.config, image_size, corpus.classes, recipe.patch_size)
-    processor = recipe.family.processor(image_size)
+    family = FAMILIES[recipe.model]
+    config = family.config(recipe.preset, recipe.config, image_size, corpus.classes, recipe.patch_size)
+    processor = family.processor(image_size)
     training = PreparedImages(corpus.training, processor, Augmentation(padding, recipe.flip), recipe.seed)
     evaluation = PreparedImages(corpus.evaluation, processor)
     further = {"source": source, "processor": processor, "classes": corpus.classes}
-    return ImageRun.prepare(start, recipe.family.model_class, config, training, evaluation, **further)
+    return ImageRun.prepare(start, family.model_class, config, training, evaluation, **further)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
-from ..sources import TEXT_SUFFIXES, looks_like_path, require_text
+from ..sources import TEXT_SUFFIXES, looks_like_path, require_data
 
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _read(
         apart_from: as for `read_documents`.
         streaming: whether a data set of the Hub is read as it arrives, and not downloaded first.
     """
-    require_text(source)
+    require_data(source)
     path = Path(source).expanduser()
     files = [path] if path.is_file() else _text_files(path, apart_from)
     for file in files:

@@ -23,7 +23,7 @@ from ..training.folder import TrainingFolder
 from ..training.report import CURVE, draw_loss_curve, perplexity
 from ..training.run import Course, Start, TrainingRun, config_of
 from .corpus import digest_of, encode, hold_out, load_tokenizer, train_tokenizer
-from .generation import Sampling, sample
+from .generation import continue_text, sampling
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,11 @@ class TextRun(TrainingRun):
 
     def specimen(self) -> tuple[str, str]:
         """The beginning of the held-out text, and what the model continues it with."""
-        return self.prompt, sample(self.model, self.tokenizer, self.prompt, Sampling(max_new_tokens=40), self.recipe.seed)
+        written: list[str] = []
+        with torch.random.fork_rng():  # training goes on with the random numbers it had
+            torch.manual_seed(self.recipe.seed)
+            continue_text(self.model, self.tokenizer, self.prompt, sampling(max_new_tokens=40), written.append)
+        return self.prompt, "".join(written)
 
     def trainer(self, **kwargs: Any) -> Trainer:
         return Trainer(
