@@ -37,7 +37,7 @@ def demo(
     ] = None,
     minutes: Annotated[float, training_option(min=0.01, max=600, help="Time for everything.")] = 2.5,
     overwrite: Overwrite = False,
-    threads: Threads = None,
+    threads: Threads = 1,
 ) -> None:
     """Train a small RetNet and let it write, in one go.
 
