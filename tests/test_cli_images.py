@@ -24,7 +24,6 @@ from retnet_hf import ViRForImageClassification
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.images.corpus import LabelledImages, hold_out, read_corpus, read_idx
 from retnet_hf_cli.images.models import FAMILIES, fitting_patch_size, fitting_size
-from retnet_hf_cli.images.report import confusion_matrix
 from retnet_hf_cli.images.training import Augmentation, PreparedImages, examples
 from retnet_hf_cli.main import main
 
@@ -562,11 +561,6 @@ def test_a_set_that_does_not_fit_is_read_again(workplace, monkeypatch):
 
 
 # What it shows
-
-
-def test_confusion_matrix():
-    matrix = confusion_matrix(np.array([0, 0, 1, 2, 2, 2]), np.array([0, 1, 1, 2, 2, 0]), 4)
-    assert matrix.tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 0, 2, 0], [0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,8 @@ def linearize(
         tokenizer = load_tokenizer(name)
         recipe = recipe.with_rates(config.hidden_size)
         apart_from = (*folder.own, Path(name).expanduser().resolve())
-        documents = read_enough(texts, tokenizer, recipe.tokens, field, split, subset, apart_from)
+        reading = {"field": field, "split": split, "subset": subset, "apart_from": apart_from}
+        documents = read_enough(texts, tokenizer, recipe.tokens, **reading)
         training, evaluation = streams_of(documents, tokenizer, recipe, config.vocab_size)
     Linearization(
         recipe=recipe,

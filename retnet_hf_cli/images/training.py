@@ -28,11 +28,17 @@ from retnet_hf.cards import model_card
 
 from ..errors import InputError
 from ..training.folder import TrainingFolder
-from ..training.report import CURVE, draw_loss_curve
+from ..training.report import (
+    CONFUSION,
+    CURVE,
+    PREDICTIONS,
+    draw_confusion_matrix,
+    draw_loss_curve,
+    draw_predictions,
+)
 from ..training.run import Course, Start, TrainingRun
 from .corpus import ImageCorpus, LabelledImages
 from .models import FAMILIES, fitting_size
-from .report import CONFUSION, PREDICTIONS, confusion_matrix, draw_confusion_matrix, draw_predictions
 
 
 RESULTS = "results.json"
@@ -198,7 +204,8 @@ class ImageRun(TrainingRun):
         evaluated = self.evaluated or trainer.predict(self.evaluation)  # the last evaluation is that of the last step
         probabilities = torch.from_numpy(evaluated.predictions).float().softmax(-1).numpy()
         labels, predicted = evaluated.label_ids, probabilities.argmax(-1)
-        matrix = confusion_matrix(labels, predicted, len(self.classes))
+        classes = len(self.classes)
+        matrix = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
         right, total = int(matrix.trace()), int(matrix.sum())
 
         model.save_pretrained(partial)

@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 SAMPLE_TEXT = Path(__file__).parent.parent / "data" / "kjv_sample.txt"
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
+MOST_CHARACTERS = 32  # of a token, in running text
 
 
 def read_documents(
-    sources: Iterable[str],
+    sources: Sequence[str],
     field: str = "text",
     split: str = "train",
     subset: str | None = None,
@@ -44,48 +45,27 @@ def read_documents(
     Raises:
         InputError: for a source that is missing, empty, not UTF-8 or not what it should be.
     """
-    sources = list(sources)
     documents = [document for source in sources for document in _read(source, field, split, subset, apart_from)]
     if not documents:
         raise InputError(f"there is no text in {', '.join(sources)}")
     return documents
 
 
-def read_enough(
-    sources: Iterable[str],
-    tokenizer: "PreTrainedTokenizerBase",
-    tokens: int,
-    field: str = "text",
-    split: str = "train",
-    subset: str | None = None,
-    apart_from: Collection[Path] = (),
-) -> list[str]:
-    """Documents of `read_documents` until they are about so many tokens, of each source in turn; the last one may be cut.
+def read_enough(sources: Sequence[str], tokenizer: "PreTrainedTokenizerBase", tokens: int, **options: Any) -> list[str]:
+    """Documents until they are so many tokens, of each source in turn; the last one is cut to that length.
 
-    What is not needed of a data set of the Hub is not downloaded. `apart_from` is as for `read_documents`.
-
-    Raises:
-        InputError: as `read_documents` does.
+    What is not needed of a data set of the Hub is not downloaded. `options` and errors are those of `read_documents`.
     """
-    sources = list(sources)
-    readers = [_read(source, field, split, subset, apart_from, streaming=True) for source in sources]
+    readers = [_read(source, **options, streaming=True) for source in sources]
     documents: list[str] = []
-    characters, most = 0, math.inf
-    while readers and characters < most:
-        for reader in list(readers):
-            document = next(reader, None)
-            if document is None:
-                readers.remove(reader)
-                continue
+    for document in itertools.chain.from_iterable(itertools.zip_longest(*readers)):
+        if document is not None:
+            beginning = document[: MOST_CHARACTERS * tokens]
+            found = len(tokenizer(beginning, add_special_tokens=False, verbose=False)["input_ids"])
+            if found >= tokens:
+                return [*documents, beginning[: math.ceil(len(beginning) * tokens / found)]]
             documents.append(document)
-            characters += len(document)
-            if len(documents) in (1, 10, 100, 1000):  # characters of so many tokens, by what has been read
-                sample = [each[:10_000] for each in documents]
-                ids = tokenizer(sample, add_special_tokens=False, verbose=False)["input_ids"]
-                most = tokens * sum(map(len, sample)) / max(1, sum(map(len, ids)))
-            if characters >= most:
-                documents[-1] = document[: len(document) - int(characters - most)]
-                break
+            tokens -= found
     if not documents:
         raise InputError(f"there is no text in {', '.join(sources)}")
     return documents
@@ -97,14 +77,14 @@ def digest_of(documents: Iterable[str]) -> str:
 
 
 def _read(
-    source: str, field: str, split: str, subset: str | None, apart_from: Collection[Path], streaming: bool = False
+    source: str,
+    field: str = "text",
+    split: str = "train",
+    subset: str | None = None,
+    apart_from: Collection[Path] = (),
+    streaming: bool = False,
 ) -> Iterator[str]:
-    """The documents of a source that have any text.
-
-    Args:
-        apart_from: as for `read_documents`.
-        streaming: whether a data set of the Hub is read as it arrives, and not downloaded first.
-    """
+    """The documents of a source that have any text. `streaming`: a data set of the Hub is not downloaded first."""
     require_data(source)
     path = Path(source).expanduser()
     files = [path] if path.is_file() else _text_files(path, apart_from)
@@ -179,10 +159,10 @@ def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list
     count = round(len(documents) * fraction)
     if count >= 10:
         held_out = set(random.Random(seed).sample(range(len(documents)), count))
-        pieces = [[], []]
+        training, evaluation = [], []
         for index, document in enumerate(documents):
-            pieces[index in held_out].append(document)
-        return pieces[0], pieces[1]
+            (evaluation if index in held_out else training).append(document)
+        return training, evaluation
 
     training, evaluation = [], []
     for document in documents:
@@ -199,22 +179,14 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> "PreTrainedTok
 
     One token separates documents: it begins (bos) as well as ends (eos) them. Padding has a token of its own.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        special_tokens=[END_OF_TEXT, PADDING],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(documents, trainer)
+    trained = ByteLevelBPETokenizer()
+    options = {"vocab_size": vocab_size, "special_tokens": [END_OF_TEXT, PADDING], "show_progress": False}
+    trained.train_from_iterator(documents, **options)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=Tokenizer.from_str(trained.to_str()),
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         pad_token=PADDING,
@@ -225,11 +197,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> "PreTrainedTok
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder or of a repository of the Hub.
-
-    Raises:
-        InputError: if there is none, or it has no token to end a document with.
-    """
+    """The tokenizer of a folder or a repository of the Hub. Raises InputError if none with an eos token can be loaded."""
     from transformers import AutoTokenizer
 
     if Path(name).is_dir() and not any(Path(name).glob("tokenizer*")):
