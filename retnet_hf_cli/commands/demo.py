@@ -60,7 +60,7 @@ def demo(
     console = Console(highlight=False)
     with loading(console, threads):
         from ..text.training import Recipe, prepare
-        from ..training.progress import run_training
+        from ..training.progress import show_training
         from ..training.run import Course
 
     recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=5e-3)
@@ -71,11 +71,12 @@ def demo(
         run = prepare([source], documents, folder, recipe, course)
     with leaving_order():
         try:
-            run_training(run, console)
+            show_training(run, console)
         except Interrupted as error:
             raise Interrupted(f"{error}; a demo keeps nothing of an unfinished run", error.signal_number) from None
         finally:
             shutil.rmtree(folder.partial, ignore_errors=True)
+    console.print(f"saved: {folder.output}", markup=False, soft_wrap=True)
     show_generation(run, console)
     console.print(f"\n{time.monotonic() - started:.0f} s in all")
     invite(output, run.prompt, console)

@@ -9,28 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .. import ranks
+from .. import options, ranks
 from ..errors import InputError
 from ..libraries import loading
-from ..options import (
-    EvalEvery,
-    EvalFraction,
-    Field,
-    LearningRate,
-    Minutes,
-    Overwrite,
-    Resume,
-    Split,
-    Steps,
-    Subset,
-    Threads,
-    WeightDecay,
-    chosen,
-    data_option,
-    model_option,
-    run_option,
-    training_option,
-)
+from ..options import data_option, model_option, run_option, training_option
 from ..sources import require_data
 from ..training.folder import TrainingFolder
 from .generate import invite
@@ -58,16 +40,13 @@ def train(
     output: Annotated[
         Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
     ] = Path("retnet-model"),
-    resume: Resume = False,
-    overwrite: Overwrite = False,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Of weights, order of the text, and samples.")] = 0,
-    threads: Threads = None,
+    threads: options.Threads = None,
     preset: Annotated[
         str | None,
-        model_option(
-            help="Size: tiny, mini, small, base, 1.3B, 2.7B, 6.7B, torchscale-base…",
-            show_default="tiny",
-        ),
+        model_option(help="Size: tiny, mini, small, base, 1.3B, 2.7B, 6.7B, torchscale-base…", show_default="tiny"),
     ] = None,
     config: Annotated[
         Path | None, model_option(help="JSON file with fields of RetNetConfig, in the place of a preset.")
@@ -76,21 +55,21 @@ def train(
         str | None, model_option(help="Folder or Hub name of a tokenizer. Absent: a byte-level BPE is trained on the text.")
     ] = None,
     vocab_size: Annotated[int, model_option(min=258, help="Most tokens of a tokenizer that is trained.")] = 8192,
-    field: Field = "text",
-    split: Split = "train",
-    subset: Subset = None,
-    eval_fraction: EvalFraction = 0.05,
+    field: options.Field = "text",
+    split: options.Split = "train",
+    subset: options.Subset = None,
+    eval_fraction: options.EvalFraction = 0.05,
     block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 256,
-    steps: Steps = None,
+    steps: options.Steps = None,
     epochs: Annotated[float | None, training_option(min=0.001, help="Times through the text.", show_default="3")] = None,
-    minutes: Minutes = None,
+    minutes: options.Minutes = None,
     batch_size: Annotated[int, training_option(min=1, help="Sequences in a step, of all processes together.")] = 8,
-    lr: LearningRate = 1e-3,
-    weight_decay: WeightDecay = 0.1,
+    lr: options.LearningRate = 1e-3,
+    weight_decay: options.WeightDecay = 0.1,
     form: Annotated[
         Form, training_option(help="Form of retention. They compute the same; chunkwise is linear in the block size.")
     ] = Form.auto,
-    eval_every: EvalEvery = None,
+    eval_every: options.EvalEvery = None,
 ) -> None:
     """Train a RetNet on text, into a folder that transformers loads.
 
@@ -127,9 +106,9 @@ def train(
 
     ranks.join()
     fields = None if config is None else read_config(config, RetNetConfig)
-    recipe = chosen(Recipe, context, preset=preset or (None if config else "tiny"), config=fields)
+    recipe = options.chosen(Recipe, context, preset=preset or (None if config else "tiny"), config=fields)
     with console.status("reading the text, preparing tokenizer and model"):
         documents = read_documents(texts, field, split, subset, folder.own)
-        run = prepare(texts, documents, folder, recipe, chosen(Course, context))
+        run = prepare(texts, documents, folder, recipe, options.chosen(Course, context))
     if complete(run, console):
         invite(output, run.prompt, console)

@@ -9,23 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .. import options
 from ..errors import InputError
 from ..libraries import loading
-from ..options import (
-    EvalEvery,
-    LearningRate,
-    Minutes,
-    Overwrite,
-    Resume,
-    Steps,
-    Threads,
-    WeightDecay,
-    chosen,
-    image_option,
-    model_option,
-    run_option,
-    training_option,
-)
+from ..options import image_option, model_option, run_option, training_option
 from ..sources import require_data
 from ..training.folder import TrainingFolder
 
@@ -53,10 +40,10 @@ def train_image(
     output: Annotated[
         Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
     ] = Path("retnet-image-model"),
-    resume: Resume = False,
-    overwrite: Overwrite = False,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Of weights, order of the images, augmentation, what is held out.")] = 0,
-    threads: Threads = None,
+    threads: options.Threads = None,
     model: Annotated[ImageModel, model_option(help="Family: three of retention, and ViT to compare them with.")] = (
         ImageModel.vir
     ),
@@ -65,10 +52,12 @@ def train_image(
         model_option(help="Size: micro or mini, for small pictures, or a published one.", show_default="mini"),
     ] = None,
     config: Annotated[
-        Path | None, model_option(help="JSON file with fields of the family's configuration, in the place of a preset.")
+        Path | None,
+        model_option(help="JSON file with fields of the family's configuration, in the place of a preset."),
     ] = None,
     image_size: Annotated[
-        int | None, model_option(min=4, help="Pixels a side. Absent: that of the first image, or 64 if it is larger.")
+        int | None,
+        model_option(min=4, help="Pixels a side. Absent: that of the first image, or 64 if it is larger."),
     ] = None,
     patch_size: Annotated[
         int | None,
@@ -84,19 +73,20 @@ def train_image(
         float, image_option(min=0.001, max=0.5, help="Share held out where DATA has no part for evaluation.")
     ] = 0.1,
     crop_padding: Annotated[
-        int | None, image_option(min=0, help="Pixels that images are shifted by at most. Absent: an eighth of the size.")
+        int | None,
+        image_option(min=0, help="Pixels that images are shifted by at most. Absent: an eighth of the size."),
     ] = None,
     flip: Annotated[bool, image_option(help="Reflect half of the images, which digits and letters do not take.")] = True,
-    steps: Steps = None,
+    steps: options.Steps = None,
     epochs: Annotated[float | None, training_option(min=0.001, help="Times through the images.", show_default="10")] = None,
-    minutes: Minutes = None,
+    minutes: options.Minutes = None,
     batch_size: Annotated[int, training_option(min=1, help="Images in a step.")] = 128,
-    lr: LearningRate = 1e-3,
-    weight_decay: WeightDecay = 0.05,
+    lr: options.LearningRate = 1e-3,
+    weight_decay: options.WeightDecay = 0.05,
     label_smoothing: Annotated[
         float, training_option(min=0.0, max=0.9, help="Share of a label given to all classes.")
     ] = 0.0,
-    eval_every: EvalEvery = None,
+    eval_every: options.EvalEvery = None,
 ) -> None:
     """Train a classifier of images, into a folder that transformers loads.
 
@@ -127,7 +117,7 @@ def train_image(
         from ..training.run import Course, read_config
 
     fields = None if config is None else read_config(config, FAMILIES[model.value].config_class)
-    recipe = chosen(ImageRecipe, context, preset=preset or (None if config else "mini"), config=fields)
+    recipe = options.chosen(ImageRecipe, context, preset=preset or (None if config else "mini"), config=fields)
     with console.status("reading the images, preparing the model"):
         corpus = read_corpus(
             source,
@@ -138,5 +128,5 @@ def train_image(
             eval_fraction=eval_fraction,
             seed=seed,
         )
-        run = prepare(source, corpus, folder, recipe, chosen(Course, context))
+        run = prepare(source, corpus, folder, recipe, options.chosen(Course, context))
     complete(run, console)

@@ -27,15 +27,8 @@ from transformers import (
 from retnet_hf.cards import model_card
 
 from ..errors import InputError
+from ..training import report
 from ..training.folder import TrainingFolder
-from ..training.report import (
-    CONFUSION,
-    CURVE,
-    PREDICTIONS,
-    draw_confusion_matrix,
-    draw_loss_curve,
-    draw_predictions,
-)
 from ..training.run import Course, Start, TrainingRun
 from .corpus import ImageCorpus, LabelledImages
 from .models import FAMILIES, fitting_size
@@ -47,11 +40,11 @@ TRAINING = f"""
 
 Trained with `retnet-hf train-image`.
 
-![loss]({CURVE})
+![loss]({report.CURVE})
 
-![predictions on images held out]({PREDICTIONS})
+![predictions on images held out]({report.PREDICTIONS})
 
-![confusion matrix]({CONFUSION})
+![confusion matrix]({report.CONFUSION})
 """
 CACHE_BYTES = 2 * 10**9
 
@@ -210,16 +203,16 @@ class ImageRun(TrainingRun):
 
         model.save_pretrained(partial)
         self.processor.save_pretrained(partial)
-        draw_loss_curve(self.log, partial / CURVE, unit="nats per image")
-        draw_confusion_matrix(matrix, self.classes, partial / CONFUSION)
+        report.draw_loss_curve(self.log, partial / report.CURVE, unit="nats per image")
+        report.draw_confusion_matrix(matrix, self.classes, partial / report.CONFUSION)
         shown = examples(labels, predicted, recipe.seed)
-        draw_predictions(
+        report.draw_predictions(
             [PIL.Image.fromarray(self.evaluation.prepared(index).transpose(1, 2, 0)) for index in shown],
             labels[shown],
             predicted[shown],
             probabilities[shown, predicted[shown]],
             self.classes,
-            partial / PREDICTIONS,
+            partial / report.PREDICTIONS,
         )
         results = {
             "accuracy": right / total,

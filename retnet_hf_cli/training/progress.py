@@ -72,7 +72,8 @@ def complete(run: TrainingRun, console: Console) -> bool:
         console.print(done, markup=False, soft_wrap=True)
         return False
     with resumable():
-        run_training(run, console)
+        show_training(run, console)
+    console.print(f"saved: {run.folder.output}", markup=False, soft_wrap=True)
     return True
 
 
@@ -86,12 +87,6 @@ def resumable() -> Iterator[None]:
         raise Interrupted(message, error.signal_number) from None
 
 
-def run_training(run: TrainingRun, console: Console) -> None:
-    """Trains, shows how it goes, and says where the model is."""
-    show_training(run, console)
-    console.print(f"saved: {run.folder.output}", markup=False, soft_wrap=True)
-
-
 def show_training(run: TrainingRun, console: Console) -> None:
     """Trains, and shows how it goes."""
     threads = f"{run.threads} CPU thread{'s' * (run.threads > 1)}"
@@ -99,12 +94,10 @@ def show_training(run: TrainingRun, console: Console) -> None:
     if run.checkpoint is not None:
         console.print(f"continuing after step {run.steps_done:,}")
     start, bar = time.monotonic(), Bar(run)
-    callbacks: list[TrainerCallback] = [Evaluations(console, run)] if ranks.FIRST else []
-    if ranks.FIRST and console.is_terminal:
-        callbacks.append(bar)
+    callbacks = [bar] if console.is_terminal else []
     with leaving_order():
         try:
-            run.train(callbacks)
+            run.train([*callbacks, Evaluations(console, run)] if ranks.FIRST else [])
         finally:
             if bar.training_bar is not None:
                 bar.training_bar.close()

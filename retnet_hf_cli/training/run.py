@@ -52,8 +52,8 @@ class Start:
 
     Attributes:
         recipe: a frozen dataclass with seed, batch_size, lr and weight_decay.
-        digest: of the data. data: what the run is trained on, and a verb, for the message that it is another.
-        checkpoint, record: what to resume, if anything.
+        digest: of the data. data: what errors call them, with a verb.
+        checkpoint, record: what to resume; None and empty for a new run.
 
     Raises:
         InputError: if the run cannot be resumed with this recipe on these data.
@@ -65,7 +65,7 @@ class Start:
     digest: str
     data: str
     checkpoint: Path | None = None
-    record: dict[str, Any] | None = None
+    record: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         found = self.folder.to_resume() if self.course.resume else None
@@ -74,6 +74,14 @@ class Start:
             check_resumable(self.recipe, self.digest, self.record, self.data)
             if self.course.threads is None:
                 use_threads_of(self.record)
+
+    def steps(self, steps_per_epoch: int, default_epochs: float) -> int:
+        """Length of the run: the steps or epochs asked for; absent both, that of the run to resume, or the default."""
+        if self.course.steps is not None:
+            return self.course.steps
+        if self.course.epochs is None and self.record:
+            return self.record["steps"]
+        return math.ceil((self.course.epochs or default_epochs) * steps_per_epoch)
 
 
 @dataclass(kw_only=True)
@@ -121,10 +129,7 @@ class TrainingRun:
             parameters = model_class(config).num_parameters()
         # two checkpoints at a time, of weights and two moments each, and the finished model
         start.folder.require_space(7 * 4 * parameters)
-        steps = course.steps or (start.record or {}).get("steps")
-        if course.steps is None and (course.epochs is not None or steps is None):
-            epochs = cls.default_epochs if course.epochs is None else course.epochs
-            steps = math.ceil(epochs * math.ceil(len(training) / recipe.batch_size))
+        steps = start.steps(math.ceil(len(training) / recipe.batch_size), cls.default_epochs)
         torch.manual_seed(recipe.seed)
         return cls(
             folder=start.folder,
