@@ -50,7 +50,8 @@ EvalEvery = Annotated[
 
 def chosen(kind: Callable[..., T], context: typer.Context, **further: Any) -> T:
     """A dataclass whose fields have the values of the command's options of the same names, unless `further` names them."""
-    return kind(**{name: value for name, value in context.params.items() if name in kind.__annotations__} | further)
+    values = {name: getattr(value, "value", value) for name, value in context.params.items()}  # of an Enum, its string
+    return kind(**{name: value for name, value in values.items() if name in kind.__annotations__} | further)
 
 
 def one_of(allowed: Collection[str]) -> Callable[[str | None], str | None]:

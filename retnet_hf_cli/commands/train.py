@@ -102,7 +102,8 @@ def train(
         from ..text.corpus import read_documents
         from ..text.training import Recipe, prepare
         from ..training.progress import complete
-        from ..training.run import Course, read_config
+        from ..training.run import read_config
+        from ..training.start import Course
 
     ranks.join()
     fields = None if config is None else read_config(config, RetNetConfig)

@@ -114,7 +114,8 @@ def train_image(
         from ..images.models import FAMILIES
         from ..images.training import ImageRecipe, prepare
         from ..training.progress import complete
-        from ..training.run import Course, read_config
+        from ..training.run import read_config
+        from ..training.start import Course
 
     fields = None if config is None else read_config(config, FAMILIES[model.value].config_class)
     recipe = options.chosen(ImageRecipe, context, preset=preset or (None if config else "mini"), config=fields)

@@ -2,7 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Training a classifier of images with `transformers.Trainer`, from pictures on disk to a folder that loads anywhere."""
 
-import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +28,12 @@ from retnet_hf.cards import model_card
 from ..errors import InputError
 from ..training import report
 from ..training.folder import TrainingFolder
-from ..training.run import Course, Start, TrainingRun
+from ..training.run import TrainingRun
+from ..training.start import Course, Start
 from .corpus import ImageCorpus, LabelledImages
 from .models import FAMILIES, fitting_size
 
 
-RESULTS = "results.json"
 TRAINING = f"""
 ## Training
 
@@ -148,12 +147,6 @@ class ImageRun(TrainingRun):
     source: str
     processor: BaseImageProcessor
     classes: list[str]
-    evaluated: EvalPrediction | None = None  # logits of the last evaluation
-
-    def measure(self, evaluated: EvalPrediction) -> dict[str, float]:
-        """Share of the images whose class is the most probable one."""
-        self.evaluated = evaluated
-        return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
 
     def units_seen(self, state: TrainerState) -> int:
         return state.global_step * self.recipe.batch_size
@@ -187,25 +180,22 @@ class ImageRun(TrainingRun):
             ),
             data_collator=self.training.batch,
             processing_class=self.processor,
-            compute_metrics=self.measure,
+            compute_metrics=accuracy,
             callbacks=[EpochCounter(self.training), *callbacks],
             **kwargs,
         )
 
     def finish(self, trainer: Trainer) -> None:
         model, recipe, partial = self.model, self.recipe, self.folder.partial
-        evaluated = self.evaluated or trainer.predict(self.evaluation)  # the last evaluation is that of the last step
-        probabilities = torch.from_numpy(evaluated.predictions).float().softmax(-1).numpy()
-        labels, predicted = evaluated.label_ids, probabilities.argmax(-1)
-        classes = len(self.classes)
-        matrix = np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
-        right, total = int(matrix.trace()), int(matrix.sum())
-
         model.save_pretrained(partial)
         self.processor.save_pretrained(partial)
         report.draw_loss_curve(self.log, partial / report.CURVE, unit="nats per image")
-        report.draw_confusion_matrix(matrix, self.classes, partial / report.CONFUSION)
-        shown = examples(labels, predicted, recipe.seed)
+        evaluated = trainer.predict(self.evaluation, metric_key_prefix="eval")
+        trainer.save_metrics("eval", evaluated.metrics, combined=False)
+        probabilities = torch.from_numpy(evaluated.predictions).float().softmax(-1).numpy()
+        labels, predicted = evaluated.label_ids, probabilities.argmax(-1)
+        report.draw_confusion_matrix(labels, predicted, self.classes, partial / report.CONFUSION)
+        shown = np.random.default_rng(recipe.seed).permutation(len(labels))[:24]
         report.draw_predictions(
             [PIL.Image.fromarray(self.evaluation.prepared(index).transpose(1, 2, 0)) for index in shown],
             labels[shown],
@@ -214,32 +204,18 @@ class ImageRun(TrainingRun):
             self.classes,
             partial / report.PREDICTIONS,
         )
-        results = {
-            "accuracy": right / total,
-            "images_to_evaluate": total,
-            "images_to_train": len(self.training),
-            "parameters": model.num_parameters(),
-            "steps": trainer.state.global_step,
-            "seconds": round(sum(entry.get("train_runtime", 0.0) for entry in self.log), 1),
-            "recall_by_class": dict(zip(self.classes, (matrix.diagonal() / np.maximum(matrix.sum(1), 1)).round(4).tolist())),
-        }
-        (partial / RESULTS).write_text(json.dumps(results, indent=2), encoding="utf-8")
         facts = {
-            "images": f"`{Path(self.source).name}`, {len(self.training):,} to train on, {total:,} held out",
+            "images": f"`{Path(self.source).name}`, {len(self.training):,} to train on, {len(labels):,} held out",
             "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} images",
             "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
-            "accuracy on images held out": f"**{100 * right / total:.2f} %**",
+            "accuracy on images held out": f"**{100 * evaluated.metrics['eval_accuracy']:.2f} %**",
         }
-        card = model_card(model, self.folder.output.name, facts, training=TRAINING)
-        card.save(partial / "README.md")
+        model_card(model, self.folder.output.name, facts, training=TRAINING).save(partial / "README.md")
 
 
-def examples(labels: np.ndarray, predicted: np.ndarray, seed: int, count: int = 24) -> np.ndarray:
-    """Places of some images: as many wrong ones as a third, where there are so many, among right ones, drawn by `seed`."""
-    generator = np.random.default_rng(seed)
-    wrong, right = (generator.permutation(np.flatnonzero(which)) for which in (predicted != labels, predicted == labels))
-    wrong = wrong[: max(count // 3, count - len(right))]
-    return generator.permutation(np.concatenate([wrong, right[: count - len(wrong)]]))
+def accuracy(evaluated: EvalPrediction) -> dict[str, float]:
+    """Share of the images whose class is the most probable one."""
+    return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
 
 
 def prepare(source: str, corpus: ImageCorpus, folder: TrainingFolder, recipe: ImageRecipe, course: Course) -> ImageRun:

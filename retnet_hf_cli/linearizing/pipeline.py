@@ -49,8 +49,9 @@ from ..text.generation import device, load_model
 from ..text.training import TokenBlocks
 from ..training.folder import RECORD, TrainingFolder
 from ..training.progress import resumable, show_training
-from ..training.run import check_resumable, require_memory_for, use_threads_of
+from ..training.run import require_memory_for
 from ..training.schedule import Schedule
+from ..training.start import check_resumable, use_threads_of
 from .finish import finish
 from .job import MEASURED_TOKENS, Job
 from .recipe import Recipe

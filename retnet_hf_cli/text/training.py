@@ -21,7 +21,8 @@ from .. import ranks
 from ..errors import InputError
 from ..training.folder import TrainingFolder
 from ..training.report import CURVE, draw_loss_curve, perplexity
-from ..training.run import Course, Start, TrainingRun, config_of
+from ..training.run import TrainingRun, config_of
+from ..training.start import Course, Start
 from .corpus import digest_of, encode, hold_out, load_tokenizer, train_tokenizer
 from .generation import continue_text, sampling
 

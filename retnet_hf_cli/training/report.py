@@ -50,9 +50,10 @@ def draw_loss_curve(log: list[dict[str, float]], file: Path, unit: str = "nats p
     figure.savefig(file, dpi=120)
 
 
-def draw_confusion_matrix(matrix: np.ndarray, classes: Sequence[str], file: Path) -> None:
+def draw_confusion_matrix(labels: np.ndarray, predicted: np.ndarray, classes: Sequence[str], file: Path) -> None:
     """Draws, as a PNG, which share of each true class was taken for which class; with the counts, if they can be read."""
     count = len(classes)
+    matrix = np.bincount(labels * count + predicted, minlength=count**2).reshape(count, count)
     side = min(4 + 0.4 * count, 16)
     figure = _figure(side, side)
     axes = figure.subplots()

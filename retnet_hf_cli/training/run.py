@@ -4,9 +4,7 @@
 
 import errno
 import json
-import math
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,65 +21,7 @@ from .. import ranks
 from ..errors import InputError, Interrupted
 from .folder import RECORD, TrainingFolder, step_of
 from .schedule import Schedule, Supervisor
-
-
-@dataclass(kw_only=True)
-class Course:
-    """How long a run lasts and how often it is evaluated, which may change when it is resumed.
-
-    Attributes:
-        steps: length of the run; absent, that of so many `epochs`; absent too, that of the run to resume, or the default.
-        minutes: at most so long, counted from `started`.
-        eval_every: steps between evaluations, and between checkpoints; a tenth of the run if absent.
-        threads: of the CPU, where a user has chosen them.
-        resume: whether to go on from the last checkpoint in the folder.
-    """
-
-    steps: int | None = None
-    epochs: float | None = None
-    minutes: float | None = None
-    started: float = field(default_factory=time.monotonic)
-    eval_every: int | None = None
-    threads: int | None = None
-    resume: bool = False
-
-
-@dataclass
-class Start:
-    """What a run begins with, or goes on from.
-
-    Attributes:
-        recipe: a frozen dataclass with seed, batch_size, lr and weight_decay.
-        digest: of the data. data: what errors call them, with a verb.
-        checkpoint, record: what to resume; None and empty for a new run.
-
-    Raises:
-        InputError: if the run cannot be resumed with this recipe on these data.
-    """
-
-    folder: TrainingFolder
-    recipe: Any
-    course: Course
-    digest: str
-    data: str
-    checkpoint: Path | None = None
-    record: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        found = self.folder.to_resume() if self.course.resume else None
-        if found is not None:
-            self.checkpoint, self.record = found
-            check_resumable(self.recipe, self.digest, self.record, self.data)
-            if self.course.threads is None:
-                use_threads_of(self.record)
-
-    def steps(self, steps_per_epoch: int, default_epochs: float) -> int:
-        """Length of the run: the steps or epochs asked for; absent both, that of the run to resume, or the default."""
-        if self.course.steps is not None:
-            return self.course.steps
-        if self.course.epochs is None and self.record:
-            return self.record["steps"]
-        return math.ceil((self.course.epochs or default_epochs) * steps_per_epoch)
+from .start import Start
 
 
 @dataclass(kw_only=True)
@@ -129,7 +69,7 @@ class TrainingRun:
             parameters = model_class(config).num_parameters()
         # two checkpoints at a time, of weights and two moments each, and the finished model
         start.folder.require_space(7 * 4 * parameters)
-        steps = start.steps(math.ceil(len(training) / recipe.batch_size), cls.default_epochs)
+        steps = start.steps(len(training), cls.default_epochs)
         torch.manual_seed(recipe.seed)
         return cls(
             folder=start.folder,
@@ -315,32 +255,6 @@ def require_memory_for(error: Exception, smaller_options: str) -> None:
     """
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         raise InputError(f"out of memory; try a smaller {smaller_options}") from error
-
-
-def check_resumable(recipe: Any, digest: str, record: dict[str, Any], data: str) -> None:
-    """Refuses to resume a run with something else than it began with.
-
-    Args:
-        data: what the run is trained on, as the message names it.
-
-    Raises:
-        InputError: naming the option that is another.
-    """
-    for name, now in asdict(recipe).items():
-        before = record["recipe"].get(name)
-        if before != now:
-            option = "SOURCE" if name == "source" else "--" + name.replace("_", "-")
-            began = f"without {option}" if before is None else f"with {option} {before}"
-            given = "" if now is None else f", not {now}"
-            raise InputError(f"this run began {began}{given}; give it the same options, or --overwrite")
-    if record.get("data") != digest:
-        raise InputError(f"{data} not what this run began with; --overwrite begins anew")
-
-
-def use_threads_of(record: dict[str, Any]) -> None:
-    """Sets the number of CPU threads of a run to resume, which decides the last bits, if that had as many processes."""
-    if record.get("processes", 1) == ranks.RANKS and record.get("threads"):
-        torch.set_num_threads(record["threads"])
 
 
 def read_config(file: Path, config_class: type) -> dict[str, Any]:
