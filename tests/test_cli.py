@@ -676,7 +676,7 @@ def test_folders_and_jsonl_are_read_in_order(workplace):
     Path("shelf/deep").mkdir(parents=True)
     Path("shelf/b.md").write_text("second")
     Path("shelf/a.txt").write_bytes(b"\xef\xbb\xbffirst\r\nline")
-    Path("shelf/deep/c.jsonl").write_text('{"body": "third"}\n\n{"body": "fourth"}\n')
+    Path("shelf/deep/c[1].jsonl").write_text('{"body": "third"}\n\n{"body": "fourth"}\n')
     Path("shelf/picture.png").write_bytes(b"\xff\xd8")
     assert read_documents(["shelf"], field="body") == ["first\nline", "second", "third", "fourth"]
 

@@ -400,6 +400,8 @@ def test_pictures_of_any_kind_are_read(workplace):
     shutil.rmtree("pictures")
     write_pictures(Path("pictures/training"), 2, ".jpeg")
     write_pictures(Path("pictures/val/"), 1, ".GIF")
+    write_pictures(Path("[0]*/blue"), 2)
+    assert len(read_corpus("[0]*", eval_fraction=0.5).training) == 3
     colour_picture("red", 5).convert("P").save("pictures/training/red/x.BMP")
     for number in range(20):
         Path(f"pictures/training/red/{number}.json").write_text('{"no": "picture"}')

@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """From whatever text a user points at to a stream of token ids: reading, holding out, tokenizing."""
 
+import glob
 import hashlib
 import itertools
 import logging
@@ -92,7 +93,7 @@ def _read(
         if file.suffix != ".jsonl":
             yield from _with_text([_read_text(file)])
         elif file.stat().st_size:
-            yield from _with_text(_read_dataset("json", str(file), field, data_files=str(file), streaming=True))
+            yield from _with_text(_read_dataset("json", str(file), field, data_files=glob.escape(str(file)), streaming=True))
     if not files:
         yield from _with_text(_read_dataset(source, source, field, subset, split, streaming=streaming))
 
