@@ -498,13 +498,6 @@ def test_a_data_set_that_is_not_there(retnet_hf, workplace, monkeypatch):
     refused(retnet_hf("train", "no_such_data"), "no_such_data", "Couldn't reach")
 
 
-def test_not_enough_disk(retnet_hf, workplace, monkeypatch):
-    usage = shutil.disk_usage(".")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=100_000))
-    refused(retnet_hf(*TRAIN, "--output", "model"), "not enough disk")
-    assert not Path("model.partial").exists()
-
-
 def test_the_disk_fills_up_in_the_middle(retnet_hf, workplace, monkeypatch):
     usage, save = shutil.disk_usage("."), Trainer._save_optimizer_and_scheduler
 

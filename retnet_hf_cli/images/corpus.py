@@ -48,8 +48,7 @@ class LabelledImages:
     def read(self, index: int) -> PIL.Image.Image:
         """The picture in RGB, upright, exactly as the pipelines of transformers read it.
 
-        Raises:
-            InputError: if it is no picture, a damaged one, or one of 16 bits.
+        Raises InputError if it is no picture, a damaged one, or one of 16 bits.
         """
         place = int(self.order[index])
         picture = self.pictures[place]

@@ -57,11 +57,7 @@ class Family:
     ) -> Any:
         """A configuration of a named size, or of given fields, for images of a size and for classes.
 
-        Args:
-            patch_size: in the place of that of the named size, or of what suits the images.
-
-        Raises:
-            InputError: if there is no such size, or the fields are not valid.
+        Raises InputError if there is no such size, or the fields are not valid.
         """
         if patch_size is not None and not self.has_patches:
             raise InputError(f"--patch-size is for vir and vit, and {self.config_class.model_type} has no one patch size")

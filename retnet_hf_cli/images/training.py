@@ -221,12 +221,7 @@ def accuracy(evaluated: EvalPrediction) -> dict[str, float]:
 def prepare(source: str, corpus: ImageCorpus, folder: TrainingFolder, recipe: ImageRecipe, course: Course) -> ImageRun:
     """Everything up to the first training step: processor, model, checkpoint.
 
-    Args:
-        source: name of what `corpus` was read from, for the model card.
-        folder: claimed with `TrainingFolder.claim`.
-
-    Raises:
-        InputError: for whatever stands in the way.
+    `source` is a name for the model card. Raises InputError for whatever stands in the way.
     """
     start = Start(folder, recipe, course, corpus.digest, data="the images are")
     image_size = recipe.image_size or (recipe.config or {}).get("image_size")

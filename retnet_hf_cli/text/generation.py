@@ -68,11 +68,7 @@ class _Writer(TextStreamer):
 
 
 def compile_steps(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model with compiled decode steps, or with those that were compiled before.
-
-    Raises:
-        InputError: for a model that has none, or without a compiler.
-    """
+    """A copy of a model with compiled decode steps. Raises InputError for a model that has none, or without a compiler."""
     if not isinstance(model, retnet_hf.RetNetForCausalLM):
         raise InputError(f"--compile is for a RetNet, and this is a model of type {model.config.model_type}")
     try:
@@ -92,11 +88,7 @@ def device() -> torch.device:
 def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
     """Model and tokenizer of a folder or of a repository of the Hub, on the accelerator if there is one.
 
-    Args:
-        name: as `sources.model_source` gives it.
-
-    Raises:
-        InputError: if they cannot be loaded, or weights are missing.
+    Raises InputError if they cannot be loaded, or weights are missing.
     """
     try:
         model, report = AutoModelForCausalLM.from_pretrained(name, dtype="auto", output_loading_info=True)

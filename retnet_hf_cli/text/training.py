@@ -149,12 +149,7 @@ class TextRun(TrainingRun):
 def prepare(sources: list[str], documents: list[str], folder: TrainingFolder, recipe: Recipe, course: Course) -> TextRun:
     """Everything up to the first training step: tokenizer, blocks, model, checkpoint.
 
-    Args:
-        sources: names of what `documents` were read from, for the model card.
-        folder: claimed with `TrainingFolder.claim`.
-
-    Raises:
-        InputError: for whatever stands in the way.
+    `sources` are names for the model card. Raises InputError for whatever stands in the way.
     """
     start = Start(folder, recipe, course, digest_of(documents), data="the text is")
     training_text, evaluation_text = hold_out(documents, recipe.eval_fraction, recipe.seed)

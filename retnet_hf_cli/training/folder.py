@@ -86,17 +86,6 @@ class TrainingFolder:
             other = "--resume continues it, " if resumable else ""
             raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
 
-    def require_space(self, needed: int) -> None:
-        """Raises InputError if checkpoints of so many bytes would not fit, beside those that the run has already."""
-        parent = next(folder for folder in self.output.parents if folder.exists())
-        held = sum(file.stat().st_size for file in self.partial.rglob("*") if file.is_file())
-        free = shutil.disk_usage(parent).free + held
-        if free < needed:
-            raise InputError(
-                f"not enough disk: checkpoints and model take {needed / 1e9:.1f} GB, "
-                f"and {free / 1e9:.1f} GB are free in {parent}"
-            )
-
     def begin(self, resume: bool) -> None:
         """Makes the partial folder; an empty one unless a run is resumed."""
         if not resume:
@@ -106,8 +95,7 @@ class TrainingFolder:
     def to_resume(self) -> tuple[Path, dict[str, Any]] | None:
         """The last whole checkpoint and the record of its run; None if the run ended before the first checkpoint.
 
-        Raises:
-            InputError: if no checkpoint can be read, or the record cannot, or it is of another command.
+        Raises InputError if no checkpoint can be read, or the record cannot, or it is of another command.
         """
         folder = self.partial if self.partial.exists() else self.output
         record = self.read_record(folder)

@@ -56,19 +56,8 @@ class TrainingRun:
         evaluation: Dataset,
         **further: Any,
     ) -> Self:
-        """A run on these data, with a new model.
-
-        Args:
-            further: fields of the subclass.
-
-        Raises:
-            InputError: if the disk is too small for the checkpoints.
-        """
+        """A run on these data, with a new model, and with `further` fields of the subclass."""
         recipe, course = start.recipe, start.course
-        with torch.device("meta"):
-            parameters = model_class(config).num_parameters()
-        # two checkpoints at a time, of weights and two moments each, and the finished model
-        start.folder.require_space(7 * 4 * parameters)
         steps = start.steps(len(training), cls.default_epochs)
         torch.manual_seed(recipe.seed)
         return cls(
@@ -117,11 +106,7 @@ class TrainingRun:
         return None
 
     def published(self, signal_number: int | None) -> None:
-        """What is left to do once the finished folder is in its place.
-
-        Args:
-            signal_number: of a signal that asked for an end, after the last step of training.
-        """
+        """What is left to do once the finished folder is in its place, and a signal may have asked for an end."""
 
     def reloaded(self, checkpoint: Path) -> PreTrainedModel:
         """The model as a checkpoint holds it."""
@@ -141,9 +126,7 @@ class TrainingRun:
     def train(self, callbacks: Sequence[TrainerCallback] = ()) -> None:
         """Trains to the end and puts the finished folder in its place.
 
-        Raises:
-            InputError: if the loss diverges, or disk or memory run out.
-            Interrupted: after Ctrl-C, with a checkpoint saved.
+        Raises InputError if the loss diverges, or disk or memory run out; Interrupted after Ctrl-C, with a checkpoint saved.
         """
         import matplotlib  # noqa: F401  # which draws the loss at the end: its absence is no surprise after hours
 
@@ -248,11 +231,7 @@ def require_disk_for(error: Exception, folder: Path) -> None:
 
 
 def require_memory_for(error: Exception, smaller_options: str) -> None:
-    """Raises InputError if an error is that memory ran out.
-
-    Args:
-        smaller_options: options that need less when they are smaller.
-    """
+    """Raises InputError if an error is that memory ran out, with options that need less when they are smaller."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         raise InputError(f"out of memory; try a smaller {smaller_options}") from error
 

@@ -38,24 +38,15 @@ class Course:
 
 @dataclass
 class Start:
-    """What a run begins with, or goes on from.
-
-    Attributes:
-        recipe: a frozen dataclass with seed, batch_size, lr and weight_decay.
-        digest: of the data. data: what errors call them, with a verb.
-        checkpoint, record: what to resume; None and empty for a new run.
-
-    Raises:
-        InputError: if the run cannot be resumed with this recipe on these data.
-    """
+    """What a run begins with, or goes on from. Raises InputError if it cannot go on with this recipe on these data."""
 
     folder: TrainingFolder
-    recipe: Any
+    recipe: Any  # a frozen dataclass with seed, batch_size, lr and weight_decay
     course: Course
-    digest: str
-    data: str
-    checkpoint: Path | None = None
-    record: dict[str, Any] = field(default_factory=dict)
+    digest: str  # of the data
+    data: str  # what errors call them, with a verb
+    checkpoint: Path | None = None  # to resume from
+    record: dict[str, Any] = field(default_factory=dict)  # of the run to resume
 
     def __post_init__(self) -> None:
         found = self.folder.to_resume() if self.course.resume else None
@@ -75,14 +66,7 @@ class Start:
 
 
 def check_resumable(recipe: Any, digest: str, record: dict[str, Any], data: str) -> None:
-    """Refuses to resume a run with something else than it began with.
-
-    Args:
-        data: what the run is trained on, as the message names it.
-
-    Raises:
-        InputError: naming the option that is another.
-    """
+    """Raises InputError, naming the option, if a run began with another recipe, or on data of another digest."""
     for name, now in asdict(recipe).items():
         before = record["recipe"].get(name)
         if before != now:
