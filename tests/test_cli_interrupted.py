@@ -121,3 +121,13 @@ def test_a_folder_is_linearized_into_by_one(retnet_hf, workplace):
     with pytest.raises(KeyboardInterrupt), locked(Path("model")):
         raise KeyboardInterrupt
     assert not list(workplace.glob(".model*"))
+
+
+def test_a_run_of_another_command_is_not_resumed(retnet_hf, workplace):
+    make_source(workplace)
+    assert retnet_hf(*TRAIN.split(), "--steps", 1, "--output", "model").code == 0
+    message = "holds a run of retnet-hf train, which retnet-hf {} cannot resume"
+    refused(retnet_hf(*TRAIN_IMAGE.split(), "--resume", "--output", "model"), message.format("train-image"))
+    Path("model").rename("model.partial")
+    refused(retnet_hf("linearize", "llama", "book.txt", "--resume", "--output", "model"), message.format("linearize"))
+    assert Path("model.partial/model.safetensors").exists()

@@ -255,10 +255,7 @@ class Linearization(Job):
             self.folder.begin(resume=False)
             self._write_record()
             return None
-        try:
-            found = json.loads(record.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{record} cannot be read: {first_line(error)}") from error
+        found = self.folder.read_record(self.folder.partial)
         check_resumable(self.recipe, self.digest, found, data="the text is")
         if found.get("source", self.source_digest) != self.source_digest:
             raise InputError(f"{self.recipe.source} is not the model that this run began with; --overwrite begins anew")

@@ -46,6 +46,11 @@ class TrainingFolder:
         return self.output, self.partial
 
     @property
+    def latest(self) -> Path:
+        """The folder of an unfinished run, or else of the finished one."""
+        return self.partial if self.partial.exists() else self.output
+
+    @property
     def occupied(self) -> bool:
         """Whether the output folder holds anything."""
         return self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir()))
@@ -76,6 +81,8 @@ class TrainingFolder:
         if resume:
             if not self.occupied and not self.partial.exists():
                 raise InputError(f"there is nothing to resume in {self.output}")
+            if (self.latest / RECORD).exists():
+                self.read_record(self.latest)
         elif overwrite:
             if self.occupied and not (self.output / "config.json").exists():
                 raise InputError(f"{self.output} holds something else than a model, which --overwrite does not replace")
@@ -97,13 +104,8 @@ class TrainingFolder:
 
         Raises InputError if no checkpoint can be read, or the record cannot, or it is of another command.
         """
-        folder = self.partial if self.partial.exists() else self.output
+        folder, reason = self.latest, None
         record = self.read_record(folder)
-        if record.get("command") != self.command:
-            raise InputError(
-                f"{folder} holds a run of retnet-hf {record.get('command')}, which retnet-hf {self.command} cannot resume"
-            )
-        reason = None
         for checkpoint in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True):
             try:
                 _check(checkpoint)
@@ -117,11 +119,14 @@ class TrainingFolder:
         return None
 
     def read_record(self, folder: Path) -> dict[str, Any]:
-        """What a run wrote about itself when it began. Raises InputError if it cannot be read."""
+        """What a run wrote about itself when it began. Raises InputError if it cannot be read, or is of another command."""
         try:
-            return dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
+            record = dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{folder / RECORD} cannot be read: {first_line(error)}") from error
+        if (command := record.get("command")) != self.command:
+            raise InputError(f"{folder} holds a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume")
+        return record
 
     def publish(self) -> None:
         """Puts the finished partial folder in the place of the output folder."""
