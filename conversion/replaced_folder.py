@@ -14,17 +14,18 @@ from .errors import CheckpointError
 
 
 @contextlib.contextmanager
-def locked(output: Path) -> Iterator[None]:
-    """Keeps other processes from making the same folder inside the block.
+def locked(output: Path) -> Iterator[Path]:
+    """Keeps other processes from making the same folder inside the block, by a lock on the file that it yields.
 
-    The operating system releases the lock when the process ends, however it ends.
+    The operating system releases the lock when the process ends, however it ends. The file is removed after the block.
 
     Raises:
         CheckpointError: if another process holds the lock.
     """
     output = output.expanduser().resolve()
     output.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(output.with_name(f".{output.name}.lock"))
+    file = output.with_name(f".{output.name}.lock")
+    lock = FileLock(file)
     try:
         lock.acquire(blocking=False)
     except Timeout as error:
@@ -32,10 +33,10 @@ def locked(output: Path) -> Iterator[None]:
             f"another process is working in {output}: wait until it has ended, or give another folder"
         ) from error
     try:
-        yield
+        yield file
     finally:
         with contextlib.suppress(OSError):  # Windows removes the file with the lock
-            os.unlink(lock.lock_file)
+            file.unlink()
         lock.release()
 
 

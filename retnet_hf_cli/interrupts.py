@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -17,10 +18,13 @@ from . import ranks
 
 
 INTERRUPTED = 130
+litter: list[Path] = []  # files that are removed before the process ends at once
 
 
 def exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
     """Ends the process with one line on stderr and the exit code of Ctrl-C."""
+    for file in litter:
+        file.unlink(missing_ok=True)
     if ranks.FIRST:
         clear = b"\r\x1b[2K\x1b[?25h" if sys.stderr is not None and sys.stderr.isatty() else b""  # a spinner's line
         os.write(2, clear + b"retnet-hf: interrupted\n")

@@ -114,6 +114,22 @@ def test_a_conversion_is_not_lost(retnet_hf, workplace):
     assert {path.name for path in workplace.iterdir()} == there
 
 
+def test_ctrl_c_before_training_leaves_nothing(workplace):
+    there = {path.name for path in workplace.iterdir()}
+    program = (
+        "import builtins, sys, time; from retnet_hf_cli.commands import train; "  # stands still where it reads the text
+    )
+    program += "train.require_data = lambda name: print('reading', flush=True) or time.sleep(60); "
+    program += "from retnet_hf_cli.__main__ import run; run()"
+    command = [sys.executable, "-c", program, *TRAIN.split(), "--output", "new"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"reading\n"
+        assert Path(".new.lock").exists()
+        process.send_signal(signal.SIGINT)
+        assert (process.communicate(timeout=60)[1], process.returncode) == (b"retnet-hf: interrupted\n", 130)
+    assert {path.name for path in workplace.iterdir()} == there
+
+
 def test_a_folder_is_linearized_into_by_one(retnet_hf, workplace):
     make_source(workplace)
     with locked(Path("model")):

@@ -12,7 +12,7 @@ from retnet_hf_conversion.replaced_folder import claim, locked
 from retnet_hf_conversion.source import locate
 
 from ..errors import require_one_of
-from ..interrupts import leaving_order
+from ..interrupts import leaving_order, litter
 from ..libraries import loading
 from ..options import Overwrite
 from ..sources import require_checkpoint
@@ -49,7 +49,7 @@ def convert(
     """
     console = Console(highlight=False, markup=False)
     require_checkpoint(source)
-    context.with_resource(locked(output))
+    litter.append(context.with_resource(locked(output)))
     claim(output, overwrite, Path(source).expanduser())
     with loading(console):
         from rich.progress import track

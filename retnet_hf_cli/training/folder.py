@@ -18,6 +18,7 @@ from retnet_hf_conversion.replaced_folder import locked, replace, restore
 
 from .. import ranks
 from ..errors import InputError
+from ..interrupts import litter
 
 
 RECORD = "training_run.json"
@@ -66,7 +67,9 @@ class TrainingFolder:
             InputError: if the output folder is taken and the flags do not say what to do about it.
             CheckpointError: if another process is working in the folder.
         """
-        with locked(self.output) if ranks.FIRST else nullcontext():
+        with locked(self.output) if ranks.FIRST else nullcontext() as lock:
+            if lock is not None:
+                litter.append(lock)
             restore(self.output)
             self._refuse(resume, overwrite, resumable)
             yield
