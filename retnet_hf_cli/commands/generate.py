@@ -64,6 +64,8 @@ def generate(
 
     with console.status("loading the model"):
         network, tokenizer = load_model(name)
+    if threads is None and network.device.type == "cpu" and network.num_parameters() < 1e8:
+        torch.set_num_threads(1)  # more gain a small model nothing, and where the CPU is busy they wait for each other
     if compile_:
         with console.status("compiling, if that was not done before"):
             network = compile_steps(network)
