@@ -8,12 +8,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
-from typing_extensions import Self
 
 from retnet_hf_conversion.errors import first_line
 
@@ -22,6 +21,9 @@ from ..errors import InputError, Interrupted
 from .folder import RECORD, TrainingFolder, step_of
 from .schedule import Schedule, Supervisor
 from .start import Start
+
+
+Run = TypeVar("Run", bound="TrainingRun")
 
 
 @dataclass(kw_only=True)
@@ -48,14 +50,14 @@ class TrainingRun:
 
     @classmethod
     def prepare(
-        cls,
+        cls: type[Run],
         start: Start,
         model_class: type[PreTrainedModel],
         config: Any,
         training: Dataset,
         evaluation: Dataset,
         **further: Any,
-    ) -> Self:
+    ) -> Run:
         """A run on these data, with a new model, and with `further` fields of the subclass."""
         recipe, course = start.recipe, start.course
         steps = start.steps(len(training), cls.default_epochs)
