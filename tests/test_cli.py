@@ -415,11 +415,11 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["train", "latin1.txt"], ["not UTF-8", "latin1.txt", "0xe9", "3"]),
         (["train", "mixed"], ["not UTF-8"]),
         (["train", "short.txt"], ["too short", "--block-size"]),
-        (["train", "bad.jsonl"], ["bad.jsonl", "JSON", "row 1"]),
+        (["train", "bad.jsonl"], ["bad.jsonl", "line 2", "not JSON"]),
         (["train", "good.jsonl", "--field", "body"], ['"body"', "text, title", "--field"]),
-        (["train", "half.jsonl"], ["half.jsonl", "surrogate", "row 0"]),
-        (["train", "list.jsonl"], ["list.jsonl", '"text"', "number"]),
-        (["train", "number.jsonl"], ["number.jsonl", '"text"', "int"]),
+        (["train", "half.jsonl"], ["half.jsonl", "line 1", "not Unicode"]),
+        (["train", "list.jsonl"], ["list.jsonl", "line 1", '"text"', "list"]),
+        (["train", "number.jsonl"], ["number.jsonl", "line 1", '"text"', "int"]),
         (["train", "book.txt", "--preset", "huge"], ["got 'huge'", "tiny", "6.7B"]),
         (["train", "book.txt", "--config", "missing.json"], ["no such file", "missing.json"]),
         (["train", "book.txt", "--config", "bad.json"], ["bad.json", "JSON"]),
@@ -460,7 +460,7 @@ def test_bad_input_gets_one_line(retnet_hf, workplace, arguments, words):
         "short.txt": b"In the beginning",
         "bad.jsonl": b'{"text": "fine"}\n{"text": ',
         "good.jsonl": b'{"text": "fine", "title": "x"}\n',
-        "list.jsonl": b'[{"number": 1}]\n',
+        "list.jsonl": b'["fine"]\n',
         "number.jsonl": b'{"text": 3}\n',
         "half.jsonl": b'{"text": "\\ud800"}\n',
         "bad.json": b"{ hidden_size",
@@ -669,7 +669,7 @@ def test_folders_and_jsonl_are_read_in_order(workplace):
     Path("shelf/deep").mkdir(parents=True)
     Path("shelf/b.md").write_text("second")
     Path("shelf/a.txt").write_bytes(b"\xef\xbb\xbffirst\r\nline")
-    Path("shelf/deep/c[1].jsonl").write_text('{"body": "third"}\n\n{"body": "fourth"}\n')
+    Path("shelf/deep/c[1].jsonl").write_text('{"body": "third"}\n\n{"more": [1], "body": "fourth"}\n')
     Path("shelf/picture.png").write_bytes(b"\xff\xd8")
     assert read_documents(["shelf"], field="body") == ["first\nline", "second", "third", "fourth"]
 

@@ -2,9 +2,9 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """From whatever text a user points at to a stream of token ids: reading, holding out, tokenizing."""
 
-import glob
 import hashlib
 import itertools
+import json
 import logging
 import math
 import random
@@ -90,12 +90,10 @@ def _read(
     path = Path(source).expanduser()
     files = [path] if path.is_file() else _text_files(path, apart_from)
     for file in files:
-        if file.suffix != ".jsonl":
-            yield from _with_text([_read_text(file)])
-        elif file.stat().st_size:
-            yield from _with_text(_read_dataset("json", str(file), field, data_files=glob.escape(str(file)), streaming=True))
+        documents = _read_lines(file, field) if file.suffix == ".jsonl" else [_read_text(file)]
+        yield from _with_text(documents)
     if not files:
-        yield from _with_text(_read_dataset(source, source, field, subset, split, streaming=streaming))
+        yield from _with_text(_read_dataset(source, field, split, subset, streaming))
 
 
 def _with_text(documents: Iterable[str | None]) -> Iterator[str]:
@@ -114,42 +112,54 @@ def _read_text(file: Path) -> str:
         raise InputError(f"{file} is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start})") from error
 
 
-def _read_dataset(
-    path: str, source: str, field: str, subset: str | None = None, split: str = "train", **options: Any
-) -> Iterator[str | None]:
-    """One field of the rows of a data set.
+def _read_lines(file: Path, field: str) -> Iterator[str | None]:
+    """One field of each line of JSON. `datasets` refuses files of more than 10 MB whose later lines have further fields."""
+    for number, line in enumerate(_read_text(file).split("\n"), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise InputError(f"{file}, line {number} is not JSON: {error}") from error
+            yield _text_of(row, field, f"{file}, line {number}")
 
-    Args:
-        path, subset, split, options: as for `load_dataset`. source: what errors call it.
-    """
+
+def _read_dataset(source: str, field: str, split: str, subset: str | None, streaming: bool) -> Iterator[str | None]:
     import datasets
 
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(logging.CRITICAL)  # errors are raised as well
     try:
-        if any((Path(path) / file).exists() for file in ("state.json", "dataset_dict.json")):  # made by save_to_disk
-            dataset = datasets.load_from_disk(path)
+        if any((Path(source) / file).exists() for file in ("state.json", "dataset_dict.json")):  # made by save_to_disk
+            dataset = datasets.load_from_disk(source)
             dataset = dataset[split] if isinstance(dataset, dict) else dataset
         else:
-            dataset = datasets.load_dataset(path, subset, split=split, **options)
+            dataset = datasets.load_dataset(source, subset, split=split, streaming=streaming)
         if dataset.column_names is not None:  # of a stream they may be known by its rows alone
-            _require_field(source, field, dataset.column_names)
+            _text_of(dict.fromkeys(dataset.column_names), field, f"the data set {source}")
             dataset = dataset.select_columns(field)
         for row in dataset:
-            _require_field(source, field, row)
-            if not isinstance(row[field], str | None):
-                raise InputError(f'the field "{field}" of {source} holds {type(row[field]).__name__}, not text')
-            yield row[field]
+            yield _text_of(row, field, f"the data set {source}")
     except InputError:
         raise
     except Exception as error:  # load_dataset, and a stream, pass on whatever their readers and the network raise
-        kind = "as JSON lines" if path == "json" else "as text, as a folder with text or as a data set"
-        raise InputError(f"{source} cannot be read {kind}: {first_line(error)}") from error
+        raise InputError(
+            f"{source} is neither a file, nor a folder with text, nor a data set that can be loaded: {first_line(error)}"
+        ) from error
 
 
-def _require_field(source: str, field: str, fields: Iterable[str]) -> None:
-    if field not in fields:
-        raise InputError(f'{source} has no field "{field}" (it has: {", ".join(fields)}); name it with --field')
+def _text_of(row: Any, field: str, place: str) -> str | None:
+    """The field of a row, or an InputError about the place it comes from."""
+    if not isinstance(row, dict) or field not in row:
+        fields = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+        raise InputError(f'{place} has no field "{field}" (it has: {fields}); name it with --field')
+    text = row[field]
+    if not isinstance(text, str | None):
+        raise InputError(f'{place} has {type(text).__name__} in the field "{field}", not text')
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
+        raise InputError(f"{place} holds text that is not Unicode") from error
+    return text
 
 
 def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list[str], list[str]]:
