@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from small_models import small_model
+from transformers.utils import is_torchvision_available
 
 import retnet_hf
 from retnet_hf.model_types import when_imported
