@@ -167,7 +167,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     ),
     "streaming": (
         "streaming",
-        [("if not self._resuming:\n            self.state = None", "if False:\n            self.state = None")],
+        [("        if not _is_within_epoch(state):", "        if False:")],
     ),
     "state_fingerprint": ("state_algebra configuration", [("if name not in WITHOUT_EFFECT}", 'if name != "rms_norm_eps"}')]),
 }

@@ -2,11 +2,42 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A finished folder takes the place of an older one: where that is allowed, and without losing anything if interrupted."""
 
+import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from .errors import CheckpointError
+
+
+@contextlib.contextmanager
+def locked(output: Path) -> Iterator[Path]:
+    """Keeps other processes from making the same folder inside the block, by a lock on the file that it yields.
+
+    The operating system releases the lock when the process ends, however it ends. The file is removed after the block.
+
+    Raises:
+        CheckpointError: if another process holds the lock.
+    """
+    output = output.expanduser().resolve()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    file = output.with_name(f".{output.name}.lock")
+    lock = FileLock(file)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise CheckpointError(
+            f"another process is working in {output}: wait until it has ended, or give another folder"
+        ) from error
+    try:
+        yield file
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes the file with the lock
+            file.unlink()
+        lock.release()
 
 
 def _set_aside(output: Path) -> Path:

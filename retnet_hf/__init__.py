@@ -70,7 +70,7 @@ def _register_image_processors() -> None:
 
     if not is_vision_available():  # Pillow
         return
-    backends = {"pil": "Pil"} | ({"torchvision": ""} if is_torchvision_available() else {})
+    backends = {"pil": "Pil", "torchvision": ""} if is_torchvision_available() else {"pil": ""}
     for config_class in (MetaFormerConfig, RMTConfig, ViRConfig):
         name = config_class.__name__.replace("Config", "ImageProcessor")
         classes = {backend: __getattr__(name + suffix) for backend, suffix in backends.items()}

@@ -6,6 +6,7 @@ A RetNet needs nothing of what it has read but its state, so a text is walked in
 is that of reading it at once.
 """
 
+import itertools
 import math
 import numbers
 import re
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset, get_worker_info
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import PreTrainedModel
 
@@ -61,15 +62,15 @@ def segments(tokens: Tensor | Iterable, segment_length: int) -> Iterator[Tensor]
         return
     if isinstance(tokens, str):
         raise TypeError("tokens must be ids, got a str: tokenize the text first.")
-    held: list[int] = []
-    for piece in tokens:
-        piece = piece.flatten().tolist() if isinstance(piece, Tensor) else piece
-        held.extend([int(piece)] if isinstance(piece, numbers.Integral) else piece)
-        while len(held) >= segment_length:
-            yield torch.tensor([held[:segment_length]])
-            held = held[segment_length:]
-    if held:
-        yield torch.tensor([held])
+    ids = itertools.chain.from_iterable(_ids(piece) for piece in tokens)
+    while segment := list(itertools.islice(ids, segment_length)):
+        yield torch.tensor([segment])
+
+
+def _ids(piece: int | Iterable[int]) -> Iterable[int]:
+    if isinstance(piece, Tensor):
+        return piece.flatten().tolist()
+    return [int(piece)] if isinstance(piece, numbers.Integral) else piece
 
 
 @torch.no_grad()
@@ -176,7 +177,6 @@ class CarryState(TrainerCallback):
     def __init__(self) -> None:
         self.state: RetNetState | None = None
         self._hooks: list = []
-        self._resuming = False
 
     def on_train_begin(self, args, state, control, model: nn.Module = None, train_dataloader=None, **kwargs) -> None:
         if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
@@ -200,9 +200,7 @@ class CarryState(TrainerCallback):
             raise ValueError("split_batches must be off with several processes: rows would not continue each other.")
         self._remove_hooks()
         self.state = None
-        steps_per_epoch = len(dataset) // streams // args.gradient_accumulation_steps
-        self._resuming = state.global_step % max(steps_per_epoch, 1) > 0
-        if self._resuming:
+        if _is_within_epoch(state):
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             whole = self._load(folder, model)
             if whole.layers[0].batch_size != streams:
@@ -222,9 +220,8 @@ class CarryState(TrainerCallback):
         )
 
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
-        if not self._resuming:
+        if not _is_within_epoch(state):  # as it is where a run is resumed
             self.state = None
-        self._resuming = False
 
     def on_step_begin(self, args, state, control, model: nn.Module = None, **kwargs) -> None:
         self._remove_hooks()
@@ -271,6 +268,10 @@ class CarryState(TrainerCallback):
 
     def _take(self, model: nn.Module, args: tuple, outputs) -> None:
         self.state = outputs.past_key_values.clone()
+
+
+def _is_within_epoch(state: TrainerState) -> bool:
+    return (state.epoch or 0.0) % 1 > 0  # Trainer counts the epochs that are over, with the share of the last one
 
 
 __all__ = ["CarryState", "StreamScore", "TokenStreams", "score_stream", "segments"]

@@ -2,6 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What the command tells its user in one line, instead of a traceback."""
 
+from collections.abc import Collection
+
 
 class InputError(Exception):
     """What the user gave cannot be used. The message is one sentence that says why."""
@@ -25,3 +27,9 @@ class Interrupted(Exception):
     def __init__(self, message: str, signal_number: int) -> None:
         super().__init__(message)
         self.signal_number = signal_number
+
+
+def require_one_of(option: str, value: str | None, allowed: Collection[str]) -> None:
+    """Raises InputError for a value of an option that is not allowed. None is."""
+    if value is not None and value not in allowed:
+        raise InputError(f"{option} must be one of {', '.join(allowed)}, got {value!r}")

@@ -4,11 +4,12 @@
 
 import functools
 from collections.abc import Callable, Collection
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 
+T = TypeVar("T")
 run_option, model_option, data_option, image_option, training_option, sampling_option = (
     functools.partial(typer.Option, rich_help_panel=panel)
     for panel in ("Run", "Model", "Text", "Images", "Training", "Sampling")
@@ -17,9 +18,7 @@ Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.", show_default=False),
 ]
-Threads = Annotated[
-    int | None, run_option(min=1, help="CPU threads. Absent: one for a small model, or all where that is faster.")
-]
+Threads = Annotated[int | None, run_option(min=1, help="CPU threads. Absent: OMP_NUM_THREADS, or all cores.")]
 Overwrite = Annotated[bool, run_option("--overwrite", help="Replace the model in OUTPUT once the new one is finished.")]
 Resume = Annotated[
     bool,
@@ -33,6 +32,26 @@ Field = Annotated[str, data_option(help="Where the text is in a .jsonl line or a
 Split = Annotated[str, data_option(help="Part of a data set.")]
 Subset = Annotated[str | None, data_option(help="Configuration of a data set.")]
 EvalFraction = Annotated[float, data_option(min=0.001, max=0.5, help="Share of the text held out for evaluation.")]
+
+
+Steps = Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")]
+Minutes = Annotated[
+    float | None,
+    training_option(
+        min=0.001, help="Train no longer than this, or no longer from --resume on; the learning rate decays by then."
+    ),
+]
+LearningRate = Annotated[float, training_option(min=0.0, help="Highest learning rate.")]
+WeightDecay = Annotated[float, training_option(min=0.0, help="Of AdamW.")]
+EvalEvery = Annotated[
+    int | None, training_option(min=1, help="Steps between evaluations, each with a checkpoint. Absent: a tenth of all.")
+]
+
+
+def chosen(kind: Callable[..., T], context: typer.Context, **further: Any) -> T:
+    """A dataclass whose fields have the values of the command's options of the same names, unless `further` names them."""
+    values = {name: getattr(value, "value", value) for name, value in context.params.items()}  # of an Enum, its string
+    return kind(**{name: value for name, value in values.items() if name in kind.__annotations__} | further)
 
 
 def one_of(allowed: Collection[str]) -> Callable[[str | None], str | None]:

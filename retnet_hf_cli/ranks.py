@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from .errors import InputError
 
@@ -21,7 +21,6 @@ COMMANDS = ("train", "linearize")  # that several processes can run together
 LONGEST_WAIT = timedelta(days=7)  # for the first process, which reads, measures and writes for all
 
 T = TypeVar("T")
-_on_hosts: Any = None  # a process group beside that of the devices, so that none of them has to be waited for
 
 
 class FailedElsewhere(Exception):
@@ -29,11 +28,7 @@ class FailedElsewhere(Exception):
 
 
 def require_shared(command: str) -> None:
-    """Refuses to run a command in several processes that cannot share it.
-
-    Raises:
-        InputError: if there are several.
-    """
+    """Raises InputError if several processes run a command that they cannot share."""
     if RANKS > 1 and command not in COMMANDS and not command.startswith("-"):
         raise InputError(f"retnet-hf {command} runs in one process; of {RANKS}, only {' and '.join(COMMANDS)} make use")
 
@@ -44,20 +39,16 @@ def is_lost_connection(error: Exception) -> bool:
 
 
 def share_of(batch_size: int) -> int:
-    """Sequences of a step that each process trains on.
-
-    Raises:
-        InputError: if they cannot be shared out evenly.
-    """
+    """Sequences of a step that each process trains on. Raises InputError if they cannot be shared out evenly."""
     if batch_size % RANKS:
         raise InputError(f"--batch-size must be a multiple of the {RANKS} processes that share it out, got {batch_size}")
     return batch_size // RANKS
 
 
 def even_share(number: int, largest: int) -> int:
-    """How many of so many, `largest` at most, each process is given at a time, such that all are given as many every time.
+    """The largest batch size that gives all processes equally many of `number` examples in every batch, or else 1.
 
-    One, where that is not possible: accelerate gives some of them again then, and of single ones Trainer drops the results.
+    Otherwise accelerate repeats some examples, and Trainer averages batches of different sizes.
     """
     if RANKS == 1:
         return largest
@@ -65,54 +56,50 @@ def even_share(number: int, largest: int) -> int:
 
 
 def join() -> None:
-    """Connects the processes, and gives each its device; before any of what follows."""
+    """Connects the processes and gives each its device. Call it before any of what follows."""
     if RANKS > 1:
         import torch
         from accelerate import PartialState
 
-        global _on_hosts
-        PartialState(cpu=not torch.accelerator.is_available())
-        _on_hosts = torch.distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
+        PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
 
 
 def wait() -> None:
-    """Until all processes are here."""
+    """Waits until all processes are here."""
     if RANKS > 1:
-        from torch import distributed
+        from accelerate.utils import wait_for_everyone
 
-        distributed.barrier(_on_hosts)
+        wait_for_everyone()
 
 
 def of_first(make: Callable[[], T]) -> T:
-    """What the first process makes, in all of them, as soon as it has.
+    """The result of `make` in the first process, sent to all.
 
     Raises:
-        FailedElsewhere: in the others, if it could not.
+        FailedElsewhere: in the other processes, if `make` raised in the first.
     """
     if RANKS == 1:
         return make()
-    from torch import distributed
+    from accelerate.utils import broadcast_object_list
 
     made: list = [False, None]
     try:
         if FIRST:
             made = [True, make()]
-    except Exception:
-        distributed.broadcast_object_list(made, group=_on_hosts)
-        raise
-    distributed.broadcast_object_list(made, group=_on_hosts)
+    finally:
+        broadcast_object_list(made)
     if not made[0]:
         raise FailedElsewhere
     return made[1]
 
 
 def highest(*numbers: float) -> tuple[float, ...]:
-    """The highest that any process has, of each number."""
+    """The largest value that any process has, of each number."""
     if RANKS == 1:
         return numbers
     import torch
-    from torch import distributed
+    from accelerate import PartialState
+    from accelerate.utils import gather
 
-    values = torch.tensor(numbers, dtype=torch.float64)
-    distributed.all_reduce(values, distributed.ReduceOp.MAX, _on_hosts)
-    return tuple(values.tolist())
+    mine = torch.tensor([numbers], dtype=torch.float64, device=PartialState().device)
+    return tuple(gather(mine).amax(0).tolist())

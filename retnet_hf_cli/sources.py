@@ -30,11 +30,7 @@ def looks_like_path(name: str) -> bool:
 
 
 def model_source(name: str) -> str:
-    """A folder that may hold a model, or a name on the Hub, as `from_pretrained` takes it.
-
-    Raises:
-        InputError: for what can be neither.
-    """
+    """A folder that may hold a model, or a name on the Hub, as `from_pretrained` takes it. Raises InputError for others."""
     require_name(name)
     path = Path(name).expanduser()
     if path.is_dir():
@@ -56,23 +52,13 @@ def require_checkpoint(source: str) -> None:
         raise InputError(f"{path} does not exist")
 
 
-def require_text(source: str) -> None:
-    """Raises InputError for what can be neither a file, nor a folder of texts, nor a name on the Hub."""
+def require_data(source: str, file_allowed: bool = True) -> None:
+    """Raises InputError for what can be neither a folder, nor a file where that is allowed, nor a name on the Hub."""
     require_name(source)
     path = Path(source).expanduser()
-    if path.is_dir() and not any(path.iterdir()):
-        raise InputError(f"the folder {source} is empty")
-    if not path.exists() and looks_like_path(source):
-        raise InputError(f"no such file or folder: {source}")
-
-
-def require_images(source: str) -> None:
-    """Raises InputError for what can be neither a folder of images nor a name on the Hub."""
-    require_name(source)
-    path = Path(source).expanduser()
-    if path.is_file():
+    if path.is_file() and not file_allowed:
         raise InputError(f"{source} is a file: give the folder it is in, or the name of a data set")
     if path.is_dir() and not any(path.iterdir()):
         raise InputError(f"the folder {source} is empty")
-    if not path.is_dir() and looks_like_path(source):
-        raise InputError(f"no such folder: {source}")
+    if not path.exists() and looks_like_path(source):
+        raise InputError(f"no such {'file or ' * file_allowed}folder: {source}")

@@ -33,7 +33,7 @@ from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe
 from retnet_hf_cli.linearizing.stages import StageRun
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
-from retnet_hf_cli.training.progress import RichProgress
+from retnet_hf_cli.training.progress import Evaluations
 from retnet_hf_linearization import hardest_layers, measure_heads
 from retnet_hf_linearization.measures import losses_of, score
 from retnet_hf_linearization.report import measured_part
@@ -194,14 +194,14 @@ def test_progress_is_shown_by_stage(retnet_hf, workplace):
 @pytest.mark.parametrize(("stage", "ctrl_c"), [("align", press_ctrl_c), ("distill", press_ctrl_c_twice)])
 def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, linearized, monkeypatch, stage, ctrl_c):
     with pytest.MonkeyPatch.context() as patch:
-        on_step_end = RichProgress.on_step_end
+        on_step_end = Evaluations.on_step_end
 
         def patched(self, args, state, control, **kwargs):
             on_step_end(self, args, state, control, **kwargs)
             if self.run.name == stage and state.global_step == 4:
                 ctrl_c()
 
-        patch.setattr(RichProgress, "on_step_end", patched)
+        patch.setattr(Evaluations, "on_step_end", patched)
         answer = retnet_hf(*LINEARIZE)
     assert answer.code == 130
     assert answer.err.startswith("retnet-hf: interrupted")
@@ -461,7 +461,7 @@ def test_a_source_of_another_kind_is_refused(retnet_hf, workplace):
         (["--keep-attention", "0,9"], ["layer 9 cannot be kept: the model has layers 0 to 3"]),
         (["--keep-attention", "0,1,2,3"], ["--keep-attention keeps every layer"]),
         (["--keep-attention", "few"], ["--keep-attention takes layers"]),
-        (["--decays", "fast"], ["it must be one of power_of_two, log_linear"]),
+        (["--decays", "fast"], ["--decays must be one of power_of_two, log_linear"]),
     ],
 )
 def test_what_cannot_be_done_is_refused(retnet_hf, workplace, options, words):

@@ -22,7 +22,7 @@ from transformers import TrainerControl, TrainerState
 from retnet_hf_cli import ranks
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.main import main
-from retnet_hf_cli.training.run import Schedule, Supervisor
+from retnet_hf_cli.training.schedule import Schedule, Supervisor
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -162,14 +162,13 @@ def test_a_process_that_fails_alone_says_so(monkeypatch, capsys):
 
 def test_a_signal_between_two_agreements_is_not_lost():
     """It ends the run after the next step, when all processes know of it."""
-    schedule = Schedule(steps=10)
-    supervisor, control = Supervisor(schedule), TrainerControl()
+    supervisor, control = Supervisor(Schedule(steps=10)), TrainerControl()
 
-    def meanwhile(heard):
+    def meanwhile(*numbers):
         supervisor.signal = signal.SIGINT
-        return heard
+        return numbers
 
-    with mock.patch.object(schedule, "agree", meanwhile):
+    with mock.patch.object(ranks, "highest", meanwhile):
         supervisor.on_step_end(None, TrainerState(global_step=1), control)
         assert not control.should_training_stop
         supervisor.on_step_end(None, TrainerState(global_step=2), control)

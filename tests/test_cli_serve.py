@@ -30,6 +30,8 @@ from retnet_hf_cli.serving.models import dtype_of, state_bytes, vllm_arguments
 END = VOCAB_SIZE - 1
 ENDLESS = json.dumps({"max_new_tokens": 10**6, "do_sample": False, "eos_token_id": -1})
 
+pytestmark = pytest.mark.usefixtures("heard_again")  # the command quiets the libraries of this process
+
 
 def model():
     return small_model(eos_token_id=END, bos_token_id=1)
@@ -175,7 +177,6 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded():
             serve.require_free(*taken.getsockname())
 
 
-@pytest.mark.usefixtures("heard_again")
 @pytest.mark.parametrize(
     ("options", "refusal"),
     [
@@ -191,7 +192,6 @@ def test_what_the_server_of_transformers_has_not_is_refused_before_a_model_is_lo
     assert refusal in answer.err
 
 
-@pytest.mark.usefixtures("heard_again")
 @pytest.mark.parametrize(("engine", "extra"), [("vllm", "vllm"), ("transformers", "serve")])
 def test_a_missing_engine_is_named_with_the_command_that_installs_it(folder, engine, extra, retnet_hf, monkeypatch):
     monkeypatch.setattr(serve, "find_spec", lambda name: None)

@@ -9,7 +9,7 @@ import torch
 from small_models import random_ids, small_model
 
 import retnet_hf
-from retnet_hf.plan import Plan
+from retnet_hf.plan import Plan, function_operator, layout_of
 
 
 def test_no_public_name_hides_a_module():
@@ -67,3 +67,14 @@ def test_softmax_layers_keep_their_keys_in_the_dtype_of_the_model():
     with torch.no_grad():
         layer = model(random_ids(1, 5), use_cache=True).past_key_values.layers[1]
     assert layer.keys.dtype == layer.values.dtype == torch.bfloat16
+
+
+def test_what_a_kernel_computes_for_absent_tokens_is_dropped():
+    """Kernels leave numbers without a meaning there."""
+    mask = torch.ones(2, 6, dtype=torch.int64)
+    mask[0, :3] = 0
+    layout = layout_of((2, 6), torch.device("cpu"), mask)
+    operator = function_operator(torch.zeros(4), layout, lambda query, *others: (torch.ones_like(query), None))
+    output, _ = operator(*[torch.zeros(2, 4, 6, 8)] * 3, None)
+    assert output.movedim(2, 1)[mask == 1].eq(1).all()
+    assert not output.movedim(2, 1)[mask == 0].any()

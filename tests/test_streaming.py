@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
@@ -36,6 +37,18 @@ def test_segments_of_every_kind_of_stream():
         [torch.arange(4), torch.arange(4, 7)],
     ):
         assert [segment[0].tolist() for segment in segments(stream, 3)] == expected
+
+
+def test_a_long_piece_is_walked_not_copied():
+    """A whole book in one list: beside it there is one segment at a time, whatever the length."""
+    book = [list(range(200_000))]
+    tracemalloc.start()
+    try:
+        assert sum(segment.shape[1] for segment in segments(book, 1000)) == 200_000
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak // 8 < 10 * 1000, "ids held beside the book"
 
 
 @pytest.mark.parametrize("segment_length", [1, 7, 64, 1000])
@@ -93,7 +106,8 @@ def test_streams_continue_from_batch_to_batch():
 
 
 def trainer(model, tmp_path, callbacks, tokens, **options):
-    arguments = TrainingArguments(tmp_path, per_device_train_batch_size=2, num_train_epochs=1, report_to=[], **options)
+    settings = {"num_train_epochs": 1, "report_to": [], **options}
+    arguments = TrainingArguments(tmp_path, per_device_train_batch_size=2, **settings)
     return Trainer(model, arguments, train_dataset=TokenStreams(tokens, 2, 16), callbacks=callbacks)
 
 
@@ -149,28 +163,42 @@ def test_rows_that_would_not_continue_each_other_are_refused(tmp_path):
         run.train()
 
 
-def test_a_resumed_run_carries_on_with_the_state(tmp_path):
-    """Interrupted in the middle of an epoch and resumed, training ends with the weights of an uninterrupted run."""
-    tokens = torch.randint(0, 40, (2 * 16 * 6,))
-    options = {"save_strategy": "steps", "save_steps": 3, "learning_rate": 1e-3, "seed": 3, "lr_scheduler_type": "constant"}
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_resumed_run_carries_on_with_the_state(tmp_path, accumulation):
+    """Resumed at any step of two epochs, training ends with the weights of an uninterrupted run.
 
-    class Stop(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            control.should_training_stop = state.global_step == 3
+    An epoch has five segments, which two steps of two do not divide: Trainer makes a third step of what is left.
+    """
+    tokens = torch.randint(0, 40, (2 * 16 * 5,))
+    options = {"save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-3, "seed": 3, "lr_scheduler_type": "constant"}
+    options |= {"gradient_accumulation_steps": accumulation, "num_train_epochs": 2}
+    lengths = []  # of the states that micro-batches begin with
 
-    whole = trainer(build(), tmp_path / "whole", [CarryState()], tokens, **options)
+    class Watched(CarryState):
+        def _give(self, model, args, kwargs):
+            lengths.append(0 if self.state is None else int(self.state.get_seq_length()))
+            return super()._give(model, args, kwargs)
+
+    whole = trainer(build(), tmp_path, [Watched()], tokens, **options)
     whole.train()
-    trainer(build(), tmp_path / "cut", [CarryState(), Stop()], tokens, **options).train()
-    resumed = trainer(build(), tmp_path / "cut", [CarryState()], tokens, **options)
-    resumed.train(resume_from_checkpoint=True)
-    assert resumed.state.global_step == whole.state.global_step == 6
-    for (name, parameter), reference in zip(resumed.model.named_parameters(), whole.model.parameters()):
-        assert torch.equal(parameter, reference), name
+    assert lengths == [0, 16, 32, 48, 64] * 2
+    steps = whole.state.global_step
+    assert steps == 2 * math.ceil(5 / accumulation)
+    for step in range(1, steps):
+        resumed = trainer(build(), tmp_path, [CarryState()], tokens, **options)
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert resumed.state.global_step == steps
+        for (name, parameter), reference in zip(resumed.model.named_parameters(), whole.model.parameters()):
+            assert torch.equal(parameter, reference), f"{name}, resumed at {step}"
 
-    (tmp_path / "cut" / "checkpoint-3" / CarryState.FILE).unlink()
-    again = trainer(build(), tmp_path / "cut", [CarryState()], tokens, **options)
+
+def test_a_checkpoint_without_a_state_is_refused(tmp_path):
+    tokens = torch.randint(0, 40, (2 * 16 * 3,))
+    trainer(build(), tmp_path, [CarryState()], tokens, save_steps=2).train()
+    (tmp_path / "checkpoint-2" / CarryState.FILE).unlink()
+    again = trainer(build(), tmp_path, [CarryState()], tokens)
     with pytest.raises(ValueError, match="has no carried_state.safetensors"):
-        again.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 def test_processes_carry_the_states_of_their_rows(tmp_path):

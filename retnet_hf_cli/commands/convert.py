@@ -8,17 +8,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from retnet_hf_conversion.replaced_folder import claim
+from retnet_hf_conversion.replaced_folder import claim, locked
 from retnet_hf_conversion.source import locate
 
-from ..interrupts import leaving_order
-from ..known_names import FORMATS
+from ..errors import require_one_of
+from ..interrupts import leaving_order, litter
 from ..libraries import loading
-from ..options import Overwrite, one_of
+from ..options import Overwrite
 from ..sources import require_checkpoint
 
 
 def convert(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -30,9 +31,7 @@ def convert(
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder of the converted model.", show_default=False)],
     format_name: Annotated[
         str | None,
-        typer.Option(
-            "--from", metavar="FORMAT", callback=one_of(FORMATS), help="Its format. Absent: told from names and config.json."
-        ),
+        typer.Option("--from", metavar="FORMAT", help="Its format. Absent: told from names and config.json."),
     ] = None,
     licence: Annotated[str | None, typer.Option("--license", help="Of the weights, where the source does not say.")] = None,
     overwrite: Overwrite = False,
@@ -50,6 +49,7 @@ def convert(
     """
     console = Console(highlight=False, markup=False)
     require_checkpoint(source)
+    litter.append(context.with_resource(locked(output)))
     claim(output, overwrite, Path(source).expanduser())
     with loading(console):
         from rich.progress import track
@@ -57,9 +57,10 @@ def convert(
         from retnet_hf_conversion.card import how_to_load
         from retnet_hf_conversion.checkpoint import Checkpoint
         from retnet_hf_conversion.folder import write_folder
-        from retnet_hf_conversion.formats import plan_of
+        from retnet_hf_conversion.formats import FORMATS, plan_of
         from retnet_hf_conversion.report import moves_table
 
+    require_one_of("--from", format_name, FORMATS)
     checkpoint = Checkpoint(path := locate(source))
     plan = plan_of(checkpoint, format_name)
     bar = Console(stderr=True)

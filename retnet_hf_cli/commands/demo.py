@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -15,7 +16,7 @@ from ..errors import Interrupted
 from ..interrupts import leaving_order
 from ..libraries import loading
 from ..options import Overwrite, Threads, data_option, run_option, training_option
-from ..sources import require_text
+from ..sources import require_data
 from ..text.corpus import SAMPLE_TEXT, read_documents
 from ..training.folder import TrainingFolder
 from .generate import emit, invite
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 def demo(
+    context: typer.Context,
     output: Annotated[
         Path | None,
         run_option("--output", "-o", help="Folder of the model. Absent: retnet-demo, or the next free retnet-demo-2, …"),
@@ -35,7 +37,7 @@ def demo(
     ] = None,
     minutes: Annotated[float, training_option(min=0.01, max=600, help="Time for everything.")] = 2.5,
     overwrite: Overwrite = False,
-    threads: Threads = None,
+    threads: Threads = 1,
 ) -> None:
     """Train a small RetNet and let it write, in one go.
 
@@ -52,29 +54,29 @@ def demo(
     started = time.monotonic()
     output = output or free_name("retnet-demo")
     folder = TrainingFolder(output, "demo")
-    folder.claim(resume=False, overwrite=overwrite, resumable=False)
+    context.with_resource(folder.claim(resume=False, overwrite=overwrite, resumable=False))
     source = text or str(SAMPLE_TEXT)
-    require_text(source)
+    require_data(source)
     console = Console(highlight=False)
-    with loading(console):
+    with loading(console, threads):
         from ..text.training import Recipe, prepare
-        from ..training.progress import run_training
+        from ..training.progress import show_training
+        from ..training.start import Course
 
     recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=5e-3)
     reserve = min(0.4, 0.2 * minutes)  # for loading the libraries before training, and for writing after it
     with console.status("reading the text, preparing tokenizer and model"):
         documents = read_documents([source])
-        run = prepare(
-            [source], documents, folder, recipe,
-            epochs=4, minutes=minutes - reserve, started=started, threads=threads,
-        )  # fmt: skip
+        course = Course(epochs=4, minutes=minutes - reserve, started=started)
+        run = prepare([source], documents, folder, recipe, course)
     with leaving_order():
         try:
-            run_training(run, console)
+            show_training(run, console)
         except Interrupted as error:
             raise Interrupted(f"{error}; a demo keeps nothing of an unfinished run", error.signal_number) from None
         finally:
             shutil.rmtree(folder.partial, ignore_errors=True)
+    console.print(f"saved: {folder.output}", markup=False, soft_wrap=True)
     show_generation(run, console)
     console.print(f"\n{time.monotonic() - started:.0f} s in all")
     invite(output, run.prompt, console)
@@ -85,16 +87,14 @@ def show_generation(run: "TextRun", console: Console) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from ..cpu_threads import cpu_threads
-    from ..text.generation import Sampling, continue_text
+    from ..text.generation import continue_text, sampling
 
     model = AutoModelForCausalLM.from_pretrained(run.folder.output).to(run.model.device).eval()
     tokenizer = AutoTokenizer.from_pretrained(run.folder.output)
     console.print("\nreloaded with AutoModelForCausalLM, it writes, one recurrent step per token:\n")
     emit(run.prompt)
     torch.manual_seed(run.recipe.seed)
-    with cpu_threads(run.decode_threads):
-        written = continue_text(model, tokenizer, run.prompt, Sampling(max_new_tokens=160), emit)
+    written = continue_text(model, tokenizer, run.prompt, sampling(max_new_tokens=160), emit)
     emit("\n")
     console.print(f"\n{written.tokens_per_second:,.0f} tokens/s. The same state reads on:\n")
 
@@ -104,7 +104,7 @@ def show_generation(run: "TextRun", console: Console) -> None:
         column.justify = "right"
     stream = run.training.blocks.flatten()
     state, read = written.state, written.tokens.shape[1] - 1  # the last token was written, not read
-    with torch.no_grad(), cpu_threads(run.threads):
+    with torch.no_grad():
         for target in (read, 1024, 4096, 16384):
             ids = stream[torch.arange(read, target) % len(stream)].long()[None].to(model.device)
             if target > read:

@@ -57,25 +57,24 @@ def generate(
     text = read_prompt(prompt)
     name = model_source(model)
     console = Console(stderr=True)
-    with loading(console):
+    with loading(console, threads):
         import torch
 
-        from ..cpu_threads import cpu_threads, decoding_threads
-        from ..text.generation import Sampling, compile_steps, continue_text, load_model
+        from ..text.generation import compile_steps, continue_text, load_model, sampling
 
     with console.status("loading the model"):
         network, tokenizer = load_model(name)
-    threads = threads or decoding_threads(network)
+    if threads is None and network.device.type == "cpu" and network.num_parameters() < 1e8:
+        torch.set_num_threads(1)  # more gain a small model nothing, and where the CPU is busy they wait for each other
     if compile_:
-        with console.status("compiling, if that was not done before"), cpu_threads(threads):
+        with console.status("compiling, if that was not done before"):
             network = compile_steps(network)
     if seed is not None:
         torch.manual_seed(seed)
     if echo:
         emit(text)
-    sampling = Sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
-    with cpu_threads(threads):
-        written = continue_text(network, tokenizer, text, sampling, emit)
+    arguments = sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
+    written = continue_text(network, tokenizer, text, arguments, emit)
     emit("\n")
     state = getattr(written.state, "nbytes", None)
     size = "" if state is None else f"; the state takes {state:,} bytes, whatever the length"

@@ -12,8 +12,7 @@ from rich.console import Console
 from retnet_hf_conversion.replaced_folder import require_apart
 
 from .. import ranks
-from ..errors import InputError
-from ..known_names import DECAY_SCHEDULES
+from ..errors import InputError, require_one_of
 from ..libraries import loading
 from ..options import (
     EvalFraction,
@@ -24,11 +23,10 @@ from ..options import (
     Threads,
     data_option,
     model_option,
-    one_of,
     run_option,
     training_option,
 )
-from ..sources import model_source, require_text
+from ..sources import model_source, require_data
 from ..training.folder import TrainingFolder
 
 
@@ -43,6 +41,7 @@ class Gate(str, Enum):
 
 
 def linearize(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -81,9 +80,7 @@ def linearize(
     window: Annotated[
         int | None, model_option(min=1, help="Tokens of softmax attention beside the retention of every layer, such as 64.")
     ] = None,
-    decays: Annotated[
-        str, model_option(callback=one_of(DECAY_SCHEDULES), help="How long heads remember: decay_schedule of RetNetConfig.")
-    ] = "alibi",
+    decays: Annotated[str, model_option(help="How long heads remember: decay_schedule of RetNetConfig.")] = "alibi",
     gate: Annotated[
         Gate, model_option(help="Activation of the output gate: sigmoid begins neutral, silu learns more.")
     ] = Gate.silu,
@@ -156,22 +153,25 @@ def linearize(
     folder = TrainingFolder(output, "linearize")
     for given in (source, *(texts or [])):
         require_apart(folder.output, Path(given).expanduser())
-    folder.claim(resume, overwrite, resumable=folder.partial.exists())
+    context.with_resource(folder.claim(resume, overwrite, resumable=folder.partial.exists()))
     name = model_source(source)
     if not texts:
         texts, subset = [DEFAULT_TEXT], subset or DEFAULT_SUBSET
     for text in texts:
-        require_text(text)
+        require_data(text)
     if folder.occupied and resume and not folder.partial.exists():
         raise InputError(f"{folder.output} is finished; --overwrite begins anew")
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
-    with loading(console):
+    with loading(console, threads):
+        from retnet_hf.decay_schedules import DECAY_SCHEDULES
+
         from ..linearizing.pipeline import Linearization, source_config, source_digest, streams_of
         from ..linearizing.recipe import KeptLayers, Recipe
         from ..text.corpus import digest_of, load_tokenizer, read_enough
 
     ranks.join()
+    require_one_of("--decays", decays, DECAY_SCHEDULES)
     if keep_attention is not None:
         KeptLayers.parse(keep_attention)
     recipe = Recipe(
@@ -200,7 +200,8 @@ def linearize(
         tokenizer = load_tokenizer(name)
         recipe = recipe.with_rates(config.hidden_size)
         apart_from = (*folder.own, Path(name).expanduser().resolve())
-        documents = read_enough(texts, tokenizer, recipe.tokens, field, split, subset, apart_from)
+        reading = {"field": field, "split": split, "subset": subset, "apart_from": apart_from}
+        documents = read_enough(texts, tokenizer, recipe.tokens, **reading)
         training, evaluation = streams_of(documents, tokenizer, recipe, config.vocab_size)
     Linearization(
         recipe=recipe,

@@ -9,25 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .. import ranks
+from .. import options, ranks
 from ..errors import InputError
-from ..known_names import PRESETS
 from ..libraries import loading
-from ..options import (
-    EvalFraction,
-    Field,
-    Overwrite,
-    Resume,
-    Split,
-    Subset,
-    Threads,
-    data_option,
-    model_option,
-    one_of,
-    run_option,
-    training_option,
-)
-from ..sources import require_text
+from ..options import data_option, model_option, run_option, training_option
+from ..sources import require_data
 from ..training.folder import TrainingFolder
 from .generate import invite
 
@@ -41,6 +27,7 @@ class Form(str, Enum):
 
 
 def train(
+    context: typer.Context,
     texts: Annotated[
         list[str],
         typer.Argument(
@@ -53,17 +40,13 @@ def train(
     output: Annotated[
         Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
     ] = Path("retnet-model"),
-    resume: Resume = False,
-    overwrite: Overwrite = False,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Of weights, order of the text, and samples.")] = 0,
-    threads: Threads = None,
+    threads: options.Threads = None,
     preset: Annotated[
         str | None,
-        model_option(
-            callback=one_of(PRESETS),
-            help="Size: tiny, mini, small, base, 1.3B, 2.7B, 6.7B, torchscale-base…",
-            show_default="tiny",
-        ),
+        model_option(help="Size: tiny, mini, small, base, 1.3B, 2.7B, 6.7B, torchscale-base…", show_default="tiny"),
     ] = None,
     config: Annotated[
         Path | None, model_option(help="JSON file with fields of RetNetConfig, in the place of a preset.")
@@ -72,31 +55,21 @@ def train(
         str | None, model_option(help="Folder or Hub name of a tokenizer. Absent: a byte-level BPE is trained on the text.")
     ] = None,
     vocab_size: Annotated[int, model_option(min=258, help="Most tokens of a tokenizer that is trained.")] = 8192,
-    field: Field = "text",
-    split: Split = "train",
-    subset: Subset = None,
-    eval_fraction: EvalFraction = 0.05,
+    field: options.Field = "text",
+    split: options.Split = "train",
+    subset: options.Subset = None,
+    eval_fraction: options.EvalFraction = 0.05,
     block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 256,
-    steps: Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")] = None,
+    steps: options.Steps = None,
     epochs: Annotated[float | None, training_option(min=0.001, help="Times through the text.", show_default="3")] = None,
-    minutes: Annotated[
-        float | None,
-        training_option(
-            min=0.001, help="Train no longer than this, or no longer from --resume on; the learning rate decays by then."
-        ),
-    ] = None,
+    minutes: options.Minutes = None,
     batch_size: Annotated[int, training_option(min=1, help="Sequences in a step, of all processes together.")] = 8,
-    lr: Annotated[float, training_option(min=0.0, help="Highest learning rate.")] = 1e-3,
-    weight_decay: Annotated[float, training_option(min=0.0, help="Of AdamW.")] = 0.1,
+    lr: options.LearningRate = 1e-3,
+    weight_decay: options.WeightDecay = 0.1,
     form: Annotated[
         Form, training_option(help="Form of retention. They compute the same; chunkwise is linear in the block size.")
     ] = Form.auto,
-    eval_every: Annotated[
-        int | None,
-        training_option(
-            min=1, help="Steps between evaluations, each with a sample and a checkpoint. Absent: a tenth of all."
-        ),
-    ] = None,
+    eval_every: options.EvalEvery = None,
 ) -> None:
     """Train a RetNet on text, into a folder that transformers loads.
 
@@ -116,40 +89,27 @@ def train(
     The folder holds model, tokenizer, loss curve and model card.
     """
     folder = TrainingFolder(output, "train")
-    folder.claim(resume, overwrite)
+    context.with_resource(folder.claim(resume, overwrite))
     if preset is not None and config is not None:
         raise InputError("--preset and --config exclude each other")
     for source in texts:
-        require_text(source)
+        require_data(source)
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
-    with loading(console):
+    with loading(console, threads):
         from retnet_hf.configuration_retnet import RetNetConfig
 
         from ..text.corpus import read_documents
         from ..text.training import Recipe, prepare
         from ..training.progress import complete
         from ..training.run import read_config
+        from ..training.start import Course
 
     ranks.join()
-    recipe = Recipe(
-        preset=preset or (None if config else "tiny"),
-        config=None if config is None else read_config(config, RetNetConfig),
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        eval_fraction=eval_fraction,
-        block_size=block_size,
-        batch_size=batch_size,
-        lr=lr,
-        weight_decay=weight_decay,
-        form=form.value,
-        seed=seed,
-    )
+    fields = None if config is None else read_config(config, RetNetConfig)
+    recipe = options.chosen(Recipe, context, preset=preset or (None if config else "tiny"), config=fields)
     with console.status("reading the text, preparing tokenizer and model"):
         documents = read_documents(texts, field, split, subset, folder.own)
-        run = prepare(
-            texts, documents, folder, recipe,
-            steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume,
-        )  # fmt: skip
+        run = prepare(texts, documents, folder, recipe, options.chosen(Course, context))
     if complete(run, console):
         invite(output, run.prompt, console)

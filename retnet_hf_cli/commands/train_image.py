@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from .. import options
 from ..errors import InputError
-from ..known_names import IMAGE_PRESETS
 from ..libraries import loading
-from ..options import Overwrite, Resume, Threads, image_option, model_option, run_option, training_option
-from ..sources import require_images
+from ..options import image_option, model_option, run_option, training_option
+from ..sources import require_data
 from ..training.folder import TrainingFolder
 
 
@@ -27,6 +27,7 @@ class ImageModel(str, Enum):
 
 
 def train_image(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -39,10 +40,10 @@ def train_image(
     output: Annotated[
         Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
     ] = Path("retnet-image-model"),
-    resume: Resume = False,
-    overwrite: Overwrite = False,
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Of weights, order of the images, augmentation, what is held out.")] = 0,
-    threads: Threads = None,
+    threads: options.Threads = None,
     model: Annotated[ImageModel, model_option(help="Family: three of retention, and ViT to compare them with.")] = (
         ImageModel.vir
     ),
@@ -51,10 +52,12 @@ def train_image(
         model_option(help="Size: micro or mini, for small pictures, or a published one.", show_default="mini"),
     ] = None,
     config: Annotated[
-        Path | None, model_option(help="JSON file with fields of the family's configuration, in the place of a preset.")
+        Path | None,
+        model_option(help="JSON file with fields of the family's configuration, in the place of a preset."),
     ] = None,
     image_size: Annotated[
-        int | None, model_option(min=4, help="Pixels a side. Absent: that of the first image, or 64 if it is larger.")
+        int | None,
+        model_option(min=4, help="Pixels a side. Absent: that of the first image, or 64 if it is larger."),
     ] = None,
     patch_size: Annotated[
         int | None,
@@ -70,24 +73,20 @@ def train_image(
         float, image_option(min=0.001, max=0.5, help="Share held out where DATA has no part for evaluation.")
     ] = 0.1,
     crop_padding: Annotated[
-        int | None, image_option(min=0, help="Pixels that images are shifted by at most. Absent: an eighth of the size.")
+        int | None,
+        image_option(min=0, help="Pixels that images are shifted by at most. Absent: an eighth of the size."),
     ] = None,
     flip: Annotated[bool, image_option(help="Reflect half of the images, which digits and letters do not take.")] = True,
-    steps: Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")] = None,
+    steps: options.Steps = None,
     epochs: Annotated[float | None, training_option(min=0.001, help="Times through the images.", show_default="10")] = None,
-    minutes: Annotated[
-        float | None, training_option(min=0.001, help="Train no longer than this; the learning rate decays by then.")
-    ] = None,
+    minutes: options.Minutes = None,
     batch_size: Annotated[int, training_option(min=1, help="Images in a step.")] = 128,
-    lr: Annotated[float, training_option(min=0.0, help="Highest learning rate.")] = 1e-3,
-    weight_decay: Annotated[float, training_option(min=0.0, help="Of AdamW.")] = 0.05,
+    lr: options.LearningRate = 1e-3,
+    weight_decay: options.WeightDecay = 0.05,
     label_smoothing: Annotated[
         float, training_option(min=0.0, max=0.9, help="Share of a label given to all classes.")
     ] = 0.0,
-    eval_every: Annotated[
-        int | None,
-        training_option(min=1, help="Steps between evaluations, each with a checkpoint. Absent: a tenth of all."),
-    ] = None,
+    eval_every: options.EvalEvery = None,
 ) -> None:
     """Train a classifier of images, into a folder that transformers loads.
 
@@ -105,35 +104,21 @@ def train_image(
     The folder holds model, image processor, loss curve, confusion matrix, sample predictions and model card.
     """
     folder = TrainingFolder(output, "train-image")
-    folder.claim(resume, overwrite)
+    context.with_resource(folder.claim(resume, overwrite))
     if preset is not None and config is not None:
         raise InputError("--preset and --config exclude each other")
-    if preset is not None and preset not in IMAGE_PRESETS[model.value]:
-        raise InputError(f"--preset must be one of {', '.join(IMAGE_PRESETS[model.value])}, got {preset}")
-    require_images(source)
+    require_data(source, file_allowed=False)
     console = Console(highlight=False)
-    with loading(console):
+    with loading(console, threads):
         from ..images.corpus import read_corpus
         from ..images.models import FAMILIES
         from ..images.training import ImageRecipe, prepare
         from ..training.progress import complete
         from ..training.run import read_config
+        from ..training.start import Course
 
-    recipe = ImageRecipe(
-        model=model.value,
-        preset=preset or (None if config else "mini"),
-        config=None if config is None else read_config(config, FAMILIES[model.value].config_class),
-        image_size=image_size,
-        patch_size=patch_size,
-        crop_padding=crop_padding,
-        flip=flip,
-        eval_fraction=eval_fraction,
-        batch_size=batch_size,
-        lr=lr,
-        weight_decay=weight_decay,
-        label_smoothing=label_smoothing,
-        seed=seed,
-    )
+    fields = None if config is None else read_config(config, FAMILIES[model.value].config_class)
+    recipe = options.chosen(ImageRecipe, context, preset=preset or (None if config else "mini"), config=fields)
     with console.status("reading the images, preparing the model"):
         corpus = read_corpus(
             source,
@@ -144,8 +129,5 @@ def train_image(
             eval_fraction=eval_fraction,
             seed=seed,
         )
-        run = prepare(
-            source, corpus, folder, recipe,
-            steps=steps, epochs=epochs, minutes=minutes, eval_every=eval_every, threads=threads, resume=resume,
-        )  # fmt: skip
+        run = prepare(source, corpus, folder, recipe, options.chosen(Course, context))
     complete(run, console)

@@ -2,9 +2,10 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """From whatever pictures a user points at to images with labels: reading, and holding out."""
 
+import glob
 import gzip
 import hashlib
-import re
+import io
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from transformers.image_utils import load_image
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
-from ..sources import require_images
+from ..sources import require_data
 
 
 if TYPE_CHECKING:
@@ -26,17 +27,14 @@ if TYPE_CHECKING:
 
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-TRAINING_NAMES, EVALUATION_NAMES = ("train", "training"), ("test", "validation", "valid", "val", "eval")
-# The format of MNIST and its kin: what the file is about, its number of dimensions, and whether it is packed.
-IDX_NAME = re.compile(r"(?P<set>.*?)[-_.]?(?P<kind>images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?")
-IDX_OF_UINT8 = b"\x00\x00\x08"
+TRAINING, EVALUATION = ("train", "training"), ("test", "validation", "valid", "val", "eval")  # names of splits
 
 
 @dataclass(frozen=True)
 class LabelledImages:
     """Pictures, each read when it is asked for, and the number of the class that each belongs to."""
 
-    pictures: Sequence[Any]  # files, (height, width) arrays of uint8, or pictures of PIL
+    pictures: Sequence[Any]  # (height, width) arrays of uint8, or rows of one column that has a path or bytes
     labels: np.ndarray  # (N,) int64
     order: np.ndarray  # (N,) places of the images among `pictures`
 
@@ -50,29 +48,38 @@ class LabelledImages:
     def read(self, index: int) -> PIL.Image.Image:
         """The picture in RGB, upright, exactly as the pipelines of transformers read it.
 
-        Raises:
-            InputError: if it is no picture, a damaged one, or one of 16 bits.
+        Raises InputError if it is no picture, a damaged one, or one of 16 bits.
         """
-        place, picture = int(self.order[index]), None
+        place = int(self.order[index])
+        picture = self.pictures[place]
+        name = f"image {place}, counted from 0,"
         try:
-            picture = self.pictures[place]  # which a data set decodes now
-            opened = PIL.Image.fromarray(picture) if isinstance(picture, np.ndarray) else picture
-            opened = PIL.Image.open(picture) if isinstance(picture, Path) else opened
+            if isinstance(picture, np.ndarray):
+                opened = PIL.Image.fromarray(picture)
+            else:
+                [encoded] = picture.values()
+                name = encoded["path"] or name
+                opened = PIL.Image.open(io.BytesIO(content(picture)))
             highest = opened.getextrema()[1] if opened.mode.startswith(("I", "F")) else 0
             read = load_image(opened)
         except Exception as error:  # whatever the decoders of some thirty formats raise at a damaged file
-            raise InputError(f"{_named(picture, place)} cannot be read as an image: {first_line(error)}") from error
+            raise InputError(f"{name} cannot be read as an image: {first_line(error)}") from error
         if highest > 255:
             raise InputError(
-                f"{_named(picture, place)} has levels up to {highest:g}, and the pipelines of transformers show all above "
-                "255 white: convert the pictures to 8 bits"
+                f"{name} has levels up to {highest:g}, and the pipelines of transformers show all above 255 white: "
+                "convert the pictures to 8 bits"
             )
         return read
 
 
-def _named(picture: Any, place: int) -> str:
-    """What an error calls a picture: its file, or its place in the data."""
-    return str(picture) if isinstance(picture, Path) else f"image {place}, counted from 0,"
+def content(picture: Any) -> bytes:
+    """The bytes of a picture, as `LabelledImages.pictures` holds it."""
+    if isinstance(picture, np.ndarray):
+        return picture.tobytes()
+    [encoded] = picture.values()
+    if encoded is None:  # a row without a picture
+        return b""
+    return Path(encoded["path"]).read_bytes() if encoded["bytes"] is None else encoded["bytes"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class ImageCorpus:
     training: LabelledImages
     evaluation: LabelledImages
     classes: list[str]
-    digest: str  # the same where pictures, labels and names are the same
+    digest: str  # of the pictures' contents, labels and names, to detect other ones when a run is resumed
 
 
 def read_corpus(
@@ -109,34 +116,40 @@ def read_corpus(
     Raises:
         InputError: for a source that is missing, empty, damaged or not what it should be.
     """
-    require_images(source)
+    require_data(source, file_allowed=False)
     path = Path(source).expanduser()
-    if path.is_dir() and (files := _idx_files(path)):
-        corpus = _read_idx(path, files)
-    elif path.is_dir() and (parts := _parts_with_pictures(path)):
-        corpus = _read_folders(path, *parts)
+    if path.is_dir() and any(path.glob("*[-_.]idx[13][-_.]ubyte*")):
+        training, evaluation, names = _read_idx(path)
     else:
-        corpus = _read_dataset(source, subset, image_column, label_column)
-    training, evaluation, names, digest = corpus
-
+        name = str(path) if path.is_dir() else source
+        training, evaluation, names = _read_dataset(name, subset, image_column, label_column)
     if classes is not None:
         if len(classes) < len(names):
             raise InputError(f"--classes names {len(classes)} classes, and {source} has {len(names)}")
         names = classes
     if len(names) < 2:
         raise InputError(f"there is only one class in {source}, and nothing to tell apart")
+    digest = hashlib.sha256("\0".join(names).encode())
+    for part in (training, evaluation):
+        if part is not None:
+            digest.update(part.labels.tobytes())
+            for picture in part.pictures:
+                digest.update(content(picture))
     if evaluation is None:
         training, evaluation = hold_out(training, eval_fraction, seed)
+    elif unknown := set(evaluation.labels.tolist()) - set(training.labels.tolist()):
+        strangers = ", ".join(names[label] for label in sorted(unknown))
+        raise InputError(f"{source} has images of {strangers} to evaluate on, and none to train on")
     if not len(training) or not len(evaluation):
         raise InputError(f"there are too few images in {source} to train on some and to hold out others")
-    whole = hashlib.sha256("\0".join([digest, *names]).encode())
-    for part in (training, evaluation):
-        whole.update(part.labels.tobytes() + part.order.tobytes())
-    return ImageCorpus(training, evaluation, names, whole.hexdigest())
+    return ImageCorpus(training, evaluation, names, digest.hexdigest())
 
 
 def hold_out(images: LabelledImages, fraction: float, seed: int = 0) -> tuple[LabelledImages, LabelledImages]:
-    """Splits images into those to train on and those to evaluate on, the latter a fair share of every class."""
+    """Splits images into those to train on and those to evaluate on, the latter a fair share of every class.
+
+    Unlike `train_test_split` of `datasets`, it takes classes of one image, and fewer images than classes.
+    """
     generator, held_out = np.random.default_rng(seed), []
     for label in np.unique(images.labels):
         places = generator.permutation(np.flatnonzero(images.labels == label))
@@ -149,121 +162,44 @@ def _labelled(pictures: Sequence[Any], labels: Sequence[int] | np.ndarray) -> La
     return LabelledImages(pictures, np.asarray(labels, dtype=np.int64), np.arange(len(pictures)))
 
 
-def _part(folder: Path, names: tuple[str, ...]) -> Path | None:
-    """The sub-folder with one of the names."""
-    return next((folder / name for name in names if (folder / name).is_dir()), None)
+def _read_idx(path: Path) -> tuple[LabelledImages, LabelledImages | None, list[str]]:
+    """What MNIST and its kin have: files such as train-images-idx3-ubyte and t10k-labels-idx1-ubyte, packed or not."""
 
-
-def _pictures_by_class(folder: Path) -> dict[str, list[Path]]:
-    """Picture files of each sub-folder that has any, at whatever depth."""
-    found = {
-        child.name: sorted(file for file in child.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
-        for child in sorted(folder.iterdir())
-        if child.is_dir() and not child.name.startswith(".")
-    }
-    return {name: files for name, files in found.items() if files}
-
-
-def _parts_with_pictures(path: Path) -> tuple[dict[str, list[Path]], dict[str, list[Path]] | None] | None:
-    """Pictures by class to train on and, where the folder has them apart, to evaluate on; None if there are none."""
-    training, evaluation = _part(path, TRAINING_NAMES), _part(path, EVALUATION_NAMES)
-    if training is not None and (pictures := _pictures_by_class(training)):
-        return pictures, (_pictures_by_class(evaluation) or None) if evaluation is not None else None
-    pictures = _pictures_by_class(path)
-    return (pictures, None) if pictures else None
-
-
-def _read_folders(
-    path: Path, training: dict[str, list[Path]], evaluation: dict[str, list[Path]] | None
-) -> tuple[LabelledImages, LabelledImages | None, list[str], str]:
-    names = list(training)
-    unknown = sorted(set(evaluation or {}) - set(names))
-    if unknown:
-        raise InputError(f"{path} has images of {', '.join(unknown)} to evaluate on, and none to train on")
-
-    def images(pictures: dict[str, list[Path]]) -> LabelledImages:
-        files = [(file, names.index(name)) for name, files in pictures.items() for file in files]
-        return _labelled([file for file, _ in files], [label for _, label in files])
-
-    parts = images(training), None if evaluation is None else images(evaluation)
-    files = [file for part in parts if part is not None for file in part.pictures]
-    digest = "\0".join(f"{file.relative_to(path)} {file.stat().st_size}" for file in files)
-    return *parts, names, digest
-
-
-def _idx_files(path: Path) -> dict[tuple[str, str], Path]:
-    """IDX files of a folder by the name of their set, such as "train" or "t10k", and by "images" or "labels"."""
-    found = {}
-    for file in sorted(path.iterdir()):
-        match = IDX_NAME.fullmatch(file.name)
-        if match:
-            found.setdefault((match["set"], match["kind"]), file)
-    return found
-
-
-def _read_idx(
-    path: Path, files: dict[tuple[str, str], Path]
-) -> tuple[LabelledImages, LabelledImages | None, list[str], str]:
-    sets = sorted({name for name, _ in files})
-    training = [name for name in sets if "train" in name]
-    evaluation = [name for name in sets if name not in training and ("10k" in name or "test" in name)]
-    if len(training) != 1 or len(evaluation) > 1:
-        raise InputError(
-            f"{path} must have IDX files of one set to train on, such as train-images-idx3-ubyte, and of one at most to "
-            f"evaluate on, such as t10k-images-idx3-ubyte; it has those of {', '.join(sets)}"
-        )
-
-    def images(name: str) -> LabelledImages:
+    def part(*names: str) -> LabelledImages | None:
+        found: dict[str, list[Path]] = {}
         for kind in ("images", "labels"):
-            if (name, kind) not in files:
-                raise InputError(f"{path} has no {name}-{kind}-idx{3 if kind == 'images' else 1}-ubyte, packed or not")
-        pictures, labels = read_idx(files[name, "images"]), read_idx(files[name, "labels"])
+            files = {file for name in names for file in path.glob(f"*{name}*{kind}[-_.]idx*")}
+            found[kind] = [file for file in files if file.suffix != ".gz" or file.with_suffix("") not in files]
+        if not any(found.values()):
+            return None
+        if any(len(files) != 1 for files in found.values()):
+            names_found = ", ".join(sorted(file.name for files in found.values() for file in files))
+            wanted = f"one IDX file of images and one of labels named {' or '.join(names)}"
+            raise InputError(f"{path} must have {wanted}, and has {names_found}")
+        pictures, labels = (read_idx(*files) for files in found.values())
         if pictures.ndim != 3 or labels.ndim != 1 or len(pictures) != len(labels):
-            raise InputError(
-                f"the IDX files of {name} in {path} do not belong together: images of shape {pictures.shape}, "
-                f"labels of shape {labels.shape}"
-            )
+            shapes = f"images of shape {pictures.shape}, labels of shape {labels.shape}"
+            raise InputError(f"the IDX files of {names[0]} in {path} do not belong together: {shapes}")
         return _labelled(pictures, labels)
 
-    parts = images(training[0]), images(evaluation[0]) if evaluation else None
-    count = 1 + max(int(part.labels.max(initial=0)) for part in parts if part is not None)
-    digest = hashlib.sha256()
-    for part in parts:
-        if part is not None:
-            digest.update(part.pictures.tobytes())
-    return *parts, [str(number) for number in range(count)], digest.hexdigest()
+    training, evaluation = part("train"), part("t10k", "test")
+    if training is None:
+        raise InputError(f"{path} has no IDX files to train on, such as train-images-idx3-ubyte")
+    count = 1 + max(int(part.labels.max(initial=0)) for part in (training, evaluation) if part is not None)
+    return training, evaluation, [str(number) for number in range(count)]
 
 
 def read_idx(file: Path) -> np.ndarray:
-    """The array of an IDX file of unsigned bytes, packed by gzip or not.
-
-    Raises:
-        InputError: if it is damaged, or something else.
-    """
+    """The array of an IDX file of unsigned bytes, packed by gzip or not. Raises InputError if it is damaged."""
     data = file.read_bytes()
     try:
         data = gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{file} cannot be unpacked: {first_line(error)}") from error
-    dimensions = data[3] if len(data) > 3 else 0
-    shape = np.frombuffer(data[4 : 4 + 4 * dimensions], dtype=">u4").astype(int)
-    start = 4 + 4 * dimensions
-    if not data.startswith(IDX_OF_UINT8) or len(shape) != dimensions or len(data) != start + shape.prod():
-        raise InputError(f"{file} is damaged, or no IDX file of unsigned bytes")
-    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
-
-
-class _Column:
-    """A column of a data set, decoded row by row."""
-
-    def __init__(self, dataset: "Dataset", name: str) -> None:
-        self.dataset, self.name = dataset.select_columns(name), name
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[index][self.name]
+        if not data.startswith(b"\x00\x00\x08"):
+            raise ValueError("it holds no unsigned bytes")
+        start = 4 + 4 * data[3]
+        return np.frombuffer(data, np.uint8, offset=start).reshape(np.frombuffer(data[4:start], ">u4").astype(int))
+    except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
+        raise InputError(f"{file} is damaged, or no IDX file of unsigned bytes: {first_line(error)}") from error
 
 
 def _load_dataset(name: str, subset: str | None) -> "DatasetDict":
@@ -273,6 +209,8 @@ def _load_dataset(name: str, subset: str | None) -> "DatasetDict":
     try:
         if any((Path(name) / file).exists() for file in ("state.json", "dataset_dict.json")):  # made by save_to_disk
             dataset = datasets.load_from_disk(name)
+        elif any(file.suffix.lower() in IMAGE_SUFFIXES for file in Path(name).glob("*/**/*")):
+            dataset = datasets.load_dataset("imagefolder", data_files=_parts(Path(name)))
         else:
             dataset = datasets.load_dataset(name, subset)
     except Exception as error:  # load_dataset passes on whatever its readers and the network raise
@@ -282,54 +220,54 @@ def _load_dataset(name: str, subset: str | None) -> "DatasetDict":
     return dataset if isinstance(dataset, dict) else datasets.DatasetDict(train=dataset)
 
 
+def _parts(folder: Path) -> dict[str, str]:
+    """Patterns of the pictures in each part of a folder. To find the parts, `datasets` would look at each file 66 times."""
+    parts = {}
+    for part, names in (("train", TRAINING), ("test", EVALUATION)):
+        for name in names:
+            if (folder / name).is_dir():
+                parts.setdefault(part, f"{glob.escape(str(folder / name))}/**")
+    return parts if "train" in parts else {"train": f"{glob.escape(str(folder))}/**"}
+
+
 def _read_dataset(
     name: str, subset: str | None, image_column: str | None, label_column: str | None
-) -> tuple[LabelledImages, LabelledImages | None, list[str], str]:
+) -> tuple[LabelledImages, LabelledImages | None, list[str]]:
     import datasets
 
     splits = _load_dataset(name, subset)
-    training = next((splits[split] for split in TRAINING_NAMES if split in splits), None)
+    training = next((splits[split] for split in TRAINING if split in splits), None)
     if training is None:
         raise InputError(f"the data set {name} has no split train (it has: {', '.join(splits)})")
-    features = training.features
+    columns = ", ".join(training.features)
 
-    def column(given: str | None, kind: type, what: str) -> str:
-        found = given or next((key for key, feature in features.items() if isinstance(feature, kind)), None)
-        if found is None and what == "label" and Path(name).is_dir():
+    def column(given: str | None, kind: type, allowed: tuple[type, ...], what: str) -> str:
+        found = given or next((key for key, feature in training.features.items() if isinstance(feature, kind)), None)
+        if not isinstance(training.features.get(found), allowed):
+            reason = "has no" if given is None else f'has in the column "{given}" no'
+            advice = ", or give each class a sub-folder of pictures" if Path(name).is_dir() else ""
             raise InputError(
-                f"{name} does not say what its pictures show: give it a sub-folder of pictures for each class, or name the "
-                f"column with their labels by --label-column (it has: {', '.join(features)})"
-            )
-        if found not in features:
-            wanted = f'no column "{found}"' if found else f"no column of {what}"
-            raise InputError(
-                f"the data set {name} has {wanted} (it has: {', '.join(features)}); name it with --{what}-column"
+                f"{name} {reason} {what} for each image (it has: {columns}); name one by --{what}-column{advice}"
             )
         return found
 
-    images, labels = (
-        column(image_column, datasets.Image, "image"),
-        column(label_column, datasets.ClassLabel, "label"),
-    )
-    if not isinstance(features[images], datasets.Image):
-        raise InputError(f'the column "{images}" of the data set {name} holds no images')
-    if isinstance(features[labels], datasets.ClassLabel):
-        names, numbers = features[labels].names, None
-    elif not isinstance(features[labels], datasets.Value):
-        raise InputError(f'the column "{labels}" of the data set {name} holds something else than one label an image')
+    images = column(image_column, datasets.Image, (datasets.Image,), "image")
+    labels = column(label_column, datasets.ClassLabel, (datasets.ClassLabel, datasets.Value), "label")
+    if isinstance(training.features[labels], datasets.ClassLabel):
+        names = training.features[labels].names
+        numbers = {number: number for number in range(len(names))}
     else:
         values = sorted({value for value in training[labels] if value is not None})
         names, numbers = [str(value) for value in values], {value: number for number, value in enumerate(values)}
 
     def part(dataset: "Dataset") -> LabelledImages | None:
         """None where some labels are not given, as in the test sets of competitions."""
-        found = [label if numbers is None else numbers.get(label) for label in dataset[labels]]
-        return None if any(label is None or label < 0 for label in found) else _labelled(_Column(dataset, images), found)
+        pictures = dataset.select_columns(images).cast_column(images, datasets.Image(decode=False))
+        found = [numbers.get(label) for label in dataset[labels]]
+        return None if None in found else _labelled(pictures, found)
 
-    candidates = (part(splits[split]) for split in EVALUATION_NAMES if split in splits)
-    training_part = part(training)
-    if training_part is None:
+    parts = (part(splits[split]) for split in EVALUATION if split in splits)
+    whole, evaluation = part(training), next((part for part in parts if part is not None), None)
+    if whole is None:
         raise InputError(f'the column "{labels}" of the data set {name} has no label for some images to train on')
-    evaluation_part = next((candidate for candidate in candidates if candidate is not None), None)
-    digest = "\0".join([images, training._fingerprint, *(splits[split]._fingerprint for split in splits)])
-    return training_part, evaluation_part, names, digest
+    return whole, evaluation, names

@@ -6,7 +6,7 @@ Sizes of one name have about the same number of parameters in every family, so t
 sizes of ViR and RMT go by the names of their configurations.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import (
@@ -27,7 +27,7 @@ from retnet_hf.modeling_metaformer import MetaFormerForImageClassification
 from retnet_hf.modeling_rmt import RMTForImageClassification
 from retnet_hf.modeling_vir import ViRForImageClassification
 
-from ..errors import InputError
+from ..errors import InputError, require_one_of
 from ..training.run import config_of
 
 
@@ -35,18 +35,17 @@ from ..training.run import config_of
 class Family:
     """One kind of model: its classes, and its small sizes by name as fields of its configuration."""
 
-    title: str
     config_class: type[PreTrainedConfig]
     model_class: type[PreTrainedModel]
     processor_class: type[BaseImageProcessor]
     small: dict[str, dict[str, Any]]
     has_patches: bool = False  # of a size that is to be chosen
-    published: tuple[str, ...] = field(default=())  # names that the configuration knows
 
     @property
     def presets(self) -> tuple[str, ...]:
-        """Names of sizes."""
-        return (*self.small, *self.published)
+        """Names of sizes: small ones, and those that the configuration knows."""
+        published = getattr(self.config_class, "presets", tuple)()
+        return tuple(dict.fromkeys([*self.small, *published]))
 
     def config(
         self,
@@ -58,41 +57,34 @@ class Family:
     ) -> Any:
         """A configuration of a named size, or of given fields, for images of a size and for classes.
 
-        Args:
-            patch_size: in the place of that of the named size, or of what suits the images.
-
-        Raises:
-            InputError: if there is no such size, or the fields are not valid.
+        Raises InputError if there is no such size, or the fields are not valid.
         """
         if patch_size is not None and not self.has_patches:
-            raise InputError(f"--patch-size is for families of one patch size, vir and vit, which {self.title} is not")
-        labels = {
+            raise InputError(f"--patch-size is for vir and vit, and {self.config_class.model_type} has no one patch size")
+        fields = {
             "id2label": dict(enumerate(classes)),
             "label2id": {name: number for number, name in enumerate(classes)},
             "image_size": image_size,
         }
         if patch_size is not None:
-            labels["patch_size"] = patch_size
+            fields["patch_size"] = patch_size
         if given is not None:
-            return config_of(self.config_class, **(given | labels))
-        if preset in self.published:
-            return config_of(self.config_class.from_preset, preset, **labels)
+            return config_of(self.config_class, **(given | fields))
+        require_one_of("--preset", preset, self.presets)
         if preset not in self.small:
-            raise InputError(f"--preset must be one of {', '.join(self.presets)}, got {preset}")
+            return config_of(self.config_class.from_preset, preset, **fields)
         patches = {"patch_size": fitting_patch_size(image_size)} if self.has_patches else {}
-        return config_of(self.config_class, **(self.small[preset] | patches | labels))
+        return config_of(self.config_class, **(self.small[preset] | patches | fields))
 
     def processor(self, image_size: int) -> BaseImageProcessor:
         """What resizes the shorter side of an image to `image_size`, keeps the square in its middle, and normalises it."""
-        options = {
-            "resample": PILImageResampling.BICUBIC,
-            "image_mean": IMAGENET_DEFAULT_MEAN,
-            "image_std": IMAGENET_DEFAULT_STD,
-        }
+        options: dict[str, Any] = {"image_mean": IMAGENET_DEFAULT_MEAN, "image_std": IMAGENET_DEFAULT_STD}
+        options["resample"] = PILImageResampling.BICUBIC
         if self.config_class is ViTConfig:
-            crop = {"size": {"shortest_edge": image_size}, "do_center_crop": True, "crop_size": image_size}
-            return self.processor_class(**crop, **options)
-        return self.processor_class(size=image_size, crop_pct=1.0, **options)
+            options |= {"size": {"shortest_edge": image_size}, "do_center_crop": True, "crop_size": image_size}
+        else:
+            options |= {"size": image_size, "crop_pct": 1.0}
+        return self.processor_class(**options)
 
 
 def fitting_patch_size(image_size: int) -> int:
@@ -148,32 +140,25 @@ def _metaformer(hidden_sizes: list[int], depths: list[int]) -> dict[str, Any]:
 
 FAMILIES = {
     "vir": Family(
-        "ViR",
         ViRConfig,
         ViRForImageClassification,
         ViRImageProcessor,
         small={"micro": _vir(64, 4), "mini": _vir(128, 4)},
         has_patches=True,
-        published=ViRConfig.presets(),
     ),
     "rmt": Family(
-        "RMT",
         RMTConfig,
         RMTForImageClassification,
         RMTImageProcessor,
         small={"micro": _rmt([32, 64], [2, 3]), "mini": _rmt([64, 128], [2, 3])},
-        published=RMTConfig.presets(),
     ),
     "metaformer": Family(
-        "MetaFormer",
         MetaFormerConfig,
         MetaFormerForImageClassification,
         MetaFormerImageProcessor,
         small={"micro": _metaformer([32, 64], [2, 3]), "mini": _metaformer([64, 128], [2, 3])},
-        published=tuple(name for name in MetaFormerConfig.presets() if name not in ("tiny", "mini")),
     ),
     "vit": Family(
-        "ViT",
         ViTConfig,
         ViTForImageClassification,
         ViTImageProcessor,

@@ -2,10 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Training a classifier of images with `transformers.Trainer`, from pictures on disk to a folder that loads anywhere."""
 
-import json
-import math
 import random
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,38 +13,44 @@ import torch
 from PIL import ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import BaseImageProcessor, EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    BaseImageProcessor,
+    EvalPrediction,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from retnet_hf.cards import model_card
 
-from ..cpu_threads import training_threads
 from ..errors import InputError
+from ..training import report
 from ..training.folder import TrainingFolder
-from ..training.report import CURVE, draw_loss_curve
-from ..training.run import Schedule, ScheduledTrainer, TrainingRun, check_resumable, steps_of_run
+from ..training.run import TrainingRun
+from ..training.start import Course, Start
 from .corpus import ImageCorpus, LabelledImages
-from .models import FAMILIES, Family, fitting_size
-from .report import CONFUSION, PREDICTIONS, confusion_matrix, draw_confusion_matrix, draw_predictions
+from .models import FAMILIES, fitting_size
 
 
-RESULTS = "results.json"
 TRAINING = f"""
 ## Training
 
 Trained with `retnet-hf train-image`.
 
-![loss]({CURVE})
+![loss]({report.CURVE})
 
-![predictions on images held out]({PREDICTIONS})
+![predictions on images held out]({report.PREDICTIONS})
 
-![confusion matrix]({CONFUSION})
+![confusion matrix]({report.CONFUSION})
 """
 CACHE_BYTES = 2 * 10**9
 
 
 @dataclass(frozen=True)
 class ImageRecipe:
-    """What decides the trained weights, besides images and schedule. A run is only resumed with the recipe it began with."""
+    """What decides the trained weights, besides images and course. A run is only resumed with the recipe it began with."""
 
     model: str = "vir"  # a name of FAMILIES
     preset: str | None = None
@@ -62,10 +65,6 @@ class ImageRecipe:
     weight_decay: float = 0.05
     label_smoothing: float = 0.0
     seed: int = 0
-
-    @property
-    def family(self) -> Family:
-        return FAMILIES[self.model]
 
 
 @dataclass(frozen=True)
@@ -129,11 +128,11 @@ class PreparedImages(Dataset):
 class EpochCounter(TrainerCallback):
     """Tells a data set which epoch it is in, also where a resumed run begins in the middle of one."""
 
-    def __init__(self, images: PreparedImages, steps_per_epoch: int) -> None:
-        self.images, self.steps_per_epoch = images, steps_per_epoch
+    def __init__(self, images: PreparedImages) -> None:
+        self.images = images
 
     def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.images.epoch = state.global_step // self.steps_per_epoch
+        self.images.epoch = int(state.epoch or 0)
 
 
 @dataclass(kw_only=True)
@@ -142,21 +141,12 @@ class ImageRun(TrainingRun):
 
     unit = "images"
     smaller_options = "--batch-size or --image-size"
+    default_epochs = 10.0
+    last_lr = 0.01
 
     source: str
     processor: BaseImageProcessor
     classes: list[str]
-    evaluated: EvalPrediction | None = None  # logits of the last evaluation
-
-    def measure(self, evaluated: EvalPrediction) -> dict[str, float]:
-        """Share of the images whose class is the most probable one."""
-        self.evaluated = evaluated
-        return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches that all images make."""
-        return math.ceil(len(self.training) / self.recipe.batch_size)
 
     def units_seen(self, state: TrainerState) -> int:
         return state.global_step * self.recipe.batch_size
@@ -180,8 +170,8 @@ class ImageRun(TrainingRun):
             f"where guessing would reach {100 * counts.max() / counts.sum():.1f} %"
         )
 
-    def trainer(self, callbacks: list[TrainerCallback], **kwargs: Any) -> ScheduledTrainer:
-        return ScheduledTrainer(
+    def trainer(self, callbacks: list[TrainerCallback], **kwargs: Any) -> Trainer:
+        return Trainer(
             args=self.arguments(
                 eval_on_start=False,
                 per_device_eval_batch_size=2 * self.recipe.batch_size,
@@ -190,93 +180,50 @@ class ImageRun(TrainingRun):
             ),
             data_collator=self.training.batch,
             processing_class=self.processor,
-            compute_metrics=self.measure,
-            callbacks=[EpochCounter(self.training, self.steps_per_epoch), *callbacks],
+            compute_metrics=accuracy,
+            callbacks=[EpochCounter(self.training), *callbacks],
             **kwargs,
         )
 
-    def finish(self, trainer: ScheduledTrainer) -> None:
+    def finish(self, trainer: Trainer) -> None:
         model, recipe, partial = self.model, self.recipe, self.folder.partial
-        evaluated = self.evaluated or trainer.predict(self.evaluation)  # the last evaluation is that of the last step
-        probabilities = torch.from_numpy(evaluated.predictions).float().softmax(-1).numpy()
-        labels, predicted = evaluated.label_ids, probabilities.argmax(-1)
-        matrix = confusion_matrix(labels, predicted, len(self.classes))
-        right, total = int(matrix.trace()), int(matrix.sum())
-
         model.save_pretrained(partial)
         self.processor.save_pretrained(partial)
-        draw_loss_curve(self.log, partial / CURVE, unit="nats per image")
-        draw_confusion_matrix(matrix, self.classes, partial / CONFUSION)
-        shown = examples(labels, predicted, recipe.seed)
-        draw_predictions(
+        report.draw_loss_curve(self.log, partial / report.CURVE, unit="nats per image")
+        evaluated = trainer.predict(self.evaluation, metric_key_prefix="eval")
+        trainer.save_metrics("eval", evaluated.metrics, combined=False)
+        probabilities = torch.from_numpy(evaluated.predictions).float().softmax(-1).numpy()
+        labels, predicted = evaluated.label_ids, probabilities.argmax(-1)
+        report.draw_confusion_matrix(labels, predicted, self.classes, partial / report.CONFUSION)
+        shown = np.random.default_rng(recipe.seed).permutation(len(labels))[:24]
+        report.draw_predictions(
             [PIL.Image.fromarray(self.evaluation.prepared(index).transpose(1, 2, 0)) for index in shown],
             labels[shown],
             predicted[shown],
             probabilities[shown, predicted[shown]],
             self.classes,
-            partial / PREDICTIONS,
+            partial / report.PREDICTIONS,
         )
-        results = {
-            "accuracy": right / total,
-            "images_to_evaluate": total,
-            "images_to_train": len(self.training),
-            "parameters": model.num_parameters(),
-            "steps": trainer.state.global_step,
-            "seconds": round(sum(entry.get("train_runtime", 0.0) for entry in self.log), 1),
-            "recall_by_class": dict(zip(self.classes, (matrix.diagonal() / np.maximum(matrix.sum(1), 1)).round(4).tolist())),
-        }
-        (partial / RESULTS).write_text(json.dumps(results, indent=2), encoding="utf-8")
         facts = {
-            "images": f"`{Path(self.source).name}`, {len(self.training):,} to train on, {total:,} held out",
+            "images": f"`{Path(self.source).name}`, {len(self.training):,} to train on, {len(labels):,} held out",
             "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} images",
             "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
-            "accuracy on images held out": f"**{100 * right / total:.2f} %**",
+            "accuracy on images held out": f"**{100 * evaluated.metrics['eval_accuracy']:.2f} %**",
         }
-        card = model_card(model, self.folder.output.name, facts, training=TRAINING)
-        card.save(partial / "README.md")
+        model_card(model, self.folder.output.name, facts, training=TRAINING).save(partial / "README.md")
 
 
-def examples(labels: np.ndarray, predicted: np.ndarray, seed: int, count: int = 24) -> np.ndarray:
-    """Places of some images: as many wrong ones as a third, where there are so many, among right ones, drawn by `seed`."""
-    generator = np.random.default_rng(seed)
-    wrong, right = (generator.permutation(np.flatnonzero(which)) for which in (predicted != labels, predicted == labels))
-    wrong = wrong[: max(count // 3, count - len(right))]
-    return generator.permutation(np.concatenate([wrong, right[: count - len(wrong)]]))
+def accuracy(evaluated: EvalPrediction) -> dict[str, float]:
+    """Share of the images whose class is the most probable one."""
+    return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
 
 
-def prepare(
-    source: str,
-    corpus: ImageCorpus,
-    folder: TrainingFolder,
-    recipe: ImageRecipe,
-    *,
-    steps: int | None = None,
-    epochs: float | None = None,
-    minutes: float | None = None,
-    eval_every: int | None = None,
-    threads: int | None = None,
-    resume: bool = False,
-) -> ImageRun:
-    """Everything up to the first training step: processor, model, disk, checkpoint, number of threads.
+def prepare(source: str, corpus: ImageCorpus, folder: TrainingFolder, recipe: ImageRecipe, course: Course) -> ImageRun:
+    """Everything up to the first training step: processor, model, checkpoint.
 
-    Args:
-        source: name of what `corpus` was read from, for the model card.
-        folder: claimed with `TrainingFolder.claim`.
-        steps: length of the run; absent, that of so many `epochs`; absent too, that of the run to resume, or of 10 epochs.
-        minutes: at most so long.
-        eval_every: steps between evaluations, and between checkpoints; a tenth of the run if absent.
-        threads: of the CPU; absent, those of the run to resume, or what is fastest.
-        resume: from the last checkpoint in the folder.
-
-    Raises:
-        InputError: for whatever stands in the way.
+    `source` is a name for the model card. Raises InputError for whatever stands in the way.
     """
-    started = time.monotonic()
-    found = folder.to_resume() if resume else None
-    checkpoint, record = found or (None, None)
-    if record is not None:
-        check_resumable(recipe, corpus.digest, record, data="the images are")
-
+    start = Start(folder, recipe, course, corpus.digest, data="the images are")
     image_size = recipe.image_size or (recipe.config or {}).get("image_size")
     if image_size is None:
         first = corpus.training.read(0)
@@ -284,43 +231,10 @@ def prepare(
     elif not isinstance(image_size, int):
         raise InputError(f"image_size must be one number, for square images, got {image_size}")
     padding = image_size // 8 if recipe.crop_padding is None else recipe.crop_padding
-    config = recipe.family.config(recipe.preset, recipe.config, image_size, corpus.classes, recipe.patch_size)
-    processor = recipe.family.processor(image_size)
+    family = FAMILIES[recipe.model]
+    config = family.config(recipe.preset, recipe.config, image_size, corpus.classes, recipe.patch_size)
+    processor = family.processor(image_size)
     training = PreparedImages(corpus.training, processor, Augmentation(padding, recipe.flip), recipe.seed)
-    with torch.device("meta"):
-        parameters = recipe.family.model_class(config).num_parameters()
-    # two checkpoints at a time, of weights and two moments each, and the finished model
-    folder.require_space(7 * 4 * parameters)
-    torch.manual_seed(recipe.seed)
-    model = recipe.family.model_class(config)
-
-    steps_per_epoch = math.ceil(len(training) / recipe.batch_size)
-    steps = steps_of_run(steps, epochs, 10.0, record, steps_per_epoch)
-    run = ImageRun(
-        folder=folder,
-        recipe=recipe,
-        schedule=Schedule(steps, minutes, started, last_lr=0.01),
-        source=source,
-        processor=processor,
-        classes=corpus.classes,
-        model=model,
-        training=training,
-        evaluation=PreparedImages(corpus.evaluation, processor),
-        checkpoint=checkpoint,
-        threads=threads or (torch.get_num_threads() if record is None else record["threads"]),
-        eval_every=eval_every or max(1, steps // 10),
-        data_digest=corpus.digest,
-    )
-    if threads is None and record is None:
-        run.threads = training_threads(model, lambda: _trial_step(run))
-    return run
-
-
-def _trial_step(run: ImageRun) -> None:
-    """A training step without consequences."""
-    batch = run.training.batch([run.training[index] for index in range(min(run.recipe.batch_size, len(run.training)))])
-    before = [buffer.clone() for buffer in run.model.buffers()]
-    run.model(**batch).loss.backward()
-    run.model.zero_grad()
-    for buffer, value in zip(run.model.buffers(), before):  # what batch norms have seen
-        buffer.copy_(value)
+    evaluation = PreparedImages(corpus.evaluation, processor)
+    further = {"source": source, "processor": processor, "classes": corpus.classes}
+    return ImageRun.prepare(start, family.model_class, config, training, evaluation, **further)

@@ -24,7 +24,7 @@ class Job:
     Attributes:
         texts: names of what was read, for the model card. training, evaluation: (tokens,) token ids.
         digest: of the text.
-        threads: of the CPU; what is fastest if absent.
+        threads: of the CPU, where a user has chosen them.
     """
 
     recipe: Recipe

@@ -15,7 +15,6 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,7 +43,6 @@ from retnet_hf_linearization.alignment import retention_layers
 from retnet_hf_linearization.report import measure_layers
 
 from .. import ranks
-from ..cpu_threads import cpu_threads, training_threads
 from ..errors import InputError
 from ..interrupts import leaving_order
 from ..text.corpus import encode, hold_out
@@ -52,7 +50,9 @@ from ..text.generation import device, load_model
 from ..text.training import TokenBlocks
 from ..training.folder import RECORD, TrainingFolder
 from ..training.progress import resumable, show_training
-from ..training.run import Schedule, check_resumable, require_memory_for, threads_of
+from ..training.run import require_memory_for
+from ..training.schedule import Schedule
+from ..training.start import check_resumable, use_threads_of
 from .finish import finish
 from .job import MEASURED_TOKENS, Job
 from .recipe import Recipe
@@ -210,7 +210,9 @@ class Linearization(Job):
             InputError: if something stands in the way. Interrupted: after Ctrl-C, with a checkpoint saved.
         """
         ranks.wait()  # until all have looked at what is in the folder
-        self.threads = ranks.of_first(self._begin)
+        record = ranks.of_first(self._begin)
+        if record is not None and self.threads is None:
+            use_threads_of(record)
         start = time.monotonic()
         try:
             self._train_and_finish()
@@ -228,43 +230,35 @@ class Linearization(Job):
         for number, (stage, steps) in enumerate(self.stages, 1):
             folder = TrainingFolder(self.folder.partial / stage.name, self.folder.command)
             if not ranks.of_first((folder.output / "config.json").exists):
-                with self._on_threads():
-                    run = self._prepare(stage, steps, number, folder, before)
+                run = self._prepare(stage, steps, number, folder, before)
                 with resumable():
                     show_training(run, self.console)
                 del run
                 self.let_go()
             before = folder.output
-        with leaving_order(), self._on_threads():
+        with leaving_order():
             ranks.of_first(lambda: self._finish(before))
 
     def _finish(self, last: Path) -> None:
         student = self._load(last).to(self.teacher.dtype).eval()
         finish(self, self.teacher, student, [stage for stage, _ in self.stages])
 
-    def _on_threads(self) -> AbstractContextManager[None]:
-        """On as many as were asked for, or found to be the fastest."""
-        return cpu_threads(self.threads or torch.get_num_threads())
-
-    def _begin(self) -> int | None:
-        """Makes the partial folder, or finds what a run to resume has left there. Returns the number of CPU threads."""
+    def _begin(self) -> dict[str, Any] | None:
+        """Makes the partial folder, or finds the record of a run to resume there."""
         record = self.folder.partial / RECORD
         if not self.resume or not record.exists():
             self.folder.begin(resume=False)
             self._write_record()
-            return self.threads
-        try:
-            found = json.loads(record.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{record} cannot be read: {first_line(error)}") from error
+            return None
+        found = self.folder.read_record(self.folder.partial)
         check_resumable(self.recipe, self.digest, found, data="the text is")
         if found.get("source", self.source_digest) != self.source_digest:
             raise InputError(f"{self.recipe.source} is not the model that this run began with; --overwrite begins anew")
-        return self.threads or threads_of(found)
+        return found
 
     def _write_record(self) -> None:
         fields = {"command": self.folder.command, "recipe": dataclasses.asdict(self.recipe), "data": self.digest}
-        fields |= {"source": self.source_digest, "threads": self.threads, "processes": ranks.RANKS}
+        fields |= {"source": self.source_digest, "threads": torch.get_num_threads(), "processes": ranks.RANKS}
         partial = self.folder.partial / f"{RECORD}.partial"
         partial.write_text(json.dumps(fields, indent=2), encoding="utf-8")
         os.replace(partial, self.folder.partial / RECORD)
@@ -299,9 +293,6 @@ class Linearization(Job):
             self.let_go(of_teacher=True)
         model = self.first_student() if stage is AlignmentRun else self._load(before)
         teacher = self.teacher if stage.asks_teacher(recipe) else None
-        if self.threads is None and ranks.RANKS == 1:  # several have as many as they were started with
-            self.threads = training_threads(model, lambda: _trial_step(model, self.training[: 2 * recipe.block_size]))
-            self._write_record()
         if teacher is None:
             self.let_go(of_teacher=True)
         minutes = None if self.minutes is None else self.minutes * steps / sum(count for _, count in self.stages)
@@ -314,7 +305,6 @@ class Linearization(Job):
             training=training,
             evaluation=evaluation,
             checkpoint=checkpoint,
-            threads=self.threads or torch.get_num_threads(),
             eval_every=self.eval_every or max(1, steps // 10),
             data_digest=self.digest,
             number=number,
@@ -332,10 +322,3 @@ class Linearization(Job):
             batches = chosen.split(max(1, ASKED_TOKENS // chosen.shape[1]))
             ranks.of_first(lambda: store_teacher(self.teacher, batches, folder, self.recipe.top_logits))
         return StoredTeacher(folder)
-
-
-def _trial_step(model: RetNetForCausalLM, ids: Tensor) -> None:
-    """A training step without consequences."""
-    ids = ids[None].long().to(model.device)
-    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-    model.zero_grad()

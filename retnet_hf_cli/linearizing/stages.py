@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, TrainerState
+from transformers import PreTrainedModel, Trainer, TrainerState
 
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 from retnet_hf_linearization import AlignmentTrainer, DistillationTrainer, prepare_for_alignment
@@ -21,9 +21,9 @@ from retnet_hf_linearization.report import Training
 
 from .. import ranks
 from ..errors import InputError, Interrupted
-from ..text.training import TextTrainer
+from ..text.training import collate as text_batch
 from ..training.report import draw_loss_curve, perplexity
-from ..training.run import ScheduledTrainer, TrainingRun
+from ..training.run import TrainingRun
 from .recipe import Recipe
 
 
@@ -40,14 +40,6 @@ class StageRecipe:
     seed: int
     lora_rank: int | None = None
     weight_decay: float = 0.0
-
-
-class AlignmentStageTrainer(ScheduledTrainer, AlignmentTrainer):
-    """Stage 1 with the schedule of a run."""
-
-
-class DistillationStageTrainer(ScheduledTrainer, DistillationTrainer):
-    """Stage 2 with the schedule of a run."""
 
 
 def collate(blocks: list[Tensor]) -> dict[str, Tensor]:
@@ -128,7 +120,7 @@ class StageRun(TrainingRun):
         """The model as this stage leaves it."""
         return self.model
 
-    def finish(self, trainer: ScheduledTrainer) -> None:
+    def finish(self, trainer: Trainer) -> None:
         partial, state = self.folder.partial, trainer.state
         model = self.result()
         model.config.use_cache = True  # Trainer turns it off
@@ -167,9 +159,9 @@ class AlignmentRun(StageRun):
     def recipe_of(cls, recipe: Recipe) -> StageRecipe:
         return replace(super().recipe_of(recipe), lora_rank=None)
 
-    def trainer(self, **kwargs: Any) -> AlignmentStageTrainer:
+    def trainer(self, **kwargs: Any) -> AlignmentTrainer:
         prepare_for_alignment(self.model)
-        return AlignmentStageTrainer(args=self.arguments(), teacher=self.teacher, data_collator=collate, **kwargs)
+        return AlignmentTrainer(args=self.arguments(), teacher=self.teacher, data_collator=collate, **kwargs)
 
     def result(self) -> RetNetForCausalLM:
         return self.chosen(self.model)
@@ -215,11 +207,11 @@ class DistillationRun(AdaptedRun):
     def asks_teacher(cls, recipe: Recipe) -> bool:
         return recipe.top_logits is None
 
-    def trainer(self, **kwargs: Any) -> DistillationStageTrainer:
+    def trainer(self, **kwargs: Any) -> DistillationTrainer:
         kwargs["model"] = self.model = self.adapted()
         if self.teacher is not None:
             kwargs["data_collator"] = collate
-        return DistillationStageTrainer(args=self.arguments(), teacher=self.teacher, **kwargs)
+        return DistillationTrainer(args=self.arguments(), teacher=self.teacher, **kwargs)
 
 
 @dataclass(kw_only=True)
@@ -244,9 +236,9 @@ class LongRun(AdaptedRun):
     def shown(loss: float) -> str:
         return f"{perplexity(loss):,.2f}"
 
-    def trainer(self, **kwargs: Any) -> TextTrainer:
+    def trainer(self, **kwargs: Any) -> Trainer:
         kwargs["model"] = self.model = self.adapted()
-        return TextTrainer(args=self.arguments(), form="auto", **kwargs)
+        return Trainer(args=self.arguments(), data_collator=text_batch, **kwargs)
 
 
 def import_peft() -> Any:

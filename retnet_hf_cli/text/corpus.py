@@ -5,16 +5,17 @@
 import hashlib
 import itertools
 import json
+import logging
 import math
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
-from ..sources import TEXT_SUFFIXES, looks_like_path, require_text
+from ..sources import TEXT_SUFFIXES, looks_like_path, require_data
 
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
 SAMPLE_TEXT = Path(__file__).parent.parent / "data" / "kjv_sample.txt"
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
+MOST_CHARACTERS = 32  # of a token, in running text
 
 
 def read_documents(
-    sources: Iterable[str],
+    sources: Sequence[str],
     field: str = "text",
     split: str = "train",
     subset: str | None = None,
@@ -44,75 +46,57 @@ def read_documents(
     Raises:
         InputError: for a source that is missing, empty, not UTF-8 or not what it should be.
     """
-    sources = list(sources)
     documents = [document for source in sources for document in _read(source, field, split, subset, apart_from)]
     if not documents:
         raise InputError(f"there is no text in {', '.join(sources)}")
     return documents
 
 
-def read_enough(
-    sources: Iterable[str],
-    tokenizer: "PreTrainedTokenizerBase",
-    tokens: int,
-    field: str = "text",
-    split: str = "train",
-    subset: str | None = None,
-    apart_from: Collection[Path] = (),
-) -> list[str]:
-    """Documents of `read_documents` until they are about so many tokens, of each source in turn; the last one may be cut.
+def read_enough(sources: Sequence[str], tokenizer: "PreTrainedTokenizerBase", tokens: int, **options: Any) -> list[str]:
+    """Documents until they are so many tokens, of each source in turn; the last one is cut to that length.
 
-    What is not needed of a data set of the Hub is not downloaded. `apart_from` is as for `read_documents`.
-
-    Raises:
-        InputError: as `read_documents` does.
+    What is not needed of a data set of the Hub is not downloaded. `options` and errors are those of `read_documents`.
     """
-    sources = list(sources)
-    readers = [_read(source, field, split, subset, apart_from, streaming=True) for source in sources]
+    readers = [_read(source, **options, streaming=True) for source in sources]
     documents: list[str] = []
-    characters, most = 0, math.inf
-    while readers and characters < most:
-        for reader in list(readers):
-            document = next(reader, None)
-            if document is None:
-                readers.remove(reader)
-                continue
+    for document in itertools.chain.from_iterable(itertools.zip_longest(*readers)):
+        if document is not None:
+            beginning = document[: MOST_CHARACTERS * tokens]
+            found = len(tokenizer(beginning, add_special_tokens=False, verbose=False)["input_ids"])
+            if found >= tokens:
+                return [*documents, beginning[: math.ceil(len(beginning) * tokens / found)]]
             documents.append(document)
-            characters += len(document)
-            if len(documents) in (1, 10, 100, 1000):  # characters of so many tokens, by what has been read
-                sample = [each[:10_000] for each in documents]
-                ids = tokenizer(sample, add_special_tokens=False, verbose=False)["input_ids"]
-                most = tokens * sum(map(len, sample)) / max(1, sum(map(len, ids)))
-            if characters >= most:
-                documents[-1] = document[: len(document) - int(characters - most)]
-                break
+            tokens -= found
     if not documents:
         raise InputError(f"there is no text in {', '.join(sources)}")
     return documents
 
 
 def digest_of(documents: Iterable[str]) -> str:
-    """By which a text is known again."""
+    """SHA-256 of the documents, to detect another text when a run is resumed."""
     return hashlib.sha256("\0".join(documents).encode()).hexdigest()
 
 
 def _read(
-    source: str, field: str, split: str, subset: str | None, apart_from: Collection[Path], streaming: bool = False
+    source: str,
+    field: str = "text",
+    split: str = "train",
+    subset: str | None = None,
+    apart_from: Collection[Path] = (),
+    streaming: bool = False,
 ) -> Iterator[str]:
-    """The documents of a source that have any text.
-
-    Args:
-        apart_from: as for `read_documents`.
-        streaming: whether a data set of the Hub is read as it arrives, and not downloaded first.
-    """
-    require_text(source)
+    """The documents of a source that have any text. `streaming`: a data set of the Hub is not downloaded first."""
+    require_data(source)
     path = Path(source).expanduser()
-    if path.is_file():
-        documents = _read_file(path, field)
-    elif path.is_dir() and (files := _text_files(path, apart_from)):
-        documents = itertools.chain.from_iterable(_read_file(file, field) for file in files)
-    else:
-        documents = _read_dataset(source, field, split, subset, streaming)
+    files = [path] if path.is_file() else _text_files(path, apart_from)
+    for file in files:
+        documents = _read_lines(file, field) if file.suffix == ".jsonl" else [_read_text(file)]
+        yield from _with_text(documents)
+    if not files:
+        yield from _with_text(_read_dataset(source, field, split, subset, streaming))
+
+
+def _with_text(documents: Iterable[str | None]) -> Iterator[str]:
     return (document for document in documents if document and not document.isspace())
 
 
@@ -121,62 +105,61 @@ def _text_files(folder: Path, apart_from: Collection[Path]) -> list[Path]:
     return sorted(file for file in files if not any(file.resolve().is_relative_to(other) for other in apart_from))
 
 
-def _read_file(path: Path, field: str) -> Iterator[str]:
+def _read_text(file: Path) -> str:
     try:
-        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start})") from error
-    if path.suffix != ".jsonl":
-        yield text
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(row, dict) or not isinstance(row.get(field), str):
-            fields = ", ".join(row) if isinstance(row, dict) else type(row).__name__
-            raise InputError(
-                f'{path}, line {number} has no text in a field "{field}" (it has: {fields}); name it with --field'
-            )
-        try:
-            row[field].encode()
-        except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
-            raise InputError(f"{path}, line {number} holds text that is not Unicode") from error
-        yield row[field]
+        raise InputError(f"{file} is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start})") from error
 
 
-def _read_dataset(name: str, field: str, split: str, subset: str | None, streaming: bool) -> Iterator[str]:
+def _read_lines(file: Path, field: str) -> Iterator[str | None]:
+    """One field of each line of JSON. `datasets` refuses files of more than 10 MB whose later lines have further fields."""
+    for number, line in enumerate(_read_text(file).split("\n"), 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise InputError(f"{file}, line {number} is not JSON: {error}") from error
+            yield _text_of(row, field, f"{file}, line {number}")
+
+
+def _read_dataset(source: str, field: str, split: str, subset: str | None, streaming: bool) -> Iterator[str | None]:
     import datasets
 
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are raised as well
     try:
-        if any((Path(name) / file).exists() for file in ("state.json", "dataset_dict.json")):  # made by save_to_disk
-            dataset = datasets.load_from_disk(name)
+        if any((Path(source) / file).exists() for file in ("state.json", "dataset_dict.json")):  # made by save_to_disk
+            dataset = datasets.load_from_disk(source)
             dataset = dataset[split] if isinstance(dataset, dict) else dataset
         else:
-            dataset = datasets.load_dataset(name, subset, split=split, streaming=streaming)
+            dataset = datasets.load_dataset(source, subset, split=split, streaming=streaming)
         if dataset.column_names is not None:  # of a stream they may be known by its rows alone
-            _require_field(name, field, dataset.column_names)
+            _text_of(dict.fromkeys(dataset.column_names), field, f"the data set {source}")
             dataset = dataset.select_columns(field)
         for row in dataset:
-            _require_field(name, field, row)
-            if not isinstance(row[field], str | None):
-                raise InputError(f'the field "{field}" of the data set {name} holds {type(row[field]).__name__}, not text')
-            yield row[field] or ""
+            yield _text_of(row, field, f"the data set {source}")
     except InputError:
         raise
     except Exception as error:  # load_dataset, and a stream, pass on whatever their readers and the network raise
         raise InputError(
-            f"{name} is neither a file, nor a folder with text, nor a data set that can be loaded: {first_line(error)}"
+            f"{source} is neither a file, nor a folder with text, nor a data set that can be loaded: {first_line(error)}"
         ) from error
 
 
-def _require_field(name: str, field: str, fields: Iterable[str]) -> None:
-    if field not in fields:
-        raise InputError(f'the data set {name} has no field "{field}" (it has: {", ".join(fields)}); name it with --field')
+def _text_of(row: Any, field: str, place: str) -> str | None:
+    """The field of a row, or an InputError about the place it comes from."""
+    if not isinstance(row, dict) or field not in row:
+        fields = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+        raise InputError(f'{place} has no field "{field}" (it has: {fields}); name it with --field')
+    text = row[field]
+    if not isinstance(text, str | None):
+        raise InputError(f'{place} has {type(text).__name__} in the field "{field}", not text')
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
+        raise InputError(f"{place} holds text that is not Unicode") from error
+    return text
 
 
 def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list[str], list[str]]:
@@ -187,10 +170,10 @@ def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list
     count = round(len(documents) * fraction)
     if count >= 10:
         held_out = set(random.Random(seed).sample(range(len(documents)), count))
-        pieces = [[], []]
+        training, evaluation = [], []
         for index, document in enumerate(documents):
-            pieces[index in held_out].append(document)
-        return pieces[0], pieces[1]
+            (evaluation if index in held_out else training).append(document)
+        return training, evaluation
 
     training, evaluation = [], []
     for document in documents:
@@ -207,22 +190,14 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> "PreTrainedTok
 
     One token separates documents: it begins (bos) as well as ends (eos) them. Padding has a token of its own.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        min_frequency=2,
-        special_tokens=[END_OF_TEXT, PADDING],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(documents, trainer)
+    trained = ByteLevelBPETokenizer()
+    options = {"vocab_size": vocab_size, "special_tokens": [END_OF_TEXT, PADDING], "show_progress": False}
+    trained.train_from_iterator(documents, **options)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=Tokenizer.from_str(trained.to_str()),
         bos_token=END_OF_TEXT,
         eos_token=END_OF_TEXT,
         pad_token=PADDING,
@@ -233,15 +208,14 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> "PreTrainedTok
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder or of a repository of the Hub.
-
-    Raises:
-        InputError: if there is none, or it has no token to end a document with.
-    """
+    """The tokenizer of a folder or a repository of the Hub. Raises InputError if none with an eos token can be loaded."""
     from transformers import AutoTokenizer
 
     if Path(name).is_dir() and not any(Path(name).glob("tokenizer*")):
-        raise InputError(f"there is no tokenizer in {name}")
+        raise InputError(
+            f"there is no tokenizer in {name}, and text is read and written through one: copy tokenizer.json and "
+            "tokenizer_config.json of the model's tokenizer into that folder"
+        )
     if not Path(name).is_dir() and looks_like_path(name):
         raise InputError(f"no such folder: {name}")
     try:

@@ -4,8 +4,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,27 +22,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is drawn. A temperature of 0 takes the most probable one."""
-
-    max_new_tokens: int = 200
-    temperature: float = 0.8
-    top_k: int = 0
-    top_p: float = 0.95
-    repetition_penalty: float = 1.0
-
-    def arguments(self) -> dict[str, float]:
-        """As `generate()` takes them."""
-        arguments = {"max_new_tokens": self.max_new_tokens, "repetition_penalty": self.repetition_penalty}
-        if self.temperature == 0:
-            return arguments | {"do_sample": False}
-        return arguments | {
-            "do_sample": True,
-            "temperature": self.temperature,
-            "top_k": self.top_k,
-            "top_p": self.top_p,
-        }
+def sampling(
+    max_new_tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 0.95,
+    repetition_penalty: float = 1.0,
+) -> dict[str, Any]:
+    """Arguments of `generate()` that say how the next token is drawn. A temperature of 0 takes the most probable one."""
+    lengths = {"max_new_tokens": max_new_tokens, "repetition_penalty": repetition_penalty}
+    if temperature == 0:
+        return lengths | {"do_sample": False}
+    return lengths | {"do_sample": True, "temperature": temperature, "top_k": top_k, "top_p": top_p}
 
 
 class Generation(NamedTuple):
@@ -78,11 +68,7 @@ class _Writer(TextStreamer):
 
 
 def compile_steps(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a model with compiled decode steps, or with those that were compiled before.
-
-    Raises:
-        InputError: for a model that has none, or without a compiler.
-    """
+    """A copy of a model with compiled decode steps. Raises InputError for a model that has none, or without a compiler."""
     if not isinstance(model, retnet_hf.RetNetForCausalLM):
         raise InputError(f"--compile is for a RetNet, and this is a model of type {model.config.model_type}")
     try:
@@ -102,11 +88,7 @@ def device() -> torch.device:
 def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
     """Model and tokenizer of a folder or of a repository of the Hub, on the accelerator if there is one.
 
-    Args:
-        name: as `sources.model_source` gives it.
-
-    Raises:
-        InputError: if they cannot be loaded, or weights are missing.
+    Raises InputError if they cannot be loaded, or weights are missing.
     """
     try:
         model, report = AutoModelForCausalLM.from_pretrained(name, dtype="auto", output_loading_info=True)
@@ -130,10 +112,10 @@ def continue_text(
     model: PreTrainedModel,
     tokenizer: "PreTrainedTokenizerBase",
     prompt: str,
-    sampling: Sampling,
+    arguments: dict[str, Any],
     write: Callable[[str], object],
 ) -> Generation:
-    """Continues a prompt, and hands every piece of text to `write` as soon as it is certain."""
+    """Continues a prompt by `generate(**arguments)`, and hands every piece of text to `write` as soon as it is certain."""
     ids = encode_prompt(tokenizer, prompt).to(model.device)
     writer = _Writer(tokenizer, write)
     output = model.generate(
@@ -142,16 +124,7 @@ def continue_text(
         streamer=writer,
         use_cache=True,
         return_dict_in_generate=True,
-        **sampling.arguments(),
+        **arguments,
     )
     _, first, *_ = times = writer.times  # the prompt, then every new token
     return Generation(output.sequences, len(times) - 1, times[-1] - first, output.past_key_values)
-
-
-def sample(model: PreTrainedModel, tokenizer: "PreTrainedTokenizerBase", prompt: str, sampling: Sampling, seed: int) -> str:
-    """A continuation of a prompt that repeats under the seed and leaves the random numbers of everything else alone."""
-    pieces: list[str] = []
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        continue_text(model, tokenizer, prompt, sampling, pieces.append)
-    return "".join(pieces)

@@ -2,8 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Training a RetNet on text with `transformers.Trainer`, from the first document to a folder that loads anywhere."""
 
-import math
-import time
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,33 +11,25 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import GenerationConfig, PreTrainedTokenizerBase, TrainerState
+from transformers import GenerationConfig, PreTrainedTokenizerBase, Trainer
 
 from retnet_hf.cards import model_card
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks
-from ..cpu_threads import cpu_threads, decoding_threads, training_threads
 from ..errors import InputError
 from ..training.folder import TrainingFolder
 from ..training.report import CURVE, draw_loss_curve, perplexity
-from ..training.run import (
-    Schedule,
-    ScheduledTrainer,
-    TrainingRun,
-    check_resumable,
-    config_of,
-    steps_of_run,
-    threads_of,
-)
+from ..training.run import TrainingRun, config_of
+from ..training.start import Course, Start
 from .corpus import digest_of, encode, hold_out, load_tokenizer, train_tokenizer
-from .generation import Sampling, sample
+from .generation import continue_text, sampling
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides the trained weights, besides text and schedule. A run is only resumed with the recipe it began with."""
+    """What decides the trained weights, besides text and course. A run is only resumed with the recipe it began with."""
 
     preset: str | None = None
     config: dict[str, Any] | None = None  # fields of RetNetConfig in the place of a preset
@@ -53,11 +44,7 @@ class Recipe:
     seed: int = 0
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase) -> RetNetConfig:
-        """Configuration of a model for this tokenizer.
-
-        Raises:
-            InputError: if preset or fields are not valid.
-        """
+        """Configuration of a model for this tokenizer. Raises InputError if preset or fields are not valid."""
         fields = {
             "vocab_size": len(tokenizer),
             "bos_token_id": tokenizer.bos_token_id,
@@ -82,17 +69,10 @@ class TokenBlocks(Dataset):
         return self.blocks[index]
 
 
-class TextTrainer(ScheduledTrainer):
-    """Trainer on blocks of tokens, with a given form of retention."""
-
-    def __init__(self, *args, form: str, **kwargs) -> None:
-        self.form = form
-        super().__init__(*args, data_collator=self.collate, **kwargs)
-
-    def collate(self, blocks: list[Tensor]) -> dict[str, Any]:
-        """Inputs of the model for one batch."""
-        ids = torch.stack(blocks).long()
-        return {"input_ids": ids, "labels": ids, "retention_form": self.form, "skip_logits": True}
+def collate(blocks: list[Tensor], form: str = "auto") -> dict[str, Any]:
+    """Inputs of the model for one batch, with the form of retention to compute it by."""
+    ids = torch.stack(blocks).long()
+    return {"input_ids": ids, "labels": ids, "retention_form": form, "skip_logits": True}
 
 
 @dataclass(kw_only=True)
@@ -105,15 +85,11 @@ class TextRun(TrainingRun):
     sources: list[str]
     tokenizer: PreTrainedTokenizerBase
     prompt: str  # beginning of the held-out text, which samples continue
-    decode_threads: int
 
     @property
     def perplexities(self) -> list[float]:
         """On the held-out text, at every evaluation: the first is before training, the last after."""
         return [perplexity(entry["eval_loss"]) for entry in self.log if "eval_loss" in entry]
-
-    def units_seen(self, state: TrainerState) -> int:
-        return state.num_input_tokens_seen
 
     def training_figure(self, loss: float) -> str:
         return f"perplexity {perplexity(loss):,.1f}"
@@ -133,15 +109,21 @@ class TextRun(TrainingRun):
 
     def specimen(self) -> tuple[str, str]:
         """The beginning of the held-out text, and what the model continues it with."""
-        with cpu_threads(self.decode_threads):
-            written = sample(self.model, self.tokenizer, self.prompt, Sampling(max_new_tokens=40), self.recipe.seed)
-        return self.prompt, written
+        written: list[str] = []
+        with torch.random.fork_rng():  # training goes on with the random numbers it had
+            torch.manual_seed(self.recipe.seed)
+            continue_text(self.model, self.tokenizer, self.prompt, sampling(max_new_tokens=40), written.append)
+        return self.prompt, "".join(written)
 
-    def trainer(self, **kwargs: Any) -> TextTrainer:
-        arguments = self.arguments(adam_beta2=0.95, prediction_loss_only=True, include_num_input_tokens_seen="all")
-        return TextTrainer(args=arguments, processing_class=self.tokenizer, form=self.recipe.form, **kwargs)
+    def trainer(self, **kwargs: Any) -> Trainer:
+        return Trainer(
+            args=self.arguments(adam_beta2=0.95, prediction_loss_only=True, include_num_input_tokens_seen="all"),
+            data_collator=functools.partial(collate, form=self.recipe.form),
+            processing_class=self.tokenizer,
+            **kwargs,
+        )
 
-    def finish(self, trainer: ScheduledTrainer) -> None:
+    def finish(self, trainer: Trainer) -> None:
         model, recipe, partial = self.model, self.recipe, self.folder.partial
         model.config.use_cache = True  # Trainer turns it off
         model.generation_config = GenerationConfig(
@@ -164,43 +146,15 @@ class TextRun(TrainingRun):
         model_card(model, self.folder.output.name, facts, self.prompt, training).save(partial / "README.md")
 
 
-def prepare(
-    sources: list[str],
-    documents: list[str],
-    folder: TrainingFolder,
-    recipe: Recipe,
-    *,
-    steps: int | None = None,
-    epochs: float | None = None,
-    minutes: float | None = None,
-    started: float | None = None,
-    eval_every: int | None = None,
-    threads: int | None = None,
-    resume: bool = False,
-) -> TextRun:
-    """Everything up to the first training step: tokenizer, blocks, model, disk, checkpoint, number of threads.
+def prepare(sources: list[str], documents: list[str], folder: TrainingFolder, recipe: Recipe, course: Course) -> TextRun:
+    """Everything up to the first training step: tokenizer, blocks, model, checkpoint.
 
-    Args:
-        sources: names of what `documents` were read from, for the model card.
-        folder: claimed with `TrainingFolder.claim`.
-        steps: length of the run; absent, that of so many `epochs`; absent too, that of the run to resume, or of 3 epochs.
-        minutes: at most so long, counted from `started`.
-        eval_every: steps between evaluations, and between checkpoints; a tenth of the run if absent.
-        threads: of the CPU; absent, those of the run to resume, or what is fastest.
-        resume: from the last checkpoint in the folder.
-
-    Raises:
-        InputError: for whatever stands in the way.
+    `sources` are names for the model card. Raises InputError for whatever stands in the way.
     """
-    digest = digest_of(documents)
-    found = folder.to_resume() if resume else None
-    checkpoint, record = found or (None, None)
-    if record is not None:
-        check_resumable(recipe, digest, record, data="the text is")
-
+    start = Start(folder, recipe, course, digest_of(documents), data="the text is")
     training_text, evaluation_text = hold_out(documents, recipe.eval_fraction, recipe.seed)
-    if checkpoint is not None:
-        tokenizer = load_tokenizer(str(checkpoint))
+    if start.checkpoint is not None:
+        tokenizer = load_tokenizer(str(start.checkpoint))
     elif recipe.tokenizer is not None:
         tokenizer = load_tokenizer(recipe.tokenizer)
     else:
@@ -214,40 +168,7 @@ def prepare(
             f"the text is too short to fill a block of {recipe.block_size} tokens for training and one for evaluation; "
             "give more text, or train with a smaller --block-size"
         )
-
-    with torch.device("meta"):
-        parameters = RetNetForCausalLM(config).num_parameters()
-    # two checkpoints at a time, of weights and two moments each, and the finished model
-    folder.require_space(7 * 4 * parameters)
-    torch.manual_seed(recipe.seed)
-    model = RetNetForCausalLM(config)
-
-    steps = steps_of_run(steps, epochs, 3.0, record, steps_per_epoch=math.ceil(len(training) / recipe.batch_size))
-    known_threads = threads_of(record)
     opening = " ".join(next((text.strip() for text in evaluation_text if text.strip()), "")[:48].split())
-    run = TextRun(
-        folder=folder,
-        recipe=recipe,
-        schedule=Schedule(steps, minutes, time.monotonic() if started is None else started),
-        sources=sources,
-        tokenizer=tokenizer,
-        model=model,
-        training=training,
-        evaluation=evaluation,
-        prompt=opening.rpartition(" ")[0] or opening,
-        checkpoint=checkpoint,
-        threads=threads or known_threads or torch.get_num_threads(),
-        decode_threads=threads or decoding_threads(model),
-        eval_every=eval_every or max(1, steps // 10),
-        data_digest=digest,
-    )
-    if threads is None and known_threads is None and ranks.RANKS == 1:  # several have as many as they were started with
-        run.threads = training_threads(model, lambda: _trial_step(run))
-    return run
-
-
-def _trial_step(run: TextRun) -> None:
-    """A training step without consequences, on two blocks at most."""
-    ids = run.training.blocks[:2].long()
-    run.model(input_ids=ids, labels=ids, retention_form=run.recipe.form, use_cache=False).loss.backward()
-    run.model.zero_grad()
+    prompt = opening.rpartition(" ")[0] or opening
+    further = {"sources": sources, "tokenizer": tokenizer, "prompt": prompt}
+    return TextRun.prepare(start, RetNetForCausalLM, config, training, evaluation, **further)

@@ -7,18 +7,26 @@ Whatever happens before, an earlier result stays as it is, and the partial folde
 """
 
 import json
-import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from retnet_hf_conversion.errors import first_line
-from retnet_hf_conversion.replaced_folder import replace, restore
+from retnet_hf_conversion.replaced_folder import locked, replace, restore
 
+from .. import ranks
 from ..errors import InputError
+from ..interrupts import litter
 
 
 RECORD = "training_run.json"
+
+
+def step_of(checkpoint: Path) -> int:
+    """The number of steps that a checkpoint was saved after."""
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 class TrainingFolder:
@@ -39,20 +47,34 @@ class TrainingFolder:
         return self.output, self.partial
 
     @property
+    def latest(self) -> Path:
+        """The folder of an unfinished run, or else of the finished one."""
+        return self.partial if self.partial.exists() else self.output
+
+    @property
     def occupied(self) -> bool:
         """Whether the output folder holds anything."""
         return self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir()))
 
-    def claim(self, resume: bool, overwrite: bool, resumable: bool = True) -> None:
-        """Refuses, without touching anything, what would destroy a result.
+    @contextmanager
+    def claim(self, resume: bool, overwrite: bool, resumable: bool = True) -> Iterator[None]:
+        """Keeps the folder for this run inside the block. What would destroy a result is refused before it.
 
         Args:
-            resumable: whether the command at hand has the option --resume, for the message.
+            resumable: whether the command has the option --resume, for the message.
 
         Raises:
             InputError: if the output folder is taken and the flags do not say what to do about it.
+            CheckpointError: if another process is working in the folder.
         """
-        restore(self.output)
+        with locked(self.output) if ranks.FIRST else nullcontext() as lock:
+            if lock is not None:
+                litter.append(lock)
+            restore(self.output)
+            self._refuse(resume, overwrite, resumable)
+            yield
+
+    def _refuse(self, resume: bool, overwrite: bool, resumable: bool) -> None:
         if resume and overwrite:
             raise InputError("--resume and --overwrite exclude each other")
         if self.output.exists() and not self.output.is_dir():
@@ -62,7 +84,8 @@ class TrainingFolder:
         if resume:
             if not self.occupied and not self.partial.exists():
                 raise InputError(f"there is nothing to resume in {self.output}")
-            self._require_own()
+            if (self.latest / RECORD).exists():
+                self.read_record(self.latest)
         elif overwrite:
             if self.occupied and not (self.output / "config.json").exists():
                 raise InputError(f"{self.output} holds something else than a model, which --overwrite does not replace")
@@ -73,30 +96,6 @@ class TrainingFolder:
             other = "--resume continues it, " if resumable else ""
             raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
 
-    def _require_own(self) -> None:
-        folder = self.partial if self.partial.exists() else self.output
-        try:
-            command = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("command", self.command)
-        except (OSError, ValueError, AttributeError):  # told about where what it holds is needed
-            return
-        if command != self.command:
-            raise InputError(f"{folder} holds a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume")
-
-    def require_space(self, needed: int) -> None:
-        """Refuses a run whose checkpoints would not fit, beside those that it has already.
-
-        Raises:
-            InputError: with the bytes needed and free.
-        """
-        parent = next(folder for folder in self.output.parents if folder.exists())
-        held = sum(file.stat().st_size for file in self.partial.rglob("*") if file.is_file())
-        free = shutil.disk_usage(parent).free + held
-        if free < needed:
-            raise InputError(
-                f"not enough disk: checkpoints and model take {needed / 1e9:.1f} GB, "
-                f"and {free / 1e9:.1f} GB are free in {parent}"
-            )
-
     def begin(self, resume: bool) -> None:
         """Makes the partial folder; an empty one unless a run is resumed."""
         if not resume:
@@ -104,28 +103,33 @@ class TrainingFolder:
         self.partial.mkdir(parents=True, exist_ok=True)
 
     def to_resume(self) -> tuple[Path, dict[str, Any]] | None:
-        """The last checkpoint that is whole and the record of its run; None if the run ended before the first checkpoint.
+        """The last whole checkpoint and the record of its run; None if the run ended before the first checkpoint.
 
-        Raises:
-            InputError: if there are checkpoints, and none can be read, or the record cannot.
+        Raises InputError if no checkpoint can be read, or the record cannot, or it is of another command.
         """
-        folder = self.partial if self.partial.exists() else self.output
-        found = {int(match[1]): path for path in folder.iterdir() if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))}
-        if not found:
-            if folder == self.output:
-                raise InputError(f"there is no checkpoint to resume from in {folder}")
-            return None
-        try:
-            record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{folder / RECORD} cannot be read: {first_line(error)}") from error
-        for step in sorted(found, reverse=True):
+        folder, reason = self.latest, None
+        record = self.read_record(folder)
+        for checkpoint in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True):
             try:
-                _check(found[step])
-                return found[step], record
+                _check(checkpoint)
+                return checkpoint, record
             except Exception as error:  # whatever the readers of four formats raise at a damaged file
                 reason = first_line(error)
-        raise InputError(f"no checkpoint in {folder} can be read: {reason}")
+        if reason is not None:
+            raise InputError(f"no checkpoint in {folder} can be read: {reason}")
+        if folder == self.output:
+            raise InputError(f"there is no checkpoint to resume from in {folder}")
+        return None
+
+    def read_record(self, folder: Path) -> dict[str, Any]:
+        """What a run wrote about itself when it began. Raises InputError if it cannot be read, or is of another command."""
+        try:
+            record = dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"{folder / RECORD} cannot be read: {first_line(error)}") from error
+        if (command := record.get("command")) != self.command:
+            raise InputError(f"{folder} holds a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume")
+        return record
 
     def publish(self) -> None:
         """Puts the finished partial folder in the place of the output folder."""
@@ -138,7 +142,7 @@ class TrainingFolder:
 
 
 def _check(checkpoint: Path) -> None:
-    """Opens every file that resuming will need, without reading the tensors."""
+    """Opens every file that resuming needs: the run may have been killed while it wrote them."""
     import torch
     from safetensors import safe_open
 
@@ -146,10 +150,8 @@ def _check(checkpoint: Path) -> None:
     for name in ("optimizer.pt", "scheduler.pt"):
         torch.load(checkpoint / name, map_location="cpu", weights_only=True, mmap=True)
     weights = list(checkpoint.glob("*.safetensors"))
+    if not weights or not any(checkpoint.glob("rng_state*.pth")):  # of these, one for each process
+        raise FileNotFoundError(f"weights or random states are missing in {checkpoint}")
     for file in weights:
         with safe_open(file, framework="pt"):
             pass
-    if not any(checkpoint.glob("rng_state*.pth")):  # one for each process
-        raise FileNotFoundError(f"{checkpoint / 'rng_state.pth'} is missing")
-    if not weights:
-        raise FileNotFoundError(f"there are no weights in {checkpoint}")

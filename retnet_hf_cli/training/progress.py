@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from tqdm.auto import tqdm
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .. import ranks
 from ..errors import Interrupted
@@ -18,37 +18,28 @@ from ..interrupts import leaving_order
 from .run import TrainingRun
 
 
-class RichProgress(TrainerCallback):
-    """A progress bar on a terminal, and one line with a sample under it for every evaluation, there and elsewhere."""
+class Bar(ProgressCallback):
+    """The progress bar of transformers, with the last loss. It goes by the clock where that ends the run first."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        super().__init__()
+        self.run = run
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.training_bar.total = round(state.global_step / self.run.schedule.fraction(state.global_step))
+        super().on_step_end(args, state, control, **kwargs)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
+        if "loss" in logs and self.training_bar is not None:
+            self.training_bar.set_postfix_str(f"{self.run.training_figure(logs['loss'])} (training)")
+
+
+class Evaluations(TrainerCallback):
+    """One line for every evaluation, with the speed of training, and a sample under it."""
 
     def __init__(self, console: Console, run: TrainingRun) -> None:
         self.console, self.run = console, run
-        self.loss: float | None = None
         self.units, self.seconds, self.since = 0, 0.0, (0, 0.0)
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
-        self.bar = self.progress.add_task("training", total=1.0, figures="")
-
-    @property
-    def speed(self) -> str:
-        """Tokens or images per second of training, evaluations left out."""
-        return f"{self.units / self.seconds:,.0f} {self.run.unit}/s" if self.seconds else ""
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.progress.start()
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.progress.stop()
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         self.since = self.run.units_seen(state), time.perf_counter()
@@ -57,29 +48,21 @@ class RichProgress(TrainerCallback):
         units, start = self.since
         self.units += self.run.units_seen(state) - units
         self.seconds += time.perf_counter() - start
-        loss = "" if self.loss is None else f"{self.run.training_figure(self.loss)} (training)  "
-        step = f"step {state.global_step:,}  "
-        fraction = self.run.schedule.fraction(state.global_step)
-        self.progress.update(self.bar, completed=fraction, figures=step + loss + self.speed)
-
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
-        self.loss = logs.get("loss", self.loss)
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **kwargs
     ) -> None:
         name, value = self.run.evaluation_figure(metrics)
-        line = Text.assemble(
-            f"step {state.global_step:>6,} of {state.max_steps:,}   {name} ",
-            (value, "bold green"),
-            f"   {self.speed}" if self.speed else "",
-        )
-        self.console.print(line)
-        specimen = self.run.specimen()
-        if specimen is not None:
-            given, made = specimen
-            text = Text.assemble((given, "bold"), made.replace("\n", " "), style="dim")
-            self.console.print(Padding(text, (0, 0, 1, 4)))
+        line = Text.assemble(f"step {state.global_step:>6,} of {state.max_steps:,}   {name} ", (value, "bold green"))
+        if self.seconds:
+            line.append(f"   {self.units / self.seconds:,.0f} {self.run.unit}/s")
+        sample = self.run.specimen()
+        with tqdm.external_write_mode():  # above the bar
+            self.console.print(line)
+            if sample is not None:
+                given, made = sample
+                text = Text.assemble((given, "bold"), made.replace("\n", " "), style="dim")
+                self.console.print(Padding(text, (0, 0, 1, 4)))
 
 
 def complete(run: TrainingRun, console: Console) -> bool:
@@ -89,7 +72,8 @@ def complete(run: TrainingRun, console: Console) -> bool:
         console.print(done, markup=False, soft_wrap=True)
         return False
     with resumable():
-        run_training(run, console)
+        show_training(run, console)
+    console.print(f"saved: {run.folder.output}", markup=False, soft_wrap=True)
     return True
 
 
@@ -103,23 +87,19 @@ def resumable() -> Iterator[None]:
         raise Interrupted(message, error.signal_number) from None
 
 
-def run_training(run: TrainingRun, console: Console) -> None:
-    """Trains, shows how it goes, and says where the model is."""
-    show_training(run, console)
-    console.print(f"saved: {run.folder.output}", markup=False, soft_wrap=True)
-
-
 def show_training(run: TrainingRun, console: Console) -> None:
     """Trains, and shows how it goes."""
     threads = f"{run.threads} CPU thread{'s' * (run.threads > 1)}"
     console.print(f"{run.model.num_parameters():,} parameters, {run.overview()}; {threads}", soft_wrap=True)
     if run.checkpoint is not None:
         console.print(f"continuing after step {run.steps_done:,}")
-    start, progress = time.monotonic(), RichProgress(console, run)
+    start, bar = time.monotonic(), Bar(run)
+    callbacks = [bar] if console.is_terminal else []
     with leaving_order():
         try:
-            run.train([progress] if ranks.FIRST else [])
+            run.train([*callbacks, Evaluations(console, run)] if ranks.FIRST else [])
         finally:
-            progress.progress.stop()
+            if bar.training_bar is not None:
+                bar.training_bar.close()
     time_up = ", when its time was up" if run.log and run.log[-1]["step"] < run.schedule.steps else ""
     console.print(f"{run.outcome()}, in {time.monotonic() - start:.0f} s{time_up}", soft_wrap=True)

@@ -1,0 +1,149 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Commands that are interrupted, killed, or started twice on one folder: nothing is lost, and a line says what is wrong."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from test_checkpoint_loading import foreign, write_folder
+from test_cli import TEXT, refused, tree
+from test_cli_images import write_pictures
+from test_cli_linearize import make_source
+
+from retnet_hf_conversion.replaced_folder import locked
+
+
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+TRAIN = "train book.txt --config text.json --vocab-size 300 --block-size 64 --batch-size 4"
+TRAIN_IMAGE = "train-image pictures --config image.json --batch-size 4"
+FOREVER = "--steps 100000 --eval-every 4"
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch) -> Path:
+    """A working directory with a text, pictures, a foreign checkpoint and sizes of models."""
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text(TEXT, encoding="utf-8")
+    Path("text.json").write_text(json.dumps(SIZES))
+    Path("image.json").write_text(json.dumps(SIZES | {"patch_size": 4}))
+    write_pictures(Path("pictures"), 6)
+    _, state_dict, config = foreign("fla")
+    write_folder(tmp_path / "foreign", state_dict, config)
+    return tmp_path
+
+
+@contextmanager
+def started(arguments: str) -> Iterator[subprocess.Popen]:
+    """The command in a process of its own, which has ended after the block."""
+    command = [sys.executable, "-u", "-m", "retnet_hf_cli", *arguments.split()]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for(process: subprocess.Popen, words: str) -> str:
+    """The line of its output that has these words."""
+    for line in process.stdout:
+        if words in line:
+            return line
+    raise AssertionError(process.stderr.read())
+
+
+@pytest.mark.parametrize(
+    ("command", "number"), [(TRAIN, signal.SIGINT), (TRAIN_IMAGE, signal.SIGTERM)], ids=["train", "train-image"]
+)
+def test_a_run_is_not_lost(retnet_hf, workplace, command, number):
+    command += " --output model"
+    assert retnet_hf(*command.split(), "--steps", 1).code == 0
+    before, there = tree(Path("model")), {path.name for path in workplace.iterdir()}
+    with started(f"{command} --overwrite {FOREVER}") as process:
+        wait_for(process, "step      8 of 100,000")
+        for other in (f"{command} --overwrite", f"{command} --resume", "convert foreign model --overwrite"):
+            refused(retnet_hf(*other.split()), f"another process is working in {Path('model').resolve()}")
+        assert process.poll() is None
+        process.kill()
+    assert tree(Path("model")) == before
+
+    with started(f"{command} --resume --eval-every 4") as process:
+        continued = int(re.search(r"after step (\d+)", wait_for(process, "continuing after step"))[1])
+        assert continued >= 4
+        wait_for(process, f"step {continued // 4 * 4 + 4:6,} of 100,000")
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    last = err.splitlines()[-1]  # libraries may have said something while they were imported
+    step = int(re.fullmatch(r"retnet-hf: interrupted at step (\d+), which is saved: .* --resume .*", last)[1])
+    assert "Traceback" not in err
+    assert tree(Path("model")) == before
+
+    answer = retnet_hf(*command.split(), "--resume", "--steps", step + 1)
+    assert answer.code == 0, answer.err
+    assert f"continuing after step {step}\n" in answer.out
+    assert Path("model", f"checkpoint-{step + 1}").is_dir()
+    assert {path.name for path in workplace.iterdir()} == there
+
+
+def test_a_conversion_is_not_lost(retnet_hf, workplace):
+    """A killed process, of which even the file of the lock is left, keeps nobody from the folder."""
+    assert retnet_hf("convert", "foreign", "made").code == 0
+    before, there = tree(Path("made")), {path.name for path in workplace.iterdir()}
+    program = "from retnet_hf_conversion.replaced_folder import *; lock = locked(Path('made')); lock.__enter__(); "
+    program += "Path('.made.converting').mkdir(); print('locked', flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout.readline() == b"locked\n"
+        refused(retnet_hf("convert", "foreign", "made", "--overwrite"), "another process is working in", "made")
+    finally:
+        process.kill()
+        process.communicate()
+    assert tree(Path("made")) == before
+    assert retnet_hf("convert", "foreign", "made", "--overwrite").code == 0
+    assert tree(Path("made")) == before
+    assert {path.name for path in workplace.iterdir()} == there
+
+
+def test_ctrl_c_before_training_leaves_nothing(workplace):
+    there = {path.name for path in workplace.iterdir()}
+    program = (
+        "import builtins, sys, time; from retnet_hf_cli.commands import train; "  # stands still where it reads the text
+    )
+    program += "train.require_data = lambda name: print('reading', flush=True) or time.sleep(60); "
+    program += "from retnet_hf_cli.__main__ import run; run()"
+    command = [sys.executable, "-c", program, *TRAIN.split(), "--output", "new"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"reading\n"
+        assert Path(".new.lock").exists()
+        process.send_signal(signal.SIGINT)
+        assert (process.communicate(timeout=60)[1], process.returncode) == (b"retnet-hf: interrupted\n", 130)
+    assert {path.name for path in workplace.iterdir()} == there
+
+
+def test_a_folder_is_linearized_into_by_one(retnet_hf, workplace):
+    make_source(workplace)
+    with locked(Path("model")):
+        refused(retnet_hf("linearize", "llama", "book.txt", "--output", "model"), "another process is working in", "model")
+    with pytest.raises(KeyboardInterrupt), locked(Path("model")):
+        raise KeyboardInterrupt
+    assert not list(workplace.glob(".model*"))
+
+
+def test_a_run_of_another_command_is_not_resumed(retnet_hf, workplace):
+    make_source(workplace)
+    assert retnet_hf(*TRAIN.split(), "--steps", 1, "--output", "model").code == 0
+    message = "holds a run of retnet-hf train, which retnet-hf {} cannot resume"
+    refused(retnet_hf(*TRAIN_IMAGE.split(), "--resume", "--output", "model"), message.format("train-image"))
+    Path("model").rename("model.partial")
+    refused(retnet_hf("linearize", "llama", "book.txt", "--resume", "--output", "model"), message.format("linearize"))
+    assert Path("model.partial/model.safetensors").exists()
