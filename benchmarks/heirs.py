@@ -2,10 +2,10 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A small MiniMax: transformers' own model against the same weights here, on one machine and in one run.
 
-    python benchmarks/heirs.py [--rounds 5] [--compile]
+    python benchmarks/heirs.py [--rounds 5] [--only prefill decoding second_turn]
 
-Both models read a prompt, and decode after it, in turns. In tokens per second, medians and the spread of the rounds (highest
-over lowest) are printed, and the ratio of the medians.
+Both models read a prompt, decode after it, and read as many tokens again, in turns. In tokens per second, medians and the
+spread of the rounds (highest over lowest) are printed, and the ratio of the medians.
 """
 
 import argparse
@@ -16,7 +16,6 @@ from statistics import median
 import torch
 from transformers import MiniMaxConfig, MiniMaxForCausalLM, PreTrainedModel
 
-import retnet_hf_cpu
 from retnet_hf_conversion.minimax import from_minimax
 
 
@@ -61,6 +60,14 @@ def decoding(model: PreTrainedModel, ids: torch.Tensor) -> float:
     return STEPS * len(ids) / (time.perf_counter() - start)
 
 
+def second_turn(model: PreTrainedModel, ids: torch.Tensor) -> float:
+    """Tokens per second of as many tokens again, which follow a prompt that was read."""
+    state = model(ids, use_cache=True, logits_to_keep=1).past_key_values
+    start = time.perf_counter()
+    model(ids, past_key_values=state, use_cache=True, logits_to_keep=1)
+    return ids.numel() / (time.perf_counter() - start)
+
+
 def race(what: Callable[[PreTrainedModel, torch.Tensor], float], models: list, ids: torch.Tensor, rounds: int) -> str:
     """One line: medians and spreads of both models, which take turns, and their ratio."""
     for model in models:
@@ -77,7 +84,7 @@ def race(what: Callable[[PreTrainedModel, torch.Tensor], float], models: list, i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--compile", action="store_true", help="decode with retnet_hf_cpu's programs")
+    parser.add_argument("--only", nargs="+", default=["prefill", "decoding", "second_turn"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -94,13 +101,10 @@ def main() -> None:
     for batch in BATCHES:
         for length in LENGTHS:
             ids = torch.randint(3, 8192, (batch, length))
-            fast = retnet_hf_cpu.compile(ours) if arguments.compile else ours
-            for name, what, model in (("prefill", prefill, ours), ("decoding", decoding, fast)):
-                print(
-                    f"{name:>9} {length:>5} x{batch:<3}      ",
-                    race(what, [theirs, model], ids, arguments.rounds),
-                    flush=True,
-                )
+            for what in (prefill, decoding, second_turn):
+                if what.__name__ in arguments.only and (length == LENGTHS[0] or what is not second_turn):
+                    line = race(what, [theirs, ours], ids, arguments.rounds)
+                    print(f"{what.__name__.replace('_', ' '):>11} {length:>5} x{batch:<3}    ", line, flush=True)
 
 
 if __name__ == "__main__":
