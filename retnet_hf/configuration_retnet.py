@@ -120,8 +120,8 @@ class RetNetConfig(PreTrainedConfig):
         n_group, topk_group (`int`, *optional*): experts are chosen within `topk_group` of so many groups.
         norm_topk_prob (`bool`), routed_scaling_factor (`float`): whether the scores of a token's experts are divided by
             their sum, and a factor on them.
-        output_router_logits (`bool`), router_aux_loss_coef (`float`): whether the loss of unbalanced routing is added, and
-            its weight.
+        output_router_logits (`bool`), router_aux_loss_coef (`float`, *optional*): whether the loss of unbalanced routing is
+            added, and its weight; 0.001 if absent.
         bidirectional (`bool`): every token sees those after it too, with decay γ^|n-m|: an encoder, without a state.
         rms_norm_eps (`float`): epsilon of every norm. Alias `norm_eps`.
         norm_affine (`bool`): whether the norms of the residual stream have weights.
@@ -225,7 +225,7 @@ class RetNetConfig(PreTrainedConfig):
     norm_topk_prob: bool = True
     routed_scaling_factor: float | int = 1.0
     output_router_logits: bool = False
-    router_aux_loss_coef: float | int = 0.001
+    router_aux_loss_coef: float | int | None = None
     bidirectional: bool = False
     rms_norm_eps: float = 1e-6
     norm_affine: bool = True
@@ -292,6 +292,8 @@ class RetNetConfig(PreTrainedConfig):
             self.intermediate_size = 256 * math.ceil(int(self.hidden_size * hidden_ratio * 2 / 3) / 256)
         if self.moe_intermediate_size is None and self.num_experts is not None:
             self.moe_intermediate_size = self.intermediate_size
+        if self.router_aux_loss_coef is None:  # TRL takes a model with a weight for one that has experts
+            self.router_aux_loss_coef = 0.0 if self.num_experts is None else 0.001
         self.base_model_tp_plan = self._tensor_parallel_plan()
         super().__post_init__(**kwargs)
 
