@@ -73,7 +73,8 @@ def demo(
         try:
             show_training(run, console)
         except Interrupted as error:
-            raise Interrupted(f"{error}; a demo keeps nothing of an unfinished run", error.signal_number) from None
+            message = "interrupted; a demo keeps nothing of an unfinished run"
+            raise Interrupted(message, error.signal_number) from None
         finally:
             shutil.rmtree(folder.partial, ignore_errors=True)
     console.print(f"saved: {folder.output}", markup=False, soft_wrap=True)

@@ -2,7 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet-hf train`: a language model, from text to a folder that loads."""
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,18 +11,10 @@ from rich.console import Console
 from .. import options, ranks
 from ..errors import InputError
 from ..libraries import loading
-from ..options import data_option, model_option, run_option, training_option
+from ..options import data_option, model_option, one_of, run_option, training_option
 from ..sources import require_data
 from ..training.folder import TrainingFolder
 from .generate import invite
-
-
-class Form(str, Enum):
-    """Forms of retention that make sense for training."""
-
-    auto = "auto"
-    parallel = "parallel"
-    chunkwise = "chunkwise"
 
 
 def train(
@@ -37,9 +28,7 @@ def train(
             show_default=False,
         ),
     ],
-    output: Annotated[
-        Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
-    ] = Path("retnet-model"),
+    output: options.Output = Path("retnet-model"),
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Of weights, order of the text, and samples.")] = 0,
@@ -63,12 +52,16 @@ def train(
     steps: options.Steps = None,
     epochs: Annotated[float | None, training_option(min=0.001, help="Times through the text.", show_default="3")] = None,
     minutes: options.Minutes = None,
-    batch_size: Annotated[int, training_option(min=1, help="Sequences in a step, of all processes together.")] = 8,
+    batch_size: options.BatchSize = 8,
     lr: options.LearningRate = 1e-3,
     weight_decay: options.WeightDecay = 0.1,
     form: Annotated[
-        Form, training_option(help="Form of retention. They compute the same; chunkwise is linear in the block size.")
-    ] = Form.auto,
+        str,
+        training_option(
+            callback=one_of(("auto", "parallel", "chunkwise")),
+            help="Form of retention: auto, parallel or chunkwise, which is linear in the block size. They compute the same.",
+        ),
+    ] = "auto",
     eval_every: options.EvalEvery = None,
 ) -> None:
     """Train a RetNet on text, into a folder that transformers loads.

@@ -2,7 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet-hf train-image`: a classifier, from pictures to a folder that loads."""
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,18 +11,12 @@ from rich.console import Console
 from .. import options
 from ..errors import InputError
 from ..libraries import loading
-from ..options import image_option, model_option, run_option, training_option
+from ..options import image_option, model_option, one_of, run_option, training_option
 from ..sources import require_data
 from ..training.folder import TrainingFolder
 
 
-class ImageModel(str, Enum):
-    """Families of models that classify images."""
-
-    vir = "vir"
-    rmt = "rmt"
-    metaformer = "metaformer"
-    vit = "vit"
+MODELS = ("vir", "rmt", "metaformer", "vit")
 
 
 def train_image(
@@ -37,16 +30,14 @@ def train_image(
             show_default=False,
         ),
     ],
-    output: Annotated[
-        Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
-    ] = Path("retnet-image-model"),
+    output: options.Output = Path("retnet-image-model"),
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Of weights, order of the images, augmentation, what is held out.")] = 0,
     threads: options.Threads = None,
-    model: Annotated[ImageModel, model_option(help="Family: three of retention, and ViT to compare them with.")] = (
-        ImageModel.vir
-    ),
+    model: Annotated[
+        str, model_option(callback=one_of(MODELS), help="Family: vir, rmt or metaformer, and vit to compare them with.")
+    ] = "vir",
     preset: Annotated[
         str | None,
         model_option(help="Size: micro or mini, for small pictures, or a published one.", show_default="mini"),
@@ -101,7 +92,7 @@ def train_image(
     retnet-hf train-image photos/ --resume      (after Ctrl-C, a crash or a power cut)
 
     Ctrl-C saves a checkpoint and stops; a second one stops at once.
-    The folder holds model, image processor, loss curve, confusion matrix, sample predictions and model card.
+    The folder holds model, image processor, loss curve, confusion matrix in eval_results.json, and model card.
     """
     folder = TrainingFolder(output, "train-image")
     context.with_resource(folder.claim(resume, overwrite))
@@ -117,7 +108,7 @@ def train_image(
         from ..training.run import read_config
         from ..training.start import Course
 
-    fields = None if config is None else read_config(config, FAMILIES[model.value].config_class)
+    fields = None if config is None else read_config(config, FAMILIES[model].config_class)
     recipe = options.chosen(ImageRecipe, context, preset=preset or (None if config else "mini"), config=fields)
     with console.status("reading the images, preparing the model"):
         corpus = read_corpus(

@@ -26,25 +26,14 @@ from transformers import (
 from retnet_hf.cards import model_card
 
 from ..errors import InputError
-from ..training import report
 from ..training.folder import TrainingFolder
+from ..training.report import CURVE, draw_loss_curve
 from ..training.run import TrainingRun
 from ..training.start import Course, Start
 from .corpus import ImageCorpus, LabelledImages
 from .models import FAMILIES, fitting_size
 
 
-TRAINING = f"""
-## Training
-
-Trained with `retnet-hf train-image`.
-
-![loss]({report.CURVE})
-
-![predictions on images held out]({report.PREDICTIONS})
-
-![confusion matrix]({report.CONFUSION})
-"""
 CACHE_BYTES = 2 * 10**9
 
 
@@ -137,9 +126,8 @@ class EpochCounter(TrainerCallback):
 
 @dataclass(kw_only=True)
 class ImageRun(TrainingRun):
-    """A run on images for which everything is ready. `prepare` makes one."""
+    """A run on images. `prepare` makes one."""
 
-    unit = "images"
     smaller_options = "--batch-size or --image-size"
     default_epochs = 10.0
     last_lr = 0.01
@@ -148,14 +136,8 @@ class ImageRun(TrainingRun):
     processor: BaseImageProcessor
     classes: list[str]
 
-    def units_seen(self, state: TrainerState) -> int:
-        return state.global_step * self.recipe.batch_size
-
-    def training_figure(self, loss: float) -> str:
-        return f"loss {loss:.3f}"
-
-    def evaluation_figure(self, metrics: dict[str, float]) -> tuple[str, str]:
-        return "accuracy", f"{100 * metrics['eval_accuracy']:.2f} %"
+    def figure(self, metrics: dict[str, float]) -> str:
+        return f"accuracy {100 * metrics['eval_accuracy']:.2f} %"
 
     def overview(self) -> str:
         training, evaluation = len(self.training), len(self.evaluation)
@@ -189,28 +171,20 @@ class ImageRun(TrainingRun):
         model, recipe, partial = self.model, self.recipe, self.folder.partial
         model.save_pretrained(partial)
         self.processor.save_pretrained(partial)
-        report.draw_loss_curve(self.log, partial / report.CURVE, unit="nats per image")
+        draw_loss_curve(self.log, partial / CURVE, unit="nats per image")
         evaluated = trainer.predict(self.evaluation, metric_key_prefix="eval")
-        trainer.save_metrics("eval", evaluated.metrics, combined=False)
-        probabilities = torch.from_numpy(evaluated.predictions).float().softmax(-1).numpy()
-        labels, predicted = evaluated.label_ids, probabilities.argmax(-1)
-        report.draw_confusion_matrix(labels, predicted, self.classes, partial / report.CONFUSION)
-        shown = np.random.default_rng(recipe.seed).permutation(len(labels))[:24]
-        report.draw_predictions(
-            [PIL.Image.fromarray(self.evaluation.prepared(index).transpose(1, 2, 0)) for index in shown],
-            labels[shown],
-            predicted[shown],
-            probabilities[shown, predicted[shown]],
-            self.classes,
-            partial / report.PREDICTIONS,
-        )
+        count, confused = len(self.classes), np.stack([evaluated.label_ids, evaluated.predictions.argmax(-1)])
+        matrix = np.bincount(np.ravel_multi_index(confused, (count, count)), minlength=count**2).reshape(count, count)
+        metrics = evaluated.metrics | {"eval_confusion": matrix.tolist()}  # by true class, then by what it was taken for
+        trainer.save_metrics("eval", metrics, combined=False)
         facts = {
-            "images": f"`{Path(self.source).name}`, {len(self.training):,} to train on, {len(labels):,} held out",
+            "images": f"`{Path(self.source).name}`, {len(self.training):,} to train on, {len(self.evaluation):,} held out",
             "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} images",
             "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
             "accuracy on images held out": f"**{100 * evaluated.metrics['eval_accuracy']:.2f} %**",
         }
-        model_card(model, self.folder.output.name, facts, training=TRAINING).save(partial / "README.md")
+        training = f"\n## Training\n\nTrained with `retnet-hf train-image`.\n\n![loss]({CURVE})\n"
+        model_card(model, self.folder.output.name, facts, training=training).save(partial / "README.md")
 
 
 def accuracy(evaluated: EvalPrediction) -> dict[str, float]:
@@ -236,5 +210,13 @@ def prepare(source: str, corpus: ImageCorpus, folder: TrainingFolder, recipe: Im
     processor = family.processor(image_size)
     training = PreparedImages(corpus.training, processor, Augmentation(padding, recipe.flip), recipe.seed)
     evaluation = PreparedImages(corpus.evaluation, processor)
-    further = {"source": source, "processor": processor, "classes": corpus.classes}
-    return ImageRun.prepare(start, family.model_class, config, training, evaluation, **further)
+    torch.manual_seed(recipe.seed)
+    return ImageRun(
+        start=start,
+        model=family.model_class(config),
+        training=training,
+        evaluation=evaluation,
+        source=source,
+        processor=processor,
+        classes=corpus.classes,
+    )

@@ -77,32 +77,23 @@ def collate(blocks: list[Tensor], form: str = "auto") -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class TextRun(TrainingRun):
-    """A run on text for which everything is ready. `prepare` makes one."""
+    """A run on text. `prepare` makes one."""
 
-    unit = "tokens"
     smaller_options = "--batch-size or --block-size"
 
     sources: list[str]
     tokenizer: PreTrainedTokenizerBase
     prompt: str  # beginning of the held-out text, which samples continue
 
-    @property
-    def perplexities(self) -> list[float]:
-        """On the held-out text, at every evaluation: the first is before training, the last after."""
-        return [perplexity(entry["eval_loss"]) for entry in self.log if "eval_loss" in entry]
-
-    def training_figure(self, loss: float) -> str:
-        return f"perplexity {perplexity(loss):,.1f}"
-
-    def evaluation_figure(self, metrics: dict[str, float]) -> tuple[str, str]:
-        return "perplexity", f"{perplexity(metrics['eval_loss']):,.2f}"
+    def figure(self, metrics: dict[str, float]) -> str:
+        return f"perplexity {perplexity(metrics['eval_loss']):,.2f}"
 
     def overview(self) -> str:
         training, evaluation = self.training.blocks.numel(), self.evaluation.blocks.numel()
         return f"vocabulary {len(self.tokenizer):,}; {training:,} tokens to train on, {evaluation:,} held out"
 
     def outcome(self) -> str:
-        before, after = self.perplexities[0], self.perplexities[-1]
+        before, after = perplexity(self.losses[0]), perplexity(self.losses[-1])
         figures = f"{before:,.1f} before training, [bold green]{after:,.2f}[/bold green] after"
         gain = f"{before / after:,.1f} times lower" if after < before else "no lower: try more steps or another --lr"
         return f"perplexity on held-out text: {figures}, {gain}"
@@ -117,7 +108,7 @@ class TextRun(TrainingRun):
 
     def trainer(self, **kwargs: Any) -> Trainer:
         return Trainer(
-            args=self.arguments(adam_beta2=0.95, prediction_loss_only=True, include_num_input_tokens_seen="all"),
+            args=self.arguments(adam_beta2=0.95, prediction_loss_only=True),
             data_collator=functools.partial(collate, form=self.recipe.form),
             processing_class=self.tokenizer,
             **kwargs,
@@ -134,7 +125,7 @@ class TextRun(TrainingRun):
         model.save_pretrained(partial)
         self.tokenizer.save_pretrained(partial)
         draw_loss_curve(self.log, partial / CURVE)
-        before, after = self.perplexities[0], self.perplexities[-1]
+        before, after = perplexity(self.losses[0]), perplexity(self.losses[-1])
         facts = {
             "text": ", ".join(f"`{Path(source).name}`" for source in self.sources),
             "tokens": f"{self.training.blocks.numel():,} to train on, {self.evaluation.blocks.numel():,} held out",
@@ -170,5 +161,13 @@ def prepare(sources: list[str], documents: list[str], folder: TrainingFolder, re
         )
     opening = " ".join(next((text.strip() for text in evaluation_text if text.strip()), "")[:48].split())
     prompt = opening.rpartition(" ")[0] or opening
-    further = {"sources": sources, "tokenizer": tokenizer, "prompt": prompt}
-    return TextRun.prepare(start, RetNetForCausalLM, config, training, evaluation, **further)
+    torch.manual_seed(recipe.seed)
+    return TextRun(
+        start=start,
+        model=RetNetForCausalLM(config),
+        training=training,
+        evaluation=evaluation,
+        sources=sources,
+        tokenizer=tokenizer,
+        prompt=prompt,
+    )

@@ -7,6 +7,7 @@ Whatever happens before, an earlier result stays as it is, and the partial folde
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -96,18 +97,23 @@ class TrainingFolder:
             other = "--resume continues it, " if resumable else ""
             raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
 
-    def begin(self, resume: bool) -> None:
-        """Makes the partial folder; an empty one unless a run is resumed."""
+    def begin(self, record: dict[str, Any], resume: bool) -> None:
+        """Makes the partial folder, an empty one unless a run is resumed, and writes the record of the run into it."""
         if not resume:
             shutil.rmtree(self.partial, ignore_errors=True)
         self.partial.mkdir(parents=True, exist_ok=True)
+        partial = self.partial / f"{RECORD}.partial"
+        partial.write_text(json.dumps(record, indent=2), encoding="utf-8")
+        os.replace(partial, self.partial / RECORD)
 
-    def to_resume(self) -> tuple[Path, dict[str, Any]] | None:
-        """The last whole checkpoint and the record of its run; None if the run ended before the first checkpoint.
+    def to_resume(self) -> tuple[Path | None, dict[str, Any]]:
+        """The last whole checkpoint, None if the run ended before the first, and the record of the run.
 
         Raises InputError if no checkpoint can be read, or the record cannot, or it is of another command.
         """
         folder, reason = self.latest, None
+        if folder == self.partial and not any(folder.iterdir()):
+            return None, {}
         record = self.read_record(folder)
         for checkpoint in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True):
             try:
@@ -119,7 +125,7 @@ class TrainingFolder:
             raise InputError(f"no checkpoint in {folder} can be read: {reason}")
         if folder == self.output:
             raise InputError(f"there is no checkpoint to resume from in {folder}")
-        return None
+        return None, record
 
     def read_record(self, folder: Path) -> dict[str, Any]:
         """What a run wrote about itself when it began. Raises InputError if it cannot be read, or is of another command."""
@@ -137,7 +143,8 @@ class TrainingFolder:
 
     def discard(self) -> None:
         """Drops the partial folder if there is nothing in it to resume from."""
-        if self.partial.exists() and not any(self.partial.glob("checkpoint-*")):
+        kept = ("checkpoint-*", "*/checkpoint-*", "*/config.json", "*/part-*.safetensors")  # of a run, or of its stages
+        if self.partial.exists() and not any(any(self.partial.glob(pattern)) for pattern in kept):
             shutil.rmtree(self.partial, ignore_errors=True)
 
 

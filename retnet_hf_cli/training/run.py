@@ -6,9 +6,9 @@ import errno
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import Dataset
@@ -17,91 +17,37 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from retnet_hf_conversion.errors import first_line
 
 from .. import ranks
-from ..errors import InputError, Interrupted
-from .folder import RECORD, TrainingFolder, step_of
+from ..errors import SAVED, InputError, Interrupted
+from .folder import step_of
 from .schedule import Schedule, Supervisor
 from .start import Start
 
 
-Run = TypeVar("Run", bound="TrainingRun")
-
-
 @dataclass(kw_only=True)
 class TrainingRun:
-    """A run for which everything is ready. What is trained on, and what the finished folder holds, subclasses say."""
+    """A run for which everything is ready.
 
-    unit: ClassVar[str]  # what speed is counted in
+    Subclasses define `trainer(**kwargs)`, given the arguments that all runs have in common; `finish(trainer)`, which writes
+    what belongs to the model into the partial folder; `overview()`, what is trained on; `figure(metrics)`, what an
+    evaluation is shown by; and `outcome()`, what training has brought, in rich's markup.
+    """
+
     smaller_options: ClassVar[str]  # options that need less memory when they are smaller
     rate_option: ClassVar[str] = "--lr"
     default_epochs: ClassVar[float] = 3.0
     last_lr: ClassVar[float] = 0.1  # at the end, as a share of the highest
 
-    folder: TrainingFolder
-    recipe: Any  # a frozen dataclass with seed, batch_size, lr and weight_decay
-    schedule: Schedule
+    start: Start
     model: PreTrainedModel
     training: Dataset
     evaluation: Dataset
-    checkpoint: Path | None  # to resume from
-    eval_every: int
-    data_digest: str
-    threads: int = field(default_factory=torch.get_num_threads)
-    log: list[dict[str, float]] = field(default_factory=list)
 
-    @classmethod
-    def prepare(
-        cls: type[Run],
-        start: Start,
-        model_class: type[PreTrainedModel],
-        config: Any,
-        training: Dataset,
-        evaluation: Dataset,
-        **further: Any,
-    ) -> Run:
-        """A run on these data, with a new model, and with `further` fields of the subclass."""
-        recipe, course = start.recipe, start.course
-        steps = start.steps(len(training), cls.default_epochs)
-        torch.manual_seed(recipe.seed)
-        return cls(
-            folder=start.folder,
-            recipe=recipe,
-            schedule=Schedule(steps, course.minutes, course.started),
-            model=model_class(config),
-            training=training,
-            evaluation=evaluation,
-            checkpoint=start.checkpoint,
-            eval_every=course.eval_every or max(1, steps // 10),
-            data_digest=start.digest,
-            **further,
-        )
-
-    def trainer(self, **kwargs: Any) -> Trainer:
-        """The trainer of this run, given the arguments that all runs have in common."""
-        raise NotImplementedError
-
-    def finish(self, trainer: Trainer) -> None:
-        """Writes everything that belongs to the model into the partial folder."""
-        raise NotImplementedError
-
-    def units_seen(self, state: TrainerState) -> int:
-        """How much has been trained on so far."""
-        return state.num_input_tokens_seen
-
-    def training_figure(self, loss: float) -> str:
-        """A loss on the training data, as it is shown."""
-        raise NotImplementedError
-
-    def evaluation_figure(self, metrics: dict[str, float]) -> tuple[str, str]:
-        """Name and value of what an evaluation is shown by."""
-        raise NotImplementedError
-
-    def overview(self) -> str:
-        """What is trained on, in half a sentence."""
-        raise NotImplementedError
-
-    def outcome(self) -> str:
-        """What training has brought, as a sentence in rich's markup, without the time it took."""
-        raise NotImplementedError
+    def __post_init__(self) -> None:
+        self.folder, self.recipe, self.checkpoint = self.start.folder, self.start.recipe, self.start.checkpoint
+        steps, course = self.start.steps(len(self.training), self.default_epochs), self.start.course
+        self.schedule = Schedule(steps, course.minutes, course.started)
+        self.eval_every = course.eval_every or max(1, steps // 10)
+        self.log: list[dict[str, float]] = []
 
     def specimen(self) -> tuple[str, str] | None:
         """Something given, and what the model as it is now makes of it, where that can be shown in a line."""
@@ -113,6 +59,11 @@ class TrainingRun:
     def reloaded(self, checkpoint: Path) -> PreTrainedModel:
         """The model as a checkpoint holds it."""
         return type(self.model).from_pretrained(checkpoint).to(self.model.device)
+
+    @property
+    def losses(self) -> list[float]:
+        """On held-out data, at every evaluation: the first is before training, the last after."""
+        return [entry["eval_loss"] for entry in self.log if "eval_loss" in entry]
 
     @property
     def steps_done(self) -> int:
@@ -138,7 +89,7 @@ class TrainingRun:
                 f"train on; try a --batch-size of no more than that"
             )
         ranks.wait()  # until all have looked at what is in the folder
-        ranks.of_first(self._begin)
+        ranks.of_first(lambda: self.start.begin(self.schedule.steps))
         if not self.folder.partial.exists():
             raise InputError(f"there is no {self.folder.partial} here; all processes need the same folder")
         supervisor = Supervisor(self.schedule, self.rate_option)
@@ -158,7 +109,7 @@ class TrainingRun:
                     self.model = trainer.model = self.reloaded(self.checkpoint)
                 self.log = trainer.state.log_history
                 if (heard := supervisor.agreed_signal()) is not None:
-                    raise Interrupted(f"interrupted at step {trainer.state.global_step}", heard)
+                    raise Interrupted(f"interrupted at step {trainer.state.global_step}, {SAVED}", heard)
                 ranks.of_first(lambda: self._finish(trainer))
                 self.published(supervisor.agreed_signal())
         except (InputError, Interrupted, ranks.FailedElsewhere):
@@ -174,19 +125,6 @@ class TrainingRun:
     def _finish(self, trainer: Trainer) -> None:
         self.finish(trainer)
         self.folder.publish()
-
-    def _begin(self) -> None:
-        """Makes the partial folder, with a record of what makes the run."""
-        self.folder.begin(resume=self.checkpoint is not None)
-        record = {
-            "command": self.folder.command,
-            "recipe": asdict(self.recipe),
-            "data": self.data_digest,
-            "threads": self.threads,
-            "processes": ranks.RANKS,
-            "steps": self.schedule.steps,
-        }
-        (self.folder.partial / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
 
     def arguments(self, **overrides: Any) -> TrainingArguments:
         """Arguments of the trainer."""
