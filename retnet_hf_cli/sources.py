@@ -2,7 +2,9 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What a user points at, a file, a folder or a name on the Hub, as far as that can be told without opening it."""
 
+import logging
 from pathlib import Path
+from typing import Any
 
 from retnet_hf_conversion.source import is_repository_name
 
@@ -62,3 +64,14 @@ def require_data(source: str, file_allowed: bool = True) -> None:
         raise InputError(f"the folder {source} is empty")
     if not path.exists() and looks_like_path(source):
         raise InputError(f"no such {'file or ' * file_allowed}folder: {source}")
+
+
+def load_data(name: str, *arguments: Any, **options: Any) -> Any:
+    """What `load_dataset` of `datasets` makes of its arguments, or what `save_to_disk` has written, without a word."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are raised as well
+    if any((Path(name) / file).exists() for file in ("state.json", "dataset_dict.json")):
+        return datasets.load_from_disk(name)
+    return datasets.load_dataset(name, *arguments, **options)

@@ -766,11 +766,12 @@ def test_demo(retnet_hf, workplace):
     before, after = re.search(r"held-out text: ([\d,.]+) before training, ([\d,.]+) after", answer.out).groups()
     assert float(after.replace(",", "")) < float(before.replace(",", ""))
     assert "reloaded with AutoModelForCausalLM" in answer.out
-    rows = re.findall(r"^ +([\d,]+) +([\d,]+) +([\d,]+) *$", answer.out, re.MULTILINE)
-    read, state, keys_and_values = zip(*[[int(number.replace(",", "")) for number in row] for row in rows])
-    assert read[1:] == (1024, 4096, 16384)
-    assert len(set(state)) == 1
-    assert keys_and_values[-1] == 2 * 4 * 128 * 4 * 16384
+    sizes = re.search(
+        r"its state takes ([\d,]+) bytes, and after 16,384 tokens ([\d,]+), where .* take ([\d,]+)", answer.out
+    )
+    before, after, keys_and_values = (int(number.replace(",", "")) for number in sizes.groups())
+    assert before == after
+    assert keys_and_values == 2 * 4 * 128 * 4 * 16384
     assert AutoModelForCausalLM.from_pretrained("retnet-demo").config.hidden_size == 128
     assert free_name("retnet-demo") == Path("retnet-demo-2")
 

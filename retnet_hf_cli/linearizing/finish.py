@@ -107,7 +107,3 @@ def summarise(report: Report, console: Console) -> None:
         console.print(
             f"perplexity in blocks of {length:,}: source {theirs:,.2f}, RetNet [bold green]{ours:,.2f}[/bold green]"
         )
-    for pairs, theirs in report.teacher.associative_recall.items():
-        console.print(
-            f"recalled of {pairs} pairs: source {theirs:.0%}, RetNet {report.student.associative_recall[pairs]:.0%}"
-        )

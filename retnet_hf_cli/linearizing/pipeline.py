@@ -42,7 +42,7 @@ from ..errors import InputError
 from ..interrupts import leaving_order
 from ..text.corpus import encode, hold_out
 from ..text.generation import device, load_model
-from ..text.training import TokenBlocks
+from ..text.training import blocks_of
 from ..training.folder import TrainingFolder
 from ..training.progress import show_training
 from ..training.run import require_memory_for
@@ -145,7 +145,7 @@ class Linearization:
     @property
     def measured_blocks(self) -> Tensor:
         """The beginnings of some blocks of the text that is trained on, (N, T)."""
-        blocks = TokenBlocks(self.training.numpy(), self.recipe.block_size).blocks
+        blocks = blocks_of(self.training.numpy(), self.recipe.block_size)
         return blocks[:MEASURED_BLOCKS, :MEASURED_TOKENS].long()
 
     @cached_property
@@ -231,11 +231,11 @@ class Linearization:
         """A stage, from its beginning or from its last checkpoint."""
         recipe, course, steps = StageRecipe.of(self.recipe, stage), self.start.course, self.recipe.steps
         share = steps[stage] / sum(steps.values())
-        blocks = TokenBlocks(self.training.numpy(), recipe.block_size)
-        held_out = TokenBlocks(self.evaluation[: EVALUATED_BLOCKS * recipe.block_size].numpy(), recipe.block_size)
+        blocks = blocks_of(self.training.numpy(), recipe.block_size)
+        held_out = blocks_of(self.evaluation.numpy(), recipe.block_size)[:EVALUATED_BLOCKS]
         asks_teacher = stage == "align" or (stage == "distill" and self.recipe.top_logits is None)
         if stage == "distill" and not asks_teacher:
-            blocks, held_out = self._stored("training", blocks.blocks), self._stored("evaluation", held_out.blocks)
+            blocks, held_out = self._stored("training", blocks), self._stored("evaluation", held_out)
         if not asks_teacher and before is not None:
             self.let_go(of_teacher=True)
         model = self.first_student() if stage == "align" else self._load(before)

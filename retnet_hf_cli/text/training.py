@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
-from transformers import GenerationConfig, PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedTokenizerBase, Trainer
 
 from retnet_hf.cards import model_card
 from retnet_hf.configuration_retnet import RetNetConfig
@@ -56,17 +55,9 @@ class Recipe:
         return config_of(RetNetConfig, **(self.config | fields))
 
 
-class TokenBlocks(Dataset):
-    """A stream of token ids, cut into blocks of one length."""
-
-    def __init__(self, tokens: np.ndarray, block_size: int) -> None:
-        self.blocks = torch.from_numpy(tokens[: len(tokens) // block_size * block_size]).view(-1, block_size)
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.blocks[index]
+def blocks_of(tokens: np.ndarray, block_size: int) -> Tensor:
+    """A stream of token ids, cut into blocks of one length, (N, block_size)."""
+    return torch.from_numpy(tokens[: len(tokens) // block_size * block_size]).view(-1, block_size)
 
 
 def collate(blocks: list[Tensor], form: str = "auto") -> dict[str, Any]:
@@ -89,7 +80,7 @@ class TextRun(TrainingRun):
         return f"perplexity {perplexity(metrics['eval_loss']):,.2f}"
 
     def overview(self) -> str:
-        training, evaluation = self.training.blocks.numel(), self.evaluation.blocks.numel()
+        training, evaluation = self.training.numel(), self.evaluation.numel()
         return f"vocabulary {len(self.tokenizer):,}; {training:,} tokens to train on, {evaluation:,} held out"
 
     def outcome(self) -> str:
@@ -117,18 +108,13 @@ class TextRun(TrainingRun):
     def finish(self, trainer: Trainer) -> None:
         model, recipe, partial = self.model, self.recipe, self.folder.partial
         model.config.use_cache = True  # Trainer turns it off
-        model.generation_config = GenerationConfig(
-            bos_token_id=model.config.bos_token_id,
-            eos_token_id=model.config.eos_token_id,
-            pad_token_id=model.config.pad_token_id,
-        )
         model.save_pretrained(partial)
         self.tokenizer.save_pretrained(partial)
         draw_loss_curve(self.log, partial / CURVE)
         before, after = perplexity(self.losses[0]), perplexity(self.losses[-1])
         facts = {
             "text": ", ".join(f"`{Path(source).name}`" for source in self.sources),
-            "tokens": f"{self.training.blocks.numel():,} to train on, {self.evaluation.blocks.numel():,} held out",
+            "tokens": f"{self.training.numel():,} to train on, {self.evaluation.numel():,} held out",
             "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} × {recipe.block_size} tokens",
             "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
             "perplexity on the held-out text": f"**{after:.2f}** per token ({before:.2f} before training)",
@@ -151,9 +137,8 @@ def prepare(sources: list[str], documents: list[str], folder: TrainingFolder, re
     else:
         tokenizer = ranks.of_first(lambda: train_tokenizer(training_text, recipe.vocab_size))
     config = recipe.model_config(tokenizer)
-    training, evaluation = (
-        TokenBlocks(encode(part, tokenizer), recipe.block_size) for part in (training_text, evaluation_text)
-    )
+    parts = (training_text, evaluation_text)
+    training, evaluation = (blocks_of(encode(part, tokenizer), recipe.block_size) for part in parts)
     if not len(training) or not len(evaluation):
         raise InputError(
             f"the text is too short to fill a block of {recipe.block_size} tokens for training and one for evaluation; "

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retnet_hf_conversion.errors import first_line
-from retnet_hf_conversion.replaced_folder import locked, replace, restore
+from retnet_hf_conversion.replaced_folder import claim, locked, replace, restore
 
 from .. import ranks
 from ..errors import InputError
@@ -65,8 +65,8 @@ class TrainingFolder:
             resumable: whether the command has the option --resume, for the message.
 
         Raises:
-            InputError: if the output folder is taken and the flags do not say what to do about it.
-            CheckpointError: if another process is working in the folder.
+            InputError, CheckpointError: if the folder is taken and the flags do not say what to do about it, or if another
+                process is working in it.
         """
         with locked(self.output) if ranks.FIRST else nullcontext() as lock:
             if lock is not None:
@@ -78,8 +78,6 @@ class TrainingFolder:
     def _refuse(self, resume: bool, overwrite: bool, resumable: bool) -> None:
         if resume and overwrite:
             raise InputError("--resume and --overwrite exclude each other")
-        if self.output.exists() and not self.output.is_dir():
-            raise InputError(f"{self.output} is a file, not a folder")
         if self.partial.exists() and any(self.partial.iterdir()) and not (self.partial / RECORD).exists():
             raise InputError(f"{self.partial} is where the model would be made, and it holds something else")
         if resume:
@@ -87,13 +85,9 @@ class TrainingFolder:
                 raise InputError(f"there is nothing to resume in {self.output}")
             if (self.latest / RECORD).exists():
                 self.read_record(self.latest)
-        elif overwrite:
-            if self.occupied and not (self.output / "config.json").exists():
-                raise InputError(f"{self.output} holds something else than a model, which --overwrite does not replace")
-        elif self.occupied:
-            other = "--resume continues the run in it, " if resumable else ""
-            raise InputError(f"{self.output} is not empty: {other}--overwrite replaces it once the new model is finished")
-        elif self.partial.exists():
+            return
+        claim(self.output, overwrite, other="--resume continues the run in it, " if resumable else "")
+        if self.partial.exists() and not overwrite:
             other = "--resume continues it, " if resumable else ""
             raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
 
