@@ -25,7 +25,7 @@ from retnet_hf_cli.commands.demo import free_name
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import SAMPLE_TEXT, encode, hold_out, read_documents, train_tokenizer
-from retnet_hf_cli.training.schedule import Schedule, Supervisor, follow_clock
+from retnet_hf_cli.training.schedule import Course, Supervisor, follow_clock
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -716,7 +716,7 @@ def test_documents_are_separated_by_eos():
 def test_the_schedule_ends_by_steps_or_by_the_clock(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("retnet_hf_cli.training.schedule.time.monotonic", lambda: now[0])
-    schedule = Schedule(steps=1000, minutes=1.0, started=100.0)
+    schedule = Course(steps=1000, minutes=1.0, started=100.0)
     assert [schedule.fraction(step) for step in (0, 250, 1000)] == [0.0, 0.25, 1.0]
     now[0] = 145.0
     assert schedule.fraction(250) == 0.75

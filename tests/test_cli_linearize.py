@@ -243,7 +243,7 @@ def test_a_crash_after_the_end_is_made_good_by_resuming(retnet_hf, workplace, li
 
 def test_a_crash_before_a_finished_stage_is_in_its_place(retnet_hf, workplace, linearized):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf_cli.training.folder.replace", crash)
+        patch.setattr("retnet_hf_cli.training.run.replace", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             retnet_hf(*LINEARIZE)
     answer = retnet_hf(*LINEARIZE, "--resume")

@@ -62,7 +62,7 @@ def demo(
     with loading(console, threads):
         from ..text.training import Recipe, prepare
         from ..training.progress import show_training
-        from ..training.start import Course
+        from ..training.schedule import Course
 
     recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=5e-3)
     reserve = min(0.4, 0.2 * minutes)  # for loading the libraries before training, and for writing after it

@@ -141,7 +141,8 @@ def linearize(
         from ..linearizing.pipeline import Linearization, source_config, source_digest, streams_of
         from ..linearizing.recipe import Recipe
         from ..text.corpus import digest_of, load_tokenizer, read_enough
-        from ..training.start import Course, Start
+        from ..training.schedule import Course
+        from ..training.start import Start
 
     ranks.join()
     require_one_of("--decays", decays, DECAY_SCHEDULES)

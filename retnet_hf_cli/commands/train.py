@@ -96,7 +96,7 @@ def train(
         from ..text.training import Recipe, prepare
         from ..training.progress import complete
         from ..training.run import read_config
-        from ..training.start import Course
+        from ..training.schedule import Course
 
     ranks.join()
     fields = None if config is None else read_config(config, RetNetConfig)

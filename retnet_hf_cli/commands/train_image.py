@@ -106,7 +106,7 @@ def train_image(
         from ..images.training import ImageRecipe, prepare
         from ..training.progress import complete
         from ..training.run import read_config
-        from ..training.start import Course
+        from ..training.schedule import Course
 
     fields = None if config is None else read_config(config, FAMILIES[model].config_class)
     recipe = options.chosen(ImageRecipe, context, preset=preset or (None if config else "mini"), config=fields)

@@ -13,23 +13,13 @@ import torch
 from PIL import ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import (
-    BaseImageProcessor,
-    EvalPrediction,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
-
-from retnet_hf.cards import model_card
+from transformers import BaseImageProcessor, EvalPrediction, Trainer, TrainerCallback, TrainerState
 
 from ..errors import InputError
 from ..training.folder import TrainingFolder
-from ..training.report import CURVE, draw_loss_curve
 from ..training.run import TrainingRun
-from ..training.start import Course, Start
+from ..training.schedule import Course
+from ..training.start import Start
 from .corpus import ImageCorpus, LabelledImages
 from .models import FAMILIES, fitting_size
 
@@ -115,12 +105,12 @@ class PreparedImages(Dataset):
 
 
 class EpochCounter(TrainerCallback):
-    """Tells a data set which epoch it is in, also where a resumed run begins in the middle of one."""
+    """Tells a data set which epoch it is in. accelerate's `set_epoch` begins at 0 again in a resumed run."""
 
     def __init__(self, images: PreparedImages) -> None:
         self.images = images
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs) -> None:
         self.images.epoch = int(state.epoch or 0)
 
 
@@ -168,10 +158,6 @@ class ImageRun(TrainingRun):
         )
 
     def finish(self, trainer: Trainer) -> None:
-        model, recipe, partial = self.model, self.recipe, self.folder.partial
-        model.save_pretrained(partial)
-        self.processor.save_pretrained(partial)
-        draw_loss_curve(self.log, partial / CURVE, unit="nats per image")
         evaluated = trainer.predict(self.evaluation, metric_key_prefix="eval")
         count, confused = len(self.classes), np.stack([evaluated.label_ids, evaluated.predictions.argmax(-1)])
         matrix = np.bincount(np.ravel_multi_index(confused, (count, count)), minlength=count**2).reshape(count, count)
@@ -179,12 +165,10 @@ class ImageRun(TrainingRun):
         trainer.save_metrics("eval", metrics, combined=False)
         facts = {
             "images": f"`{Path(self.source).name}`, {len(self.training):,} to train on, {len(self.evaluation):,} held out",
-            "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} images",
-            "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
+            "steps": f"{trainer.state.global_step:,} of {self.recipe.batch_size} images",
             "accuracy on images held out": f"**{100 * evaluated.metrics['eval_accuracy']:.2f} %**",
         }
-        training = f"\n## Training\n\nTrained with `retnet-hf train-image`.\n\n![loss]({CURVE})\n"
-        model_card(model, self.folder.output.name, facts, training=training).save(partial / "README.md")
+        self.save(trainer, facts, unit="nats per image")
 
 
 def accuracy(evaluated: EvalPrediction) -> dict[str, float]:

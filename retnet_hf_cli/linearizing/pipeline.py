@@ -23,7 +23,6 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf.modeling_retnet import RetNetForCausalLM
-from retnet_hf_conversion.errors import first_line
 from retnet_hf_linearization import (
     HeadMeasures,
     SourceError,
@@ -40,13 +39,15 @@ from retnet_hf_linearization.report import measure_layers
 from .. import ranks
 from ..errors import InputError
 from ..interrupts import leaving_order
+from ..sources import load
 from ..text.corpus import encode, hold_out
 from ..text.generation import device, load_model
 from ..text.training import blocks_of
 from ..training.folder import TrainingFolder
 from ..training.progress import show_training
 from ..training.run import require_memory_for
-from ..training.start import Course, Start
+from ..training.schedule import Course
+from ..training.start import Start
 from .finish import finish
 from .recipe import Recipe
 from .stages import StageRecipe, StageRun, import_peft
@@ -64,10 +65,7 @@ def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
     Raises:
         InputError: for a source of another kind, or layers that it does not have.
     """
-    try:
-        config = AutoConfig.from_pretrained(name)
-    except Exception as error:  # from_pretrained passes on whatever its readers and the network raise
-        raise InputError(f"{name} does not hold a model that can be loaded: {first_line(error)}") from error
+    config = load(AutoConfig.from_pretrained, name)
     try:
         softmax = softmax_config(config)
         kept = recipe.kept.before_training(softmax.num_hidden_layers)

@@ -119,7 +119,7 @@ class StageRun(TrainingRun):
         model.config.use_cache = True  # Trainer turns it off
         model.save_pretrained(partial)
         draw_loss_curve(self.log, partial / f"{self.name}.png", LOSSES[self.name])
-        seconds = None if self.checkpoint is not None else self.schedule.seconds()  # before an interruption: not known
+        seconds = None if self.checkpoint is not None else self.course.seconds()  # before an interruption: not known
         tokens, losses = state.num_input_tokens_seen, (self.losses[0], self.losses[-1])
         training = Training(self.name, LOSSES[self.name], state.global_step, tokens, seconds, *losses)
         (partial / TRAINING).write_text(json.dumps(dataclasses.asdict(training)), encoding="utf-8")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
-from ..sources import TEXT_SUFFIXES, load_data, looks_like_path, require_data
+from ..sources import TEXT_SUFFIXES, load, load_data, looks_like_path, require_data
 
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _read_dataset(source: str, field: str, split: str, subset: str | None, strea
             dataset = dataset.select_columns(field)
         for row in dataset:
             yield _text_of(row, field, f"the data set {source}")
-    except InputError:
+    except (InputError, ModuleNotFoundError):
         raise
     except Exception as error:  # load_dataset, and a stream, pass on whatever their readers and the network raise
         raise InputError(
@@ -201,10 +201,7 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
         )
     if not Path(name).is_dir() and looks_like_path(name):
         raise InputError(f"no such folder: {name}")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # from_pretrained passes on whatever its readers and the network raise
-        raise InputError(f"{name} does not hold a tokenizer that can be loaded: {first_line(error)}") from error
+    tokenizer = load(AutoTokenizer.from_pretrained, name, "tokenizer")
     if tokenizer.eos_token_id is None:
         raise InputError(f"the tokenizer {name} has no eos token, which is needed to separate documents")
     return tokenizer

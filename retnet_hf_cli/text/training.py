@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from retnet_hf.cards import model_card
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks
 from ..errors import InputError
 from ..training.folder import TrainingFolder
-from ..training.report import CURVE, draw_loss_curve, perplexity
+from ..training.report import perplexity
 from ..training.run import TrainingRun, config_of
-from ..training.start import Course, Start
+from ..training.schedule import Course
+from ..training.start import Start
 from .corpus import digest_of, encode, hold_out, load_tokenizer, train_tokenizer
 from .generation import continue_text, sampling
 
@@ -106,21 +106,15 @@ class TextRun(TrainingRun):
         )
 
     def finish(self, trainer: Trainer) -> None:
-        model, recipe, partial = self.model, self.recipe, self.folder.partial
-        model.config.use_cache = True  # Trainer turns it off
-        model.save_pretrained(partial)
-        self.tokenizer.save_pretrained(partial)
-        draw_loss_curve(self.log, partial / CURVE)
+        self.model.config.use_cache = True  # Trainer turns it off
         before, after = perplexity(self.losses[0]), perplexity(self.losses[-1])
         facts = {
             "text": ", ".join(f"`{Path(source).name}`" for source in self.sources),
             "tokens": f"{self.training.numel():,} to train on, {self.evaluation.numel():,} held out",
-            "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} × {recipe.block_size} tokens",
-            "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
+            "steps": f"{trainer.state.global_step:,} of {self.recipe.batch_size} × {self.recipe.block_size} tokens",
             "perplexity on the held-out text": f"**{after:.2f}** per token ({before:.2f} before training)",
         }
-        training = f"\n## Training\n\nTrained with `retnet-hf train`.\n\n![loss]({CURVE})\n"
-        model_card(model, self.folder.output.name, facts, self.prompt, training).save(partial / "README.md")
+        self.save(trainer, facts, self.prompt)
 
 
 def prepare(sources: list[str], documents: list[str], folder: TrainingFolder, recipe: Recipe, course: Course) -> TextRun:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retnet_hf_conversion.errors import first_line
-from retnet_hf_conversion.replaced_folder import claim, locked, replace, restore
+from retnet_hf_conversion.replaced_folder import claim, locked, restore
 
 from .. import ranks
 from ..errors import InputError
@@ -130,10 +130,6 @@ class TrainingFolder:
         if (command := record.get("command")) != self.command:
             raise InputError(f"{folder} holds a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume")
         return record
-
-    def publish(self) -> None:
-        """Puts the finished partial folder in the place of the output folder."""
-        replace(self.output, self.partial)
 
     def discard(self) -> None:
         """Drops the partial folder if there is nothing in it to resume from."""

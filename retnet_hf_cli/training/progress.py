@@ -24,7 +24,7 @@ class Bar(ProgressCallback):
         self.run = run
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.training_bar.total = round(state.global_step / self.run.schedule.fraction(state.global_step))
+        self.training_bar.total = round(state.global_step / self.run.course.fraction(state.global_step))
         super().on_step_end(args, state, control, **kwargs)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
@@ -75,5 +75,5 @@ def show_training(run: TrainingRun, console: Console) -> None:
         finally:
             if bar.training_bar is not None:
                 bar.training_bar.close()
-    time_up = ", when its time was up" if run.log and run.log[-1]["step"] < run.schedule.steps else ""
+    time_up = ", when its time was up" if run.log and run.log[-1]["step"] < run.course.steps else ""
     console.print(f"{run.outcome()}, in {time.monotonic() - start:.0f} s{time_up}", soft_wrap=True)

@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A training run, whatever it is on: how it begins, stops and goes on, and how it ends in a folder."""
 
+import dataclasses
 import errno
 import json
 import re
@@ -14,12 +15,15 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
+from retnet_hf.cards import model_card
 from retnet_hf_conversion.errors import first_line
+from retnet_hf_conversion.replaced_folder import replace
 
 from .. import ranks
 from ..errors import SAVED, InputError, Interrupted
 from .folder import step_of
-from .schedule import Schedule, Supervisor
+from .report import CURVE, draw_loss_curve
+from .schedule import Supervisor
 from .start import Start
 
 
@@ -44,9 +48,9 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         self.folder, self.recipe, self.checkpoint = self.start.folder, self.start.recipe, self.start.checkpoint
-        steps, course = self.start.steps(len(self.training), self.default_epochs), self.start.course
-        self.schedule = Schedule(steps, course.minutes, course.started)
-        self.eval_every = course.eval_every or max(1, steps // 10)
+        steps = self.start.steps(len(self.training), self.default_epochs)
+        eval_every = self.start.course.eval_every or max(1, steps // 10)
+        self.course = dataclasses.replace(self.start.course, steps=steps, eval_every=eval_every)
         self.log: list[dict[str, float]] = []
 
     def specimen(self) -> tuple[str, str] | None:
@@ -74,7 +78,7 @@ class TrainingRun:
     def finished(self) -> bool:
         """Whether the output folder holds the result already."""
         is_published = self.checkpoint is not None and self.checkpoint.parent == self.folder.output
-        return is_published and self.steps_done >= self.schedule.steps
+        return is_published and self.steps_done >= self.course.steps
 
     def train(self, callbacks: Sequence[TrainerCallback] = ()) -> None:
         """Trains to the end and puts the finished folder in its place.
@@ -89,10 +93,10 @@ class TrainingRun:
                 f"train on; try a --batch-size of no more than that"
             )
         ranks.wait()  # until all have looked at what is in the folder
-        ranks.of_first(lambda: self.start.begin(self.schedule.steps))
+        ranks.of_first(lambda: self.start.begin(self.course.steps))
         if not self.folder.partial.exists():
             raise InputError(f"there is no {self.folder.partial} here; all processes need the same folder")
-        supervisor = Supervisor(self.schedule, self.rate_option)
+        supervisor = Supervisor(self.course, self.rate_option)
         trainer = self.trainer(
             model=self.model,
             train_dataset=self.training,
@@ -102,7 +106,7 @@ class TrainingRun:
         trainer.remove_callback(PrinterCallback)
         try:
             with supervisor.listening():
-                if self.steps_done < self.schedule.steps:
+                if self.steps_done < self.course.steps:
                     trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
                 else:  # the run ended between its last checkpoint and its end, and Trainer would take one step more
                     trainer.state = TrainerState.load_from_json(str(self.checkpoint / "trainer_state.json"))
@@ -124,11 +128,21 @@ class TrainingRun:
 
     def _finish(self, trainer: Trainer) -> None:
         self.finish(trainer)
-        self.folder.publish()
+        replace(self.folder.output, self.folder.partial)
+
+    def save(self, trainer: Trainer, facts: dict[str, str], prompt: str | None = None, **options: Any) -> None:
+        """Writes model, tokenizer or processor, loss curve and model card; `options` are those of the curve."""
+        recipe, partial = self.recipe, self.folder.partial
+        facts["learning rate"] = f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}"
+        training = f"\n## Training\n\nTrained with `retnet-hf {self.folder.command}`.\n\n![loss]({CURVE})\n"
+        self.model.save_pretrained(partial)
+        trainer.processing_class.save_pretrained(partial)
+        draw_loss_curve(self.log, partial / CURVE, **options)
+        model_card(self.model, self.folder.output.name, facts, prompt, training).save(partial / "README.md")
 
     def arguments(self, **overrides: Any) -> TrainingArguments:
         """Arguments of the trainer."""
-        recipe, steps = self.recipe, self.schedule.steps
+        recipe, steps = self.recipe, self.course.steps
         batch_size = ranks.share_of(recipe.batch_size)
         fields = {
             "output_dir": str(self.folder.partial),
@@ -143,13 +157,13 @@ class TrainingRun:
             "warmup_steps": min(100, steps // 20),
             "weight_decay": recipe.weight_decay,
             "seed": recipe.seed,
-            "logging_steps": max(1, min(steps // 100, self.eval_every)),
+            "logging_steps": max(1, min(steps // 100, self.course.eval_every)),
             "logging_nan_inf_filter": False,
             "eval_strategy": "steps",
-            "eval_steps": self.eval_every,
+            "eval_steps": self.course.eval_every,
             "eval_on_start": self.checkpoint is None,
             "save_strategy": "steps",
-            "save_steps": self.eval_every,
+            "save_steps": self.course.eval_every,
             "save_total_limit": 1,
             "remove_unused_columns": False,
             "dataloader_pin_memory": torch.accelerator.is_available(),

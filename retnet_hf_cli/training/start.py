@@ -3,7 +3,6 @@
 """What a training run begins with: as long as a user asks for, anew or from a checkpoint of the same run."""
 
 import math
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,7 @@ import torch
 from .. import ranks
 from ..errors import InputError
 from .folder import TrainingFolder
-
-
-@dataclass(kw_only=True)
-class Course:
-    """How long a run lasts and how often it is evaluated, which may change when it is resumed.
-
-    Attributes:
-        steps: length of the run; absent, that of so many `epochs`; absent too, that of the run to resume, or the default.
-        minutes: at most so long, counted from `started`.
-        eval_every: steps between evaluations, and between checkpoints; a tenth of the run if absent.
-        threads: of the CPU, where a user has chosen them.
-        resume: whether to go on with what is in the folder.
-    """
-
-    steps: int | None = None
-    epochs: float | None = None
-    minutes: float | None = None
-    started: float = field(default_factory=time.monotonic)
-    eval_every: int | None = None
-    threads: int | None = None
-    resume: bool = False
+from .schedule import Course
 
 
 @dataclass
