@@ -15,16 +15,15 @@ run_option, model_option, data_option, image_option, training_option, sampling_o
     functools.partial(typer.Option, rich_help_panel=panel)
     for panel in ("Run", "Model", "Text", "Images", "Training", "Sampling")
 )
-Model = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.", show_default=False),
-]
+argument = functools.partial(typer.Argument, show_default=False)
+Model = Annotated[str, argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.")]
 Threads = Annotated[int | None, run_option(min=1, help="CPU threads. Absent: OMP_NUM_THREADS, or all cores.")]
 Output = Annotated[Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")]
 Overwrite = Annotated[bool, run_option("--overwrite", help="Replace the model in OUTPUT once the new one is finished.")]
 Resume = Annotated[
     bool, run_option("--resume", help="Continue a run, in as many processes to the same weights bit for bit.")
 ]
+Config = Annotated[Path | None, model_option(help="JSON file with fields of the configuration, in the place of a preset.")]
 Field = Annotated[str, data_option(help="Where the text is in a .jsonl line or a row of a data set.")]
 Split = Annotated[str, data_option(help="Part of a data set.")]
 Subset = Annotated[str | None, data_option(help="Configuration of a data set.")]

@@ -29,13 +29,8 @@ MANY = 16_384  # tokens
 
 def demo(
     context: typer.Context,
-    output: Annotated[
-        Path | None,
-        run_option("--output", "-o", help="Folder of the model. Absent: retnet-demo, or the next free retnet-demo-2, …"),
-    ] = None,
-    text: Annotated[
-        str | None, data_option(help="Train on this text file in the place of the one that comes with the package.")
-    ] = None,
+    output: Annotated[Path | None, run_option("--output", "-o", help="Absent: retnet-demo, or retnet-demo-2, …")] = None,
+    text: Annotated[str | None, data_option(help="Train on this file in the place of the one of the package.")] = None,
     minutes: Annotated[float, training_option(min=0.01, max=600, help="Time for everything.")] = 2.5,
     overwrite: Overwrite = False,
     threads: Threads = 1,

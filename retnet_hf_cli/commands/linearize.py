@@ -13,7 +13,7 @@ from retnet_hf_conversion.replaced_folder import require_apart
 from .. import options, ranks
 from ..errors import InputError, require_one_of
 from ..libraries import loading
-from ..options import data_option, model_option, one_of, run_option, training_option
+from ..options import argument, data_option, model_option, one_of, run_option, training_option
 from ..sources import model_source, require_data
 from ..training.folder import TrainingFolder
 
@@ -21,29 +21,28 @@ from ..training.folder import TrainingFolder
 DEFAULT_TEXT, DEFAULT_SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
 
 
+GATES = one_of(("silu", "sigmoid"))
+StageRate = Annotated[
+    float | None, training_option(min=0.0, help="Highest learning rate of this stage.", show_default="by hidden size")
+]
+
+
 def linearize(
     context: typer.Context,
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE", help="Folder of a Llama, Mistral, Qwen2 or Qwen3, or its name on the Hub.", show_default=False
-        ),
-    ],
+    source: Annotated[str, argument(metavar="SOURCE", help="Folder or Hub name of a Llama, Mistral, Qwen2 or Qwen3.")],
     texts: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="What to train on: text files, folders, .jsonl files, or the name of a data set on the Hub, which is read "
-            "as far as it is needed. The best is what the source was trained on.",
+            help="Text files, .jsonl files, folders, or the name of a data set on the Hub, read as far as it is needed. The "
+            "best is what the source was trained on.",
             show_default=f"{DEFAULT_TEXT}, {DEFAULT_SUBSET}",
         ),
     ] = None,
     output: options.Output = Path("linearized-model"),
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
-    seed: Annotated[
-        int, run_option(min=0, help="Seed of the order of the text, of what is held out, and of new weights.")
-    ] = 0,
+    seed: Annotated[int, run_option(min=0, help="Of the order of the text, what is held out, and new weights.")] = 0,
     threads: options.Threads = None,
     keep_attention: Annotated[
         str | None,
@@ -53,23 +52,11 @@ def linearize(
             "retention does worst once it was aligned (auto:50%, the half).",
         ),
     ] = None,
-    window: Annotated[
-        int | None, model_option(min=1, help="Tokens of softmax attention beside the retention of every layer, such as 64.")
-    ] = None,
+    window: Annotated[int | None, model_option(min=1, help="Tokens of softmax attention beside every retention.")] = None,
     decays: Annotated[str, model_option(help="How long heads remember: decay_schedule of RetNetConfig.")] = "alibi",
-    gate: Annotated[
-        str,
-        model_option(
-            callback=one_of(("silu", "sigmoid")),
-            help="Activation of the output gate: sigmoid begins neutral, silu learns more.",
-        ),
-    ] = "silu",
+    gate: Annotated[str, model_option(callback=GATES, help="sigmoid begins neutral, silu learns more.")] = "silu",
     share_states: Annotated[
-        bool,
-        model_option(
-            "--share-states",
-            help="Query heads of one key/value head share one decay and one state, which is smaller by their number.",
-        ),
+        bool, model_option("--share-states", help="Query heads of a key/value head share a state.")
     ] = False,
     field: options.Field = "text",
     split: options.Split = "train",
@@ -78,29 +65,19 @@ def linearize(
     block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 512,
     batch_size: options.BatchSize = 8,
     minutes: options.Minutes = None,
-    align_steps: Annotated[
-        int, training_option(min=0, help="Stage 1: each layer learns what the attention it replaces computes.")
-    ] = 500,
+    align_steps: Annotated[int, training_option(min=0, help="Stage 1: each layer learns what attention computes.")] = 500,
     distill_steps: Annotated[
-        int, training_option(min=0, help="Stage 2: the model learns the source's distribution of the next token.")
+        int, training_option(min=0, help="Stage 2: the model learns the source's distribution.")
     ] = 1500,
     long_steps: Annotated[int, training_option(min=0, help="Stage 3: the next token itself, in longer sequences.")] = 0,
     long_block_size: Annotated[int, training_option(min=2, help="Tokens in a sequence of stage 3.")] = 2048,
-    align_lr: Annotated[
-        float | None, training_option(min=0.0, help="Highest learning rate of stage 1.", show_default="by hidden size")
-    ] = None,
-    distill_lr: Annotated[float | None, training_option(min=0.0, help="Of stage 2.", show_default="by hidden size")] = None,
-    long_lr: Annotated[float | None, training_option(min=0.0, help="Of stage 3.", show_default="by hidden size")] = None,
-    lora_rank: Annotated[
-        int | None, training_option(min=1, help="Stages 2 and 3 train LoRA of this rank, in the place of all weights.")
-    ] = None,
+    align_lr: StageRate = None,
+    distill_lr: StageRate = None,
+    long_lr: StageRate = None,
+    lora_rank: Annotated[int | None, training_option(min=1, help="Stages 2 and 3 train LoRA of this rank.")] = None,
     top_logits: Annotated[
         int | None,
-        training_option(
-            min=1,
-            help="Ask the source before stage 2, store its N most likely tokens of every place, and free its memory: stage "
-            "2 then holds the RetNet alone.",
-        ),
+        training_option(min=1, help="Store so many likely tokens of the source before stage 2, which runs without it then."),
     ] = None,
     eval_every: options.EvalEvery = None,
 ) -> None:

@@ -11,38 +11,29 @@ from rich.console import Console
 from .. import options, ranks
 from ..errors import InputError
 from ..libraries import loading
-from ..options import data_option, model_option, one_of, run_option, training_option
+from ..options import argument, data_option, model_option, one_of, run_option, training_option
 from ..sources import require_data
 from ..training.folder import TrainingFolder
 from .generate import invite
+
+
+FORMS = one_of(("auto", "parallel", "chunkwise"))
 
 
 def train(
     context: typer.Context,
     texts: Annotated[
         list[str],
-        typer.Argument(
-            metavar="TEXT...",
-            help="Text files, folders (searched for .txt, .md and .jsonl), .jsonl files with one document a line, "
-            "or the name of a data set on the Hugging Face Hub.",
-            show_default=False,
-        ),
+        argument(metavar="TEXT...", help="Text files, .jsonl files, folders of both, or the name of a data set on the Hub."),
     ],
     output: options.Output = Path("retnet-model"),
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Of weights, order of the text, and samples.")] = 0,
     threads: options.Threads = None,
-    preset: Annotated[
-        str | None,
-        model_option(help="Size: tiny, mini, small, base, 1.3B, 2.7B, 6.7B, torchscale-base…", show_default="tiny"),
-    ] = None,
-    config: Annotated[
-        Path | None, model_option(help="JSON file with fields of RetNetConfig, in the place of a preset.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, model_option(help="Folder or Hub name of a tokenizer. Absent: a byte-level BPE is trained on the text.")
-    ] = None,
+    preset: Annotated[str | None, model_option(help="Size: tiny, mini, small, base, 1.3B…", show_default="tiny")] = None,
+    config: options.Config = None,
+    tokenizer: Annotated[str | None, model_option(help="Folder or Hub name. Absent: one is trained on the text.")] = None,
     vocab_size: Annotated[int, model_option(min=258, help="Most tokens of a tokenizer that is trained.")] = 8192,
     field: options.Field = "text",
     split: options.Split = "train",
@@ -55,13 +46,7 @@ def train(
     batch_size: options.BatchSize = 8,
     lr: options.LearningRate = 1e-3,
     weight_decay: options.WeightDecay = 0.1,
-    form: Annotated[
-        str,
-        training_option(
-            callback=one_of(("auto", "parallel", "chunkwise")),
-            help="Form of retention: auto, parallel or chunkwise, which is linear in the block size. They compute the same.",
-        ),
-    ] = "auto",
+    form: Annotated[str, training_option(callback=FORMS, help="How to compute: auto, parallel or chunkwise.")] = "auto",
     eval_every: options.EvalEvery = None,
 ) -> None:
     """Train a RetNet on text, into a folder that transformers loads.

@@ -1,15 +1,16 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A training run as it is seen on a terminal, or in a log file: progress, speed, figures, samples."""
+"""A training run as it is seen on a terminal, or in a log file: progress, figures, samples."""
 
 import time
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 from tqdm.auto import tqdm
-from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
 from .. import ranks
 from ..interrupts import leaving_order
@@ -23,11 +24,11 @@ class Bar(ProgressCallback):
         super().__init__()
         self.run = run
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         self.training_bar.total = round(state.global_step / self.run.course.fraction(state.global_step))
         super().on_step_end(args, state, control, **kwargs)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
         if "loss" in logs and self.training_bar is not None:
             self.training_bar.set_postfix_str(f"loss {logs['loss']:.3f} (training)")
 
@@ -39,7 +40,7 @@ class Evaluations(TrainerCallback):
         self.console, self.run = console, run
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **kwargs
+        self, args: Any, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **kwargs
     ) -> None:
         sample = self.run.specimen()
         with tqdm.external_write_mode():  # above the bar

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from .. import ranks
 from ..errors import InputError
@@ -65,13 +66,7 @@ class Supervisor(TrainerCallback):
         return int(heard) or None
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        optimizer: Optimizer | None = None,
-        lr_scheduler: LambdaLR | None = None,
-        **kwargs,
+        self, args: Any, state: TrainerState, control: TrainerControl, optimizer=None, lr_scheduler=None, **kwargs
     ) -> None:
         seconds, heard = ranks.highest(self.course.seconds(), self.signal or 0)
         over = self.course.fraction(state.global_step, seconds)
@@ -83,7 +78,7 @@ class Supervisor(TrainerCallback):
         elif over > state.global_step / self.course.steps:
             follow_clock(optimizer, lr_scheduler, state.global_step, over * self.course.steps)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
         if not all(math.isfinite(logs.get(loss, 0.0)) for loss in ("loss", "eval_loss")):
             step, option = state.global_step, self.rate_option
             raise InputError(f"the loss is no longer a finite number at step {step}; try a lower {option}")
