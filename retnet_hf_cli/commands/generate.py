@@ -88,5 +88,4 @@ def invite(model: Path, prompt: str, console: Console) -> None:
 
 
 def emit(text: str) -> None:
-    """Writes text to stdout at once."""
     print(text, end="", flush=True)

@@ -70,21 +70,15 @@ def serve(
     else:
         command = ["-m", "retnet_hf_cli.serving.transformers", "serve", name, *shared, "--log-level", "error", *context.args]
     address = address_of(host, port)
-    for line in (
-        f"{Path(name).name} is served at {address} once it is loaded; Ctrl-C ends it. Try then:",
-        example(name, address),
-    ):
-        print(line, file=sys.stderr, flush=True)
+    told = f"{Path(name).name} is served at {address} once it is loaded; Ctrl-C ends it. Try then:"
+    print(told, example(name, address), sep="\n", file=sys.stderr, flush=True)
     become([sys.executable, *command])
 
 
 def require_free(host: str, port: int) -> None:
     """Raises InputError if nothing can listen at this address."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         raise InputError(f"nothing can listen at {host}, port {port}: {error.strerror or error}") from error
 

@@ -76,8 +76,6 @@ def content(picture: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True)
 class ImageCorpus:
-    """What a classifier is trained on."""
-
     training: LabelledImages
     evaluation: LabelledImages
     classes: list[str]

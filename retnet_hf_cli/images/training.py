@@ -172,7 +172,6 @@ class ImageRun(TrainingRun):
 
 
 def accuracy(evaluated: EvalPrediction) -> dict[str, float]:
-    """Share of the images whose class is the most probable one."""
     return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
 
 

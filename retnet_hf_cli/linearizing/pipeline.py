@@ -40,7 +40,7 @@ from .. import ranks
 from ..errors import InputError
 from ..interrupts import leaving_order
 from ..sources import load
-from ..text.corpus import encode, hold_out
+from ..text.corpus import hold_out, streams
 from ..text.generation import device, load_model
 from ..text.training import blocks_of
 from ..training.folder import TrainingFolder
@@ -106,15 +106,9 @@ def streams_of(
     Raises:
         InputError: for a text that does not fill the blocks, or a tokenizer that is not the model's.
     """
-    parts = hold_out(documents, recipe.eval_fraction, recipe.seed)
-    training, evaluation = (torch.from_numpy(encode(part, tokenizer)) for part in parts)
-    size = recipe.longest_block
-    if len(training) < size or len(evaluation) < size:
-        option = "--block-size" if size == recipe.block_size else "--long-block-size"
-        raise InputError(
-            f"the text is too short to fill a block of {size} tokens for training and one for evaluation; "
-            f"give more text, or a smaller {option}"
-        )
+    parts, size = hold_out(documents, recipe.eval_fraction, recipe.seed), recipe.longest_block
+    option = "--block-size" if size == recipe.block_size else "--long-block-size"
+    training, evaluation = map(torch.from_numpy, streams(parts, tokenizer, size, option))
     largest = int(max(training.max(), evaluation.max()))
     if largest >= vocab_size:
         raise InputError(f"the tokenizer of the source has a token {largest}, and its model knows {vocab_size} tokens")
@@ -172,7 +166,6 @@ class Linearization:
         return transfer(self.teacher, kept, self.head_measures, recipe.decays, **options).float()
 
     def first_student(self) -> RetNetForCausalLM:
-        """The model that the first stage begins with."""
         return self.transferred(self.recipe.kept.before_training(self.teacher.config.num_hidden_layers))
 
     def chosen(self, student: RetNetForCausalLM) -> RetNetForCausalLM:
@@ -194,9 +187,13 @@ class Linearization:
         """
         ranks.wait()  # until all have looked at what is in the folder
         ranks.of_first(self.start.begin)
-        start = time.monotonic()
+        start, before = time.monotonic(), None
         try:
-            self._train_and_finish()
+            for stage in self.recipe.steps:
+                before = self._trained(stage, before)
+                self.let_go()
+            with leaving_order():
+                ranks.of_first(lambda: finish(self, self._load(before).to(self.teacher.dtype).eval()))
         except Exception as error:
             require_memory_for(error, StageRun.smaller_options)
             raise
@@ -206,18 +203,12 @@ class Linearization:
         minutes = (time.monotonic() - start) / 60
         self.console.print(f"linearized in {minutes:.1f} minutes, saved: {self.folder.output}", markup=False, soft_wrap=True)
 
-    def _train_and_finish(self) -> None:
-        before = None
-        for stage in self.recipe.steps:
-            folder = TrainingFolder(self.folder.partial / stage, self.folder.command)
-            if not ranks.of_first((folder.output / "config.json").exists):
-                run = self._prepare(stage, folder, before)
-                show_training(run, self.console)
-                del run
-                self.let_go()
-            before = folder.output
-        with leaving_order():
-            ranks.of_first(lambda: finish(self, self._load(before).to(self.teacher.dtype).eval()))
+    def _trained(self, stage: str, before: Path | None) -> Path:
+        """The folder of a stage, trained if it was not."""
+        folder = TrainingFolder(self.folder.partial / stage, self.folder.command)
+        if not ranks.of_first((folder.output / "config.json").exists):
+            show_training(self._prepare(stage, folder, before), self.console)
+        return folder.output
 
     def _load(self, before: Path | None) -> RetNetForCausalLM:
         """The model as the stage before left it."""

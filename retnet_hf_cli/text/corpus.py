@@ -207,6 +207,20 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
+def streams(parts: Iterable[list[str]], tokenizer: "PreTrainedTokenizerBase", size: int, option: str) -> "list[np.ndarray]":
+    """Documents to train on and held out, each as a stream of token ids.
+
+    Raises InputError, naming the option, if one of them does not fill a block of so many tokens.
+    """
+    encoded = [encode(part, tokenizer) for part in parts]
+    if min(map(len, encoded)) < size:
+        raise InputError(
+            f"the text is too short to fill a block of {size} tokens for training and one for evaluation; "
+            f"give more text, or a smaller {option}"
+        )
+    return encoded
+
+
 def encode(documents: list[str], tokenizer: "PreTrainedTokenizerBase") -> "np.ndarray":
     """All documents as one stream of int32 token ids.
 

@@ -16,13 +16,12 @@ from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks
-from ..errors import InputError
 from ..training.folder import TrainingFolder
 from ..training.report import perplexity
 from ..training.run import TrainingRun, config_of
 from ..training.schedule import Course
 from ..training.start import Start
-from .corpus import digest_of, encode, hold_out, load_tokenizer, train_tokenizer
+from .corpus import digest_of, hold_out, load_tokenizer, streams, train_tokenizer
 from .generation import continue_text, sampling
 
 
@@ -131,13 +130,8 @@ def prepare(sources: list[str], documents: list[str], folder: TrainingFolder, re
     else:
         tokenizer = ranks.of_first(lambda: train_tokenizer(training_text, recipe.vocab_size))
     config = recipe.model_config(tokenizer)
-    parts = (training_text, evaluation_text)
-    training, evaluation = (blocks_of(encode(part, tokenizer), recipe.block_size) for part in parts)
-    if not len(training) or not len(evaluation):
-        raise InputError(
-            f"the text is too short to fill a block of {recipe.block_size} tokens for training and one for evaluation; "
-            "give more text, or train with a smaller --block-size"
-        )
+    encoded = streams((training_text, evaluation_text), tokenizer, recipe.block_size, "--block-size")
+    training, evaluation = (blocks_of(stream, recipe.block_size) for stream in encoded)
     opening = " ".join(next((text.strip() for text in evaluation_text if text.strip()), "")[:48].split())
     prompt = opening.rpartition(" ")[0] or opening
     torch.manual_seed(recipe.seed)

@@ -63,7 +63,6 @@ def complete(run: TrainingRun, console: Console) -> bool:
 
 
 def show_training(run: TrainingRun, console: Console) -> None:
-    """Trains, and shows how it goes."""
     threads = f"{torch.get_num_threads()} CPU thread{'s' * (torch.get_num_threads() > 1)}"
     console.print(f"{run.model.num_parameters():,} parameters, {run.overview()}; {threads}", soft_wrap=True)
     if run.checkpoint is not None:

@@ -141,7 +141,6 @@ class TrainingRun:
         model_card(self.model, self.folder.output.name, facts, prompt, training).save(partial / "README.md")
 
     def arguments(self, **overrides: Any) -> TrainingArguments:
-        """Arguments of the trainer."""
         recipe, steps = self.recipe, self.course.steps
         batch_size = ranks.share_of(recipe.batch_size)
         fields = {

@@ -40,7 +40,6 @@ class Course:
     resume: bool = False
 
     def seconds(self) -> float:
-        """Since the start."""
         return time.monotonic() - self.started
 
     def fraction(self, step: int, seconds: float | None = None) -> float:
