@@ -42,7 +42,7 @@ EvalEvery = Annotated[
 
 
 def chosen(kind: Callable[..., T], context: typer.Context, **further: Any) -> T:
-    """A dataclass whose fields have the values of the command's options of the same names, unless `further` names them."""
+    """A dataclass, or a function, called with the values of the options of its arguments' names, and with `further` ones."""
     return kind(**{name: value for name, value in context.params.items() if name in kind.__annotations__} | further)
 
 

@@ -89,14 +89,7 @@ def train_image(
     fields = None if config is None else read_config(config, FAMILIES[model].config_class)
     recipe = options.chosen(ImageRecipe, context, preset=preset or (None if config else "mini"), config=fields)
     with console.status("reading the images, preparing the model"):
-        corpus = read_corpus(
-            source,
-            classes=None if classes is None else [name.strip() for name in classes.split(",")],
-            subset=subset,
-            image_column=image_column,
-            label_column=label_column,
-            eval_fraction=eval_fraction,
-            seed=seed,
-        )
+        names = None if classes is None else [name.strip() for name in classes.split(",")]
+        corpus = options.chosen(read_corpus, context, classes=names)
         run = prepare(source, corpus, folder, recipe, options.chosen(Course, context))
     complete(run, console)

@@ -123,16 +123,14 @@ class ImageRun(TrainingRun):
     last_lr = 0.01
 
     source: str
-    processor: BaseImageProcessor
-    classes: list[str]
 
     def figure(self, metrics: dict[str, float]) -> str:
         return f"accuracy {100 * metrics['eval_accuracy']:.2f} %"
 
     def overview(self) -> str:
-        training, evaluation = len(self.training), len(self.evaluation)
-        size = self.model.config.image_size
-        return f"{training:,} images of {len(self.classes)} classes to train on, {evaluation:,} held out, at {size} pixels"
+        training, evaluation, config = len(self.training), len(self.evaluation), self.model.config
+        images = f"{training:,} images of {config.num_labels} classes to train on, {evaluation:,} held out"
+        return f"{images}, at {config.image_size} pixels"
 
     def outcome(self) -> str:
         counts = np.bincount(self.evaluation.images.labels)
@@ -151,7 +149,7 @@ class ImageRun(TrainingRun):
                 label_names=["labels"],
             ),
             data_collator=self.training.batch,
-            processing_class=self.processor,
+            processing_class=self.training.processor,
             compute_metrics=accuracy,
             callbacks=[EpochCounter(self.training), *callbacks],
             **kwargs,
@@ -159,7 +157,7 @@ class ImageRun(TrainingRun):
 
     def finish(self, trainer: Trainer) -> None:
         evaluated = trainer.predict(self.evaluation, metric_key_prefix="eval")
-        count, confused = len(self.classes), np.stack([evaluated.label_ids, evaluated.predictions.argmax(-1)])
+        count, confused = self.model.config.num_labels, np.stack([evaluated.label_ids, evaluated.predictions.argmax(-1)])
         matrix = np.bincount(np.ravel_multi_index(confused, (count, count)), minlength=count**2).reshape(count, count)
         metrics = evaluated.metrics | {"eval_confusion": matrix.tolist()}  # by true class, then by what it was taken for
         trainer.save_metrics("eval", metrics, combined=False)
@@ -194,12 +192,5 @@ def prepare(source: str, corpus: ImageCorpus, folder: TrainingFolder, recipe: Im
     training = PreparedImages(corpus.training, processor, Augmentation(padding, recipe.flip), recipe.seed)
     evaluation = PreparedImages(corpus.evaluation, processor)
     torch.manual_seed(recipe.seed)
-    return ImageRun(
-        start=start,
-        model=family.model_class(config),
-        training=training,
-        evaluation=evaluation,
-        source=source,
-        processor=processor,
-        classes=corpus.classes,
-    )
+    model = family.model_class(config)
+    return ImageRun(start=start, model=model, training=training, evaluation=evaluation, source=source)

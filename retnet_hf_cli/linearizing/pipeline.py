@@ -27,6 +27,7 @@ from retnet_hf_linearization import (
     HeadMeasures,
     SourceError,
     StoredTeacher,
+    hardest_layers,
     linearized_config,
     measure_heads,
     softmax_config,
@@ -172,7 +173,7 @@ class Linearization:
         """The student with softmax attention again in the layers that retention cannot take the place of, if asked for."""
         if not self.recipe.kept.hardest:
             return student
-        kept = self.recipe.kept.after_alignment(measure_layers(student, self.teacher, self.measured_blocks))
+        kept = hardest_layers(measure_layers(student, self.teacher, self.measured_blocks), self.recipe.kept.share)
         hybrid = self.transferred(kept)
         for layer in retention_layers(hybrid):
             hybrid.model.layers[layer].load_state_dict(student.model.layers[layer].state_dict())

@@ -4,10 +4,9 @@
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from retnet_hf_linearization import hardest_layers, spread_layers
+from retnet_hf_linearization import spread_layers
 
 from ..errors import InputError
 
@@ -27,11 +26,7 @@ class KeptLayers:
 
     @classmethod
     def parse(cls, text: str) -> "KeptLayers":
-        """From "0,4,8", "25%", "auto" or "auto:25%".
-
-        Raises:
-            InputError: for anything else.
-        """
+        """From "0,4,8", "25%", "auto" or "auto:25%". Raises InputError for anything else."""
         number = r"(\d+(?:\.\d+)?)%"
         if match := re.fullmatch(rf"(auto)(?::{number})?|{number}", text.strip()):
             auto, auto_share, spread_share = match.groups()
@@ -47,10 +42,6 @@ class KeptLayers:
     def before_training(self, layers: int) -> list[int]:
         """The layers that are kept from the start, of so many."""
         return spread_layers(layers, self.share) if self.share and not self.hardest else list(self.layers)
-
-    def after_alignment(self, errors: Mapping[int, float]) -> list[int]:
-        """The layers that are kept once the error of each was measured."""
-        return hardest_layers(errors, self.share)
 
 
 @dataclass(frozen=True)

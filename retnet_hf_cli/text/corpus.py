@@ -153,10 +153,8 @@ def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list
     count = round(len(documents) * fraction)
     if count >= 10:
         held_out = set(random.Random(seed).sample(range(len(documents)), count))
-        training, evaluation = [], []
-        for index, document in enumerate(documents):
-            (evaluation if index in held_out else training).append(document)
-        return training, evaluation
+        rest = (index for index in range(len(documents)) if index not in held_out)
+        return [documents[index] for index in rest], [documents[index] for index in sorted(held_out)]
 
     training, evaluation = [], []
     for document in documents:

@@ -106,7 +106,7 @@ class TrainingFolder:
         Raises InputError if no checkpoint can be read, or the record cannot, or it is of another command.
         """
         folder, reason = self.latest, None
-        if folder == self.partial and not any(folder.iterdir()):
+        if folder == self.partial and not (folder / RECORD).exists():
             return None, {}
         record = self.read_record(folder)
         for checkpoint in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True):
