@@ -46,7 +46,7 @@ from ..text.generation import device, load_model
 from ..text.training import blocks_of
 from ..training.folder import TrainingFolder
 from ..training.progress import show_training
-from ..training.run import require_memory_for
+from ..training.run import require_room_for
 from ..training.schedule import Course
 from ..training.start import Start
 from .finish import finish
@@ -196,7 +196,7 @@ class Linearization:
             with leaving_order():
                 ranks.of_first(lambda: finish(self, self._load(before).to(self.teacher.dtype).eval()))
         except Exception as error:
-            require_memory_for(error, StageRun.smaller_options)
+            require_room_for(error, self.folder.partial, StageRun.smaller_options)
             raise
         finally:
             if ranks.FIRST:

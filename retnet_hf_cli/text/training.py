@@ -43,12 +43,8 @@ class Recipe:
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase) -> RetNetConfig:
         """Configuration of a model for this tokenizer. Raises InputError if preset or fields are not valid."""
-        fields = {
-            "vocab_size": len(tokenizer),
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        }
+        special = ("bos_token_id", "eos_token_id", "pad_token_id")
+        fields = {"vocab_size": len(tokenizer)} | {name: getattr(tokenizer, name) for name in special}
         if self.config is None:
             return config_of(RetNetConfig.from_preset, self.preset, **fields)
         return config_of(RetNetConfig, **(self.config | fields))

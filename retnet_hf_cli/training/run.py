@@ -116,11 +116,8 @@ class TrainingRun:
                     raise Interrupted(f"interrupted at step {trainer.state.global_step}, {SAVED}", heard)
                 ranks.of_first(lambda: self._finish(trainer))
                 self.published(supervisor.agreed_signal())
-        except (InputError, Interrupted, ranks.FailedElsewhere):
-            raise
         except Exception as error:
-            require_disk_for(error, self.folder.partial)
-            require_memory_for(error, self.smaller_options)
+            require_room_for(error, self.folder.partial, self.smaller_options)
             raise
         finally:
             if ranks.FIRST:
@@ -176,15 +173,13 @@ class TrainingRun:
         return arguments
 
 
-def require_disk_for(error: Exception, folder: Path) -> None:
-    """Raises InputError if an error is that the disk of a folder is full, as PyTorch, safetensors or Python say it."""
+def require_room_for(error: Exception, folder: Path, smaller_options: str) -> None:
+    """Raises InputError if an error is that the disk of a folder, or memory, is full, as Python and the libraries say it."""
+    if isinstance(error, InputError):
+        return
     is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
     if is_full or re.search(r"No space left on device|failed writing file", str(error)):
         raise InputError(f"no space is left on the disk of {folder}: {first_line(error)}") from error
-
-
-def require_memory_for(error: Exception, smaller_options: str) -> None:
-    """Raises InputError if an error is that memory ran out, with options that need less when they are smaller."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         raise InputError(f"out of memory; try a smaller {smaller_options}") from error
 
