@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -51,7 +52,7 @@ from ..training.schedule import Course
 from ..training.start import Start
 from .finish import finish
 from .recipe import Recipe
-from .stages import StageRecipe, StageRun, import_peft
+from .stages import StageRecipe, StageRun
 
 
 MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # of heads and layers; attention weights of a head are a square of the latter
@@ -80,8 +81,8 @@ def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
         raise InputError(
             f"--block-size {recipe.block_size} is beyond the {positions} positions that the source was made for"
         )
-    if recipe.lora_rank is not None:
-        import_peft()
+    if recipe.lora_rank is not None and find_spec("peft") is None:
+        raise InputError("--lora-rank needs peft: pip install peft")
     return config
 
 

@@ -18,7 +18,7 @@ from retnet_hf_linearization import AlignmentTrainer, DistillationTrainer, prepa
 from retnet_hf_linearization.report import Training
 
 from .. import ranks
-from ..errors import SAVED, InputError, Interrupted
+from ..errors import SAVED, Interrupted
 from ..text.training import collate
 from ..training.report import draw_loss_curve, perplexity
 from ..training.run import TrainingRun
@@ -95,10 +95,11 @@ class StageRun(TrainingRun):
             bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False),
         )
         if self.recipe.lora_rank is not None:
-            peft, rank = import_peft(), self.recipe.lora_rank
+            from peft import LoraConfig, get_peft_model
+
             torch.manual_seed(self.recipe.seed)
-            lora = peft.LoraConfig(r=rank, lora_alpha=2 * rank, task_type="CAUSAL_LM")
-            kwargs["model"] = self.model = peft.get_peft_model(self.model, lora)
+            lora = LoraConfig(r=self.recipe.lora_rank, lora_alpha=2 * self.recipe.lora_rank, task_type="CAUSAL_LM")
+            kwargs["model"] = self.model = get_peft_model(self.model, lora)
         if self.name == "long":
             return Trainer(data_collator=collate, **kwargs)
         if self.name == "align":
@@ -130,12 +131,3 @@ class StageRun(TrainingRun):
                 shutil.rmtree(checkpoint)
         if signal_number is not None:  # rather than begin the next stage
             raise Interrupted(f"interrupted at the end of the stage {self.name}, {SAVED}", signal_number)
-
-
-def import_peft() -> Any:
-    """peft. Raises InputError if it is not installed."""
-    try:
-        import peft
-    except ImportError as error:
-        raise InputError("--lora-rank needs peft: pip install peft") from error
-    return peft
