@@ -1,13 +1,16 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The end of linearizing: both models measured side by side, and a folder with all that belongs to the new one."""
+"""The end of linearizing: both models measured side by side, and a folder with all that belongs to the new one.
+
+`run` is the `Linearization` of `pipeline`, which imports this file.
+"""
 
 import dataclasses
 import json
 import shutil
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
@@ -31,15 +34,11 @@ from retnet_hf_linearization.report import (
 from .stages import FIGURES, TRAINING
 
 
-if TYPE_CHECKING:
-    from .pipeline import Linearization
-
-
 REPORT = "linearization.json"
 PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # of the example in the model card
 
 
-def report_of(run: "Linearization", student: RetNetForCausalLM) -> Report:
+def report_of(run: Any, student: RetNetForCausalLM) -> Report:
     """Both models, measured on what was held out."""
     recipe, teacher, stream = run.recipe, run.teacher, run.evaluation.long()
     vocabulary = recalled_vocabulary(stream, run.tokenizer.all_special_ids)
@@ -64,7 +63,7 @@ def report_of(run: "Linearization", student: RetNetForCausalLM) -> Report:
     )
 
 
-def finish(run: "Linearization", student: RetNetForCausalLM) -> None:
+def finish(run: Any, student: RetNetForCausalLM) -> None:
     """Puts the finished folder in the place of OUTPUT; the stages go once it is there."""
     partial, finished = run.folder.partial, run.folder.partial / "finished"
     shutil.rmtree(finished, ignore_errors=True)
