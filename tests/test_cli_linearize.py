@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet-hf linearize`, as a user meets it: what it makes, how it goes on after an interruption, what it refuses."""
 
+import errno
 import functools
 import json
 import os
@@ -239,6 +240,21 @@ def test_a_crash_after_the_end_is_made_good_by_resuming(retnet_hf, workplace, li
     assert "stage" not in answer.out  # all of them are done
     assert_same_weights(Path("model"), linearized)
     assert not Path("model.partial").exists()
+
+
+def test_a_disk_that_is_full_at_the_end_is_one_line_and_loses_nothing(retnet_hf, workplace):
+    def fill_up(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    command = [*LINEARIZE, "--distill-steps", 0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("retnet_hf_cli.linearizing.finish.replace", fill_up)
+        answer = retnet_hf(*command)
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "no space is left on the disk of" in answer.err
+    answer = retnet_hf(*command, "--resume")
+    assert answer.code == 0, answer.err
+    assert "stage" not in answer.out
 
 
 def test_a_crash_before_a_finished_stage_is_in_its_place(retnet_hf, workplace, linearized):
