@@ -73,11 +73,12 @@ def require_apart(output: Path, source: Path) -> None:
         raise CheckpointError(f"{output} holds what is to be read, which would be lost: give another folder")
 
 
-def claim(output: Path, overwrite: bool, source: Path | None = None) -> Path:
+def claim(output: Path, overwrite: bool, source: Path | None = None, other: str = "") -> Path:
     """The folder beside `output` in which it is made.
 
     Args:
         source: what is converted, which must not be replaced.
+        other: what else than --overwrite a user can do about a folder that is not empty, for the message.
 
     Raises:
         CheckpointError: if `output` holds something that may not be replaced.
@@ -90,7 +91,7 @@ def claim(output: Path, overwrite: bool, source: Path | None = None) -> Path:
         raise CheckpointError(f"{output} is a file, not a folder")
     if output.exists() and any(output.iterdir()):
         if not overwrite:
-            raise CheckpointError(f"{output} is not empty: --overwrite replaces it once the new model is finished")
+            raise CheckpointError(f"{output} is not empty: {other}--overwrite replaces it once the new model is finished")
         if not (output / "config.json").exists():
             raise CheckpointError(f"{output} holds something else than a model, which --overwrite does not replace")
     return output.with_name(f".{output.name}.converting")

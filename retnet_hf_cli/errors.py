@@ -5,6 +5,9 @@
 from collections.abc import Collection
 
 
+SAVED = "which is saved: the same command with --resume continues from there"  # about what was interrupted
+
+
 class InputError(Exception):
     """What the user gave cannot be used. The message is one sentence that says why."""
 

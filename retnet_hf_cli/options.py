@@ -4,6 +4,7 @@
 
 import functools
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -14,33 +15,25 @@ run_option, model_option, data_option, image_option, training_option, sampling_o
     functools.partial(typer.Option, rich_help_panel=panel)
     for panel in ("Run", "Model", "Text", "Images", "Training", "Sampling")
 )
-Model = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.", show_default=False),
-]
+argument = functools.partial(typer.Argument, show_default=False)
+Model = Annotated[str, argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.")]
 Threads = Annotated[int | None, run_option(min=1, help="CPU threads. Absent: OMP_NUM_THREADS, or all cores.")]
+Output = Annotated[Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")]
 Overwrite = Annotated[bool, run_option("--overwrite", help="Replace the model in OUTPUT once the new one is finished.")]
 Resume = Annotated[
-    bool,
-    run_option(
-        "--resume",
-        help="Continue an interrupted run, in as many processes to the same weights bit for bit, or a finished one.",
-    ),
+    bool, run_option("--resume", help="Continue a run, in as many processes to the same weights bit for bit.")
 ]
-
+Config = Annotated[Path | None, model_option(help="JSON file with fields of the configuration, in the place of a preset.")]
 Field = Annotated[str, data_option(help="Where the text is in a .jsonl line or a row of a data set.")]
 Split = Annotated[str, data_option(help="Part of a data set.")]
 Subset = Annotated[str | None, data_option(help="Configuration of a data set.")]
 EvalFraction = Annotated[float, data_option(min=0.001, max=0.5, help="Share of the text held out for evaluation.")]
-
-
 Steps = Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")]
 Minutes = Annotated[
     float | None,
-    training_option(
-        min=0.001, help="Train no longer than this, or no longer from --resume on; the learning rate decays by then."
-    ),
+    training_option(min=0.001, help="Train no longer than this from now on; the learning rate decays by then."),
 ]
+BatchSize = Annotated[int, training_option(min=1, help="Sequences in a step, of all processes together.")]
 LearningRate = Annotated[float, training_option(min=0.0, help="Highest learning rate.")]
 WeightDecay = Annotated[float, training_option(min=0.0, help="Of AdamW.")]
 EvalEvery = Annotated[
@@ -49,9 +42,8 @@ EvalEvery = Annotated[
 
 
 def chosen(kind: Callable[..., T], context: typer.Context, **further: Any) -> T:
-    """A dataclass whose fields have the values of the command's options of the same names, unless `further` names them."""
-    values = {name: getattr(value, "value", value) for name, value in context.params.items()}  # of an Enum, its string
-    return kind(**{name: value for name, value in values.items() if name in kind.__annotations__} | further)
+    """A dataclass, or a function, called with the values of the options of its arguments' names, and with `further` ones."""
+    return kind(**{name: value for name, value in context.params.items() if name in kind.__annotations__} | further)
 
 
 def one_of(allowed: Collection[str]) -> Callable[[str | None], str | None]:

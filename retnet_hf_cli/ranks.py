@@ -65,7 +65,6 @@ def join() -> None:
 
 
 def wait() -> None:
-    """Waits until all processes are here."""
     if RANKS > 1:
         from accelerate.utils import wait_for_everyone
 

@@ -2,13 +2,18 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What a user points at, a file, a folder or a name on the Hub, as far as that can be told without opening it."""
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
+from retnet_hf_conversion.errors import first_line
 from retnet_hf_conversion.source import is_repository_name
 
 from .errors import InputError
 
 
+T = TypeVar("T")
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
 
 
@@ -62,3 +67,22 @@ def require_data(source: str, file_allowed: bool = True) -> None:
         raise InputError(f"the folder {source} is empty")
     if not path.exists() and looks_like_path(source):
         raise InputError(f"no such {'file or ' * file_allowed}folder: {source}")
+
+
+def load_data(name: str, *arguments: Any, **options: Any) -> Any:
+    """What `load_dataset` of `datasets` makes of its arguments, or what `save_to_disk` has written, without a word."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are raised as well
+    if any((Path(name) / file).exists() for file in ("state.json", "dataset_dict.json")):
+        return datasets.load_from_disk(name)
+    return datasets.load_dataset(name, *arguments, **options)
+
+
+def load(pretrained: Callable[..., T], name: str, what: str = "model", **options: Any) -> T:
+    """What a `from_pretrained` returns. Raises InputError for whatever its readers and the network raise."""
+    try:
+        return pretrained(name, **options)
+    except Exception as error:
+        raise InputError(f"{name} does not hold a {what} that can be loaded: {first_line(error)}") from error

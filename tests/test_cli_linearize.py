@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet-hf linearize`, as a user meets it: what it makes, how it goes on after an interruption, what it refuses."""
 
+import errno
 import functools
 import json
 import os
@@ -33,7 +34,7 @@ from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe
 from retnet_hf_cli.linearizing.stages import StageRun
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
-from retnet_hf_cli.training.progress import Evaluations
+from retnet_hf_cli.training.schedule import Supervisor
 from retnet_hf_linearization import hardest_layers, measure_heads
 from retnet_hf_linearization.measures import losses_of, score
 from retnet_hf_linearization.report import measured_part
@@ -194,14 +195,14 @@ def test_progress_is_shown_by_stage(retnet_hf, workplace):
 @pytest.mark.parametrize(("stage", "ctrl_c"), [("align", press_ctrl_c), ("distill", press_ctrl_c_twice)])
 def test_interrupted_and_resumed_equals_uninterrupted(retnet_hf, workplace, linearized, monkeypatch, stage, ctrl_c):
     with pytest.MonkeyPatch.context() as patch:
-        on_step_end = Evaluations.on_step_end
+        on_step_end = Supervisor.on_step_end
 
         def patched(self, args, state, control, **kwargs):
             on_step_end(self, args, state, control, **kwargs)
-            if self.run.name == stage and state.global_step == 4:
+            if args.output_dir.endswith(f"{stage}.partial") and state.global_step == 4:
                 ctrl_c()
 
-        patch.setattr(Evaluations, "on_step_end", patched)
+        patch.setattr(Supervisor, "on_step_end", patched)
         answer = retnet_hf(*LINEARIZE)
     assert answer.code == 130
     assert answer.err.startswith("retnet-hf: interrupted")
@@ -241,9 +242,24 @@ def test_a_crash_after_the_end_is_made_good_by_resuming(retnet_hf, workplace, li
     assert not Path("model.partial").exists()
 
 
+def test_a_disk_that_is_full_at_the_end_is_one_line_and_loses_nothing(retnet_hf, workplace):
+    def fill_up(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    command = [*LINEARIZE, "--distill-steps", 0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("retnet_hf_cli.linearizing.finish.replace", fill_up)
+        answer = retnet_hf(*command)
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "no space is left on the disk of" in answer.err
+    answer = retnet_hf(*command, "--resume")
+    assert answer.code == 0, answer.err
+    assert "stage" not in answer.out
+
+
 def test_a_crash_before_a_finished_stage_is_in_its_place(retnet_hf, workplace, linearized):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf_cli.training.folder.replace", crash)
+        patch.setattr("retnet_hf_cli.training.run.replace", crash)
         with pytest.raises(RuntimeError, match="power cut"):
             retnet_hf(*LINEARIZE)
     answer = retnet_hf(*LINEARIZE, "--resume")
@@ -298,13 +314,13 @@ def test_a_run_that_was_interrupted_is_neither_begun_anew_nor_resumed_otherwise(
     refused(retnet_hf(*LINEARIZE, "--resume", "--window", 8), "this run began without --window, not 8")
     refused(retnet_hf(*LINEARIZE, "--resume", "--block-size", 16), "this run began with --block-size 32, not 16")
     Path("book.txt").write_text(TEXT + "And more.", encoding="utf-8")
-    refused(retnet_hf(*LINEARIZE, "--resume"), "the text is not what this run began with")
+    refused(retnet_hf(*LINEARIZE, "--resume"), "the source or the text is not what this run began with")
     Path("book.txt").write_text(TEXT, encoding="utf-8")
     refused(retnet_hf("train", "book.txt", "--output", "model", "--resume"), "holds a run of retnet-hf linearize")
     assert tree(workplace) == before
     torch.manual_seed(1)
     LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained("llama")
-    refused(retnet_hf(*LINEARIZE, "--resume"), "llama is not the model that this run began with")
+    refused(retnet_hf(*LINEARIZE, "--resume"), "the source or the text is not what this run began with")
 
 
 def test_a_finished_model_is_neither_resumed_nor_replaced_unasked(retnet_hf, workplace, linearized):
@@ -504,7 +520,7 @@ def test_what_is_read_is_not_replaced(retnet_hf, workplace, output):
 
 def test_rates_of_zero_are_zero():
     recipe = Recipe("a", align_lr=0.0, distill_lr=0.0, long_lr=0.0).with_rates(128)
-    assert set(recipe.rates.values()) == {0.0}
+    assert {recipe.align_lr, recipe.distill_lr, recipe.long_lr} == {0.0}
 
 
 def test_a_source_on_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from small_models import small_model, word_tokenizer
 import retnet_hf
 import retnet_hf_cli
 from retnet_hf_cli.interrupts import leaving_order
-from retnet_hf_cli.training.schedule import Schedule, Supervisor
+from retnet_hf_cli.training.schedule import Course, Supervisor
 
 
 pytestmark = pytest.mark.usefixtures("interruptible")  # and so are the processes that are started
@@ -167,7 +167,7 @@ def test_a_run_that_was_started_to_ignore_ctrl_c_ignores_it():
     """As a shell starts what it runs in the background."""
     number, before = signal.SIGINT, signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with leaving_order(), Supervisor(Schedule(1)).listening():
+        with leaving_order(), Supervisor(Course(steps=1)).listening():
             assert signal.getsignal(number) is signal.SIG_IGN
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:

@@ -22,7 +22,7 @@ from transformers import TrainerControl, TrainerState
 from retnet_hf_cli import ranks
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.main import main
-from retnet_hf_cli.training.schedule import Schedule, Supervisor
+from retnet_hf_cli.training.schedule import Course, Supervisor
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -162,7 +162,7 @@ def test_a_process_that_fails_alone_says_so(monkeypatch, capsys):
 
 def test_a_signal_between_two_agreements_is_not_lost():
     """It ends the run after the next step, when all processes know of it."""
-    supervisor, control = Supervisor(Schedule(steps=10)), TrainerControl()
+    supervisor, control = Supervisor(Course(steps=10)), TrainerControl()
 
     def meanwhile(*numbers):
         supervisor.signal = signal.SIGINT

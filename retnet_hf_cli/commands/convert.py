@@ -14,26 +14,16 @@ from retnet_hf_conversion.source import locate
 from ..errors import require_one_of
 from ..interrupts import leaving_order, litter
 from ..libraries import loading
-from ..options import Overwrite
+from ..options import Overwrite, argument
 from ..sources import require_checkpoint
 
 
 def convert(
     context: typer.Context,
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="INPUT",
-            help="Folder or file of a foreign checkpoint, or its name on the Hugging Face Hub.",
-            show_default=False,
-        ),
-    ],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Folder of the converted model.", show_default=False)],
-    format_name: Annotated[
-        str | None,
-        typer.Option("--from", metavar="FORMAT", help="Its format. Absent: told from names and config.json."),
-    ] = None,
-    licence: Annotated[str | None, typer.Option("--license", help="Of the weights, where the source does not say.")] = None,
+    source: Annotated[str, argument(metavar="INPUT", help="Folder or file of a checkpoint, or its name on the Hub.")],
+    output: Annotated[Path, argument(metavar="OUTPUT", help="Folder of the converted model.")],
+    format_name: Annotated[str | None, typer.Option("--from", metavar="FORMAT", help="Absent: told from names.")] = None,
+    licence: Annotated[str | None, typer.Option("--license", help="Where the source does not say it.")] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Turn a checkpoint of another implementation into a folder that transformers loads.

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from ..errors import Interrupted
 from ..interrupts import leaving_order
@@ -25,16 +24,13 @@ from .generate import emit, invite
 if TYPE_CHECKING:
     from ..text.training import TextRun
 
+MANY = 16_384  # tokens
+
 
 def demo(
     context: typer.Context,
-    output: Annotated[
-        Path | None,
-        run_option("--output", "-o", help="Folder of the model. Absent: retnet-demo, or the next free retnet-demo-2, …"),
-    ] = None,
-    text: Annotated[
-        str | None, data_option(help="Train on this text file in the place of the one that comes with the package.")
-    ] = None,
+    output: Annotated[Path | None, run_option("--output", "-o", help="Absent: retnet-demo, or retnet-demo-2, …")] = None,
+    text: Annotated[str | None, data_option(help="Train on this file in the place of the one of the package.")] = None,
     minutes: Annotated[float, training_option(min=0.01, max=600, help="Time for everything.")] = 2.5,
     overwrite: Overwrite = False,
     threads: Threads = 1,
@@ -61,7 +57,7 @@ def demo(
     with loading(console, threads):
         from ..text.training import Recipe, prepare
         from ..training.progress import show_training
-        from ..training.start import Course
+        from ..training.schedule import Course
 
     recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=5e-3)
     reserve = min(0.4, 0.2 * minutes)  # for loading the libraries before training, and for writing after it
@@ -73,7 +69,8 @@ def demo(
         try:
             show_training(run, console)
         except Interrupted as error:
-            raise Interrupted(f"{error}; a demo keeps nothing of an unfinished run", error.signal_number) from None
+            message = "interrupted; a demo keeps nothing of an unfinished run"
+            raise Interrupted(message, error.signal_number) from None
         finally:
             shutil.rmtree(folder.partial, ignore_errors=True)
     console.print(f"saved: {folder.output}", markup=False, soft_wrap=True)
@@ -83,7 +80,7 @@ def demo(
 
 
 def show_generation(run: "TextRun", console: Console) -> None:
-    """Reloads a finished run, lets it write, and tabulates the size of its state while it reads on."""
+    """Reloads a finished run, lets it write, and says how large its state is then and after many more tokens."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -96,23 +93,19 @@ def show_generation(run: "TextRun", console: Console) -> None:
     torch.manual_seed(run.recipe.seed)
     written = continue_text(model, tokenizer, run.prompt, sampling(max_new_tokens=160), emit)
     emit("\n")
-    console.print(f"\n{written.tokens_per_second:,.0f} tokens/s. The same state reads on:\n")
+    console.print(f"\n{written.tokens_per_second:,.0f} tokens/s")
 
-    config = model.config
-    table = Table("tokens read", "bytes of the state", "bytes of a transformer's KV cache", box=None)
-    for column in table.columns:
-        column.justify = "right"
-    stream = run.training.blocks.flatten()
-    state, read = written.state, written.tokens.shape[1] - 1  # the last token was written, not read
+    stream, read = run.training.flatten(), written.tokens.shape[1] - 1  # the last token was written, not read
+    ids = stream[torch.arange(read, MANY) % len(stream)].long()[None].to(model.device)
+    before, config = written.state.nbytes, model.config
     with torch.no_grad():
-        for target in (read, 1024, 4096, 16384):
-            ids = stream[torch.arange(read, target) % len(stream)].long()[None].to(model.device)
-            if target > read:
-                model(ids, past_key_values=state, use_cache=True, logits_to_keep=1)
-            read = target
-            keys_and_values = 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize * read
-            table.add_row(f"{int(state.get_seq_length()):,}", f"{state.nbytes:,}", f"{keys_and_values:,}")
-    console.print(table)
+        model(ids, past_key_values=written.state, use_cache=True, logits_to_keep=1)
+    keys_and_values = 2 * config.num_hidden_layers * config.hidden_size * model.dtype.itemsize * MANY
+    console.print(
+        f"after {read:,} tokens its state takes {before:,} bytes, and after {MANY:,} tokens {written.state.nbytes:,}, "
+        f"where the KV cache of a transformer of its size would take {keys_and_values:,}",
+        soft_wrap=True,
+    )
 
 
 def free_name(name: str) -> Path:

@@ -8,37 +8,25 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from ..errors import InputError
 from ..libraries import loading
-from ..options import Model, Threads, run_option, sampling_option
+from ..options import Model, Threads, argument, run_option, sampling_option
 from ..sources import model_source
 
 
 def generate(
     model: Model,
-    prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="PROMPT", help="Text to continue. Absent, or -: read from stdin.", show_default=False),
-    ] = None,
+    prompt: Annotated[str | None, argument(metavar="PROMPT", help="Text to continue. Absent, or -: stdin.")] = None,
     max_new_tokens: Annotated[int, sampling_option("--max-new-tokens", "-n", min=1, help="Tokens to write at most.")] = 200,
-    temperature: Annotated[
-        float, sampling_option(min=0.0, help="Below 1 tamer, above 1 wilder; 0 always takes the most probable token.")
-    ] = 0.8,
-    top_p: Annotated[
-        float, sampling_option(min=0.001, max=1.0, help="Draw from the most probable tokens that make up this much.")
-    ] = 0.95,
+    temperature: Annotated[float, sampling_option(min=0.0, help="Higher is wilder; 0 takes the most probable.")] = 0.8,
+    top_p: Annotated[float, sampling_option(min=0.001, max=1.0, help="Draw from the tokens that make up this much.")] = 0.95,
     top_k: Annotated[int, sampling_option(min=0, help="Draw from so many most probable tokens; 0: from all.")] = 0,
-    repetition_penalty: Annotated[
-        float, sampling_option(min=0.01, help="Above 1, tokens that were there become less probable.")
-    ] = 1.0,
+    repetition_penalty: Annotated[float, sampling_option(min=0.01, help="Above 1, less of what was there.")] = 1.0,
     seed: Annotated[int | None, sampling_option(min=0, help="The same seed draws the same text.")] = None,
     echo: Annotated[bool, run_option(help="Print the prompt before its continuation.")] = True,
-    compile_: Annotated[
-        bool, run_option("--compile", help="Compile the steps of decoding for this machine: some seconds the first time.")
-    ] = False,
+    compile_: Annotated[bool, run_option("--compile", help="Compile decoding first; some seconds the first time.")] = False,
     threads: Threads = None,
 ) -> None:
     """Continue a text, token by token, in constant memory.
@@ -100,5 +88,4 @@ def invite(model: Path, prompt: str, console: Console) -> None:
 
 
 def emit(text: str) -> None:
-    """Writes text to stdout at once."""
     print(text, end="", flush=True)

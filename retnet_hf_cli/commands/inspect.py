@@ -4,20 +4,17 @@
 
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from retnet_hf_conversion.source import locate
 
 from ..libraries import loading
+from ..options import argument
 from ..sources import require_checkpoint
 
 
 def inspect(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="INPUT", help="Folder or file of a checkpoint, or its name on the Hub.", show_default=False),
-    ],
+    source: Annotated[str, argument(metavar="INPUT", help="Folder or file of a checkpoint, or its name on the Hub.")],
 ) -> None:
     """Say what a checkpoint is: format, size, parameters, the state it keeps, and how long each head remembers.
 

@@ -2,7 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet-hf linearize`: a pretrained transformer becomes a RetNet."""
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,21 +10,10 @@ from rich.console import Console
 
 from retnet_hf_conversion.replaced_folder import require_apart
 
-from .. import ranks
+from .. import options, ranks
 from ..errors import InputError, require_one_of
 from ..libraries import loading
-from ..options import (
-    EvalFraction,
-    Field,
-    Overwrite,
-    Split,
-    Subset,
-    Threads,
-    data_option,
-    model_option,
-    run_option,
-    training_option,
-)
+from ..options import argument, data_option, model_option, one_of, run_option, training_option
 from ..sources import model_source, require_data
 from ..training.folder import TrainingFolder
 
@@ -33,42 +21,29 @@ from ..training.folder import TrainingFolder
 DEFAULT_TEXT, DEFAULT_SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
 
 
-class Gate(str, Enum):
-    """Activations of the output gate."""
-
-    silu = "silu"
-    sigmoid = "sigmoid"
+GATES = one_of(("silu", "sigmoid"))
+StageRate = Annotated[
+    float | None, training_option(min=0.0, help="Highest learning rate of this stage.", show_default="by hidden size")
+]
 
 
 def linearize(
     context: typer.Context,
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE", help="Folder of a Llama, Mistral, Qwen2 or Qwen3, or its name on the Hub.", show_default=False
-        ),
-    ],
+    source: Annotated[str, argument(metavar="SOURCE", help="Folder or Hub name of a Llama, Mistral, Qwen2 or Qwen3.")],
     texts: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="TEXT",
-            help="What to train on: text files, folders, .jsonl files, or the name of a data set on the Hub, which is read "
-            "as far as it is needed. The best is what the source was trained on.",
+            help="Text files, .jsonl files, folders, or the name of a data set on the Hub, read as far as it is needed. The "
+            "best is what the source was trained on.",
             show_default=f"{DEFAULT_TEXT}, {DEFAULT_SUBSET}",
         ),
     ] = None,
-    output: Annotated[
-        Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
-    ] = Path("linearized-model"),
-    resume: Annotated[
-        bool,
-        run_option("--resume", help="Continue an interrupted run, in as many processes to the same weights bit for bit."),
-    ] = False,
-    overwrite: Overwrite = False,
-    seed: Annotated[
-        int, run_option(min=0, help="Seed of the order of the text, of what is held out, and of new weights.")
-    ] = 0,
-    threads: Threads = None,
+    output: options.Output = Path("linearized-model"),
+    resume: options.Resume = False,
+    overwrite: options.Overwrite = False,
+    seed: Annotated[int, run_option(min=0, help="Of the order of the text, what is held out, and new weights.")] = 0,
+    threads: options.Threads = None,
     keep_attention: Annotated[
         str | None,
         model_option(
@@ -77,60 +52,34 @@ def linearize(
             "retention does worst once it was aligned (auto:50%, the half).",
         ),
     ] = None,
-    window: Annotated[
-        int | None, model_option(min=1, help="Tokens of softmax attention beside the retention of every layer, such as 64.")
-    ] = None,
+    window: Annotated[int | None, model_option(min=1, help="Tokens of softmax attention beside every retention.")] = None,
     decays: Annotated[str, model_option(help="How long heads remember: decay_schedule of RetNetConfig.")] = "alibi",
-    gate: Annotated[
-        Gate, model_option(help="Activation of the output gate: sigmoid begins neutral, silu learns more.")
-    ] = Gate.silu,
+    gate: Annotated[str, model_option(callback=GATES, help="sigmoid begins neutral, silu learns more.")] = "silu",
     share_states: Annotated[
-        bool,
-        model_option(
-            "--share-states",
-            help="Query heads of one key/value head share one decay and one state, which is smaller by their number.",
-        ),
+        bool, model_option("--share-states", help="Query heads of a key/value head share a state.")
     ] = False,
-    field: Field = "text",
-    split: Split = "train",
-    subset: Subset = None,
-    eval_fraction: EvalFraction = 0.05,
+    field: options.Field = "text",
+    split: options.Split = "train",
+    subset: options.Subset = None,
+    eval_fraction: options.EvalFraction = 0.05,
     block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 512,
-    batch_size: Annotated[int, training_option(min=1, help="Sequences in a step, of all processes together.")] = 8,
-    minutes: Annotated[
-        float | None,
-        training_option(
-            min=0.001, help="Train no longer than this, evaluations not counted; divided by steps among the stages."
-        ),
-    ] = None,
-    align_steps: Annotated[
-        int, training_option(min=0, help="Stage 1: each layer learns what the attention it replaces computes.")
-    ] = 500,
+    batch_size: options.BatchSize = 8,
+    minutes: options.Minutes = None,
+    align_steps: Annotated[int, training_option(min=0, help="Stage 1: each layer learns what attention computes.")] = 500,
     distill_steps: Annotated[
-        int, training_option(min=0, help="Stage 2: the model learns the source's distribution of the next token.")
+        int, training_option(min=0, help="Stage 2: the model learns the source's distribution.")
     ] = 1500,
     long_steps: Annotated[int, training_option(min=0, help="Stage 3: the next token itself, in longer sequences.")] = 0,
     long_block_size: Annotated[int, training_option(min=2, help="Tokens in a sequence of stage 3.")] = 2048,
-    align_lr: Annotated[
-        float | None, training_option(min=0.0, help="Highest learning rate of stage 1.", show_default="by hidden size")
-    ] = None,
-    distill_lr: Annotated[float | None, training_option(min=0.0, help="Of stage 2.", show_default="by hidden size")] = None,
-    long_lr: Annotated[float | None, training_option(min=0.0, help="Of stage 3.", show_default="by hidden size")] = None,
-    lora_rank: Annotated[
-        int | None, training_option(min=1, help="Stages 2 and 3 train LoRA of this rank, in the place of all weights.")
-    ] = None,
+    align_lr: StageRate = None,
+    distill_lr: StageRate = None,
+    long_lr: StageRate = None,
+    lora_rank: Annotated[int | None, training_option(min=1, help="Stages 2 and 3 train LoRA of this rank.")] = None,
     top_logits: Annotated[
         int | None,
-        training_option(
-            min=1,
-            help="Ask the source before stage 2, store its N most likely tokens of every place, and free its memory: stage "
-            "2 then holds the RetNet alone.",
-        ),
+        training_option(min=1, help="Store so many likely tokens of the source before stage 2, which runs without it then."),
     ] = None,
-    eval_every: Annotated[
-        int | None,
-        training_option(min=1, help="Steps between evaluations, each with a checkpoint. Absent: a tenth of a stage."),
-    ] = None,
+    eval_every: options.EvalEvery = None,
 ) -> None:
     """Turn a pretrained transformer into a RetNet. Its state does not grow with the text, unless attention is kept.
 
@@ -167,34 +116,14 @@ def linearize(
         from retnet_hf.decay_schedules import DECAY_SCHEDULES
 
         from ..linearizing.pipeline import Linearization, source_config, source_digest, streams_of
-        from ..linearizing.recipe import KeptLayers, Recipe
+        from ..linearizing.recipe import Recipe
         from ..text.corpus import digest_of, load_tokenizer, read_enough
+        from ..training.schedule import Course
+        from ..training.start import Start
 
     ranks.join()
     require_one_of("--decays", decays, DECAY_SCHEDULES)
-    if keep_attention is not None:
-        KeptLayers.parse(keep_attention)
-    recipe = Recipe(
-        source=name,
-        keep_attention=keep_attention or "",
-        window=window,
-        decays=decays,
-        gate=gate.value,
-        share_states=share_states,
-        eval_fraction=eval_fraction,
-        block_size=block_size,
-        batch_size=batch_size,
-        align_steps=align_steps,
-        distill_steps=distill_steps,
-        long_steps=long_steps,
-        long_block_size=long_block_size,
-        align_lr=align_lr,
-        distill_lr=distill_lr,
-        long_lr=long_lr,
-        lora_rank=lora_rank,
-        top_logits=top_logits,
-        seed=seed,
-    )
+    recipe = options.chosen(Recipe, context, source=name)
     with console.status("looking at the source, reading the text"):
         config = source_config(name, recipe)
         tokenizer = load_tokenizer(name)
@@ -203,18 +132,8 @@ def linearize(
         reading = {"field": field, "split": split, "subset": subset, "apart_from": apart_from}
         documents = read_enough(texts, tokenizer, recipe.tokens, **reading)
         training, evaluation = streams_of(documents, tokenizer, recipe, config.vocab_size)
+        digest = digest_of([source_digest(name), *documents])
+    start = Start(folder, recipe, options.chosen(Course, context), digest, data="the source or the text is")
     Linearization(
-        recipe=recipe,
-        folder=folder,
-        console=console,
-        tokenizer=tokenizer,
-        texts=texts,
-        training=training,
-        evaluation=evaluation,
-        digest=digest_of(documents),
-        source_digest=source_digest(name),
-        minutes=minutes,
-        eval_every=eval_every,
-        threads=threads,
-        resume=resume,
+        start=start, console=console, tokenizer=tokenizer, texts=texts, training=training, evaluation=evaluation
     ).run()

@@ -28,22 +28,12 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 def serve(
     context: typer.Context,
     model: Model,
-    engine: Annotated[
-        str | None,
-        run_option(callback=one_of(ENGINES), help="vllm or transformers. Absent: vllm where it is installed."),
-    ] = None,
+    engine: Annotated[str | None, run_option(callback=one_of(ENGINES), help="vllm (if installed) or transformers.")] = None,
     host: Annotated[str, run_option(help="Address to listen at. 0.0.0.0: for other machines, too.")] = "127.0.0.1",
     port: Annotated[int, run_option(min=1, max=65535, help="Port to listen at.")] = 8000,
     requests: Annotated[int | None, run_option(min=1, help="vllm: requests to answer at once; 64 if absent.")] = None,
-    length: Annotated[
-        int | None,
-        run_option(
-            min=1, help="vllm: tokens of a request, prompt and answer; if absent, 32,768, or what the model was trained on."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str, run_option(callback=one_of(DTYPES), help="Of the weights. auto: as saved on a GPU, float32 on a CPU.")
-    ] = "auto",
+    length: Annotated[int | None, run_option(min=1, help="vllm: tokens of a request, prompt and answer.")] = None,
+    dtype: Annotated[str, run_option(callback=one_of(DTYPES), help="auto: as saved on a GPU, float32 on a CPU.")] = "auto",
 ) -> None:
     """Answer requests over HTTP, each in constant memory.
 
@@ -80,21 +70,15 @@ def serve(
     else:
         command = ["-m", "retnet_hf_cli.serving.transformers", "serve", name, *shared, "--log-level", "error", *context.args]
     address = address_of(host, port)
-    for line in (
-        f"{Path(name).name} is served at {address} once it is loaded; Ctrl-C ends it. Try then:",
-        example(name, address),
-    ):
-        print(line, file=sys.stderr, flush=True)
+    told = f"{Path(name).name} is served at {address} once it is loaded; Ctrl-C ends it. Try then:"
+    print(told, example(name, address), sep="\n", file=sys.stderr, flush=True)
     become([sys.executable, *command])
 
 
 def require_free(host: str, port: int) -> None:
     """Raises InputError if nothing can listen at this address."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:
         raise InputError(f"nothing can listen at {host}, port {port}: {error.strerror or error}") from error
 

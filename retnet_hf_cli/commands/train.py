@@ -2,7 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet-hf train`: a language model, from text to a folder that loads."""
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,48 +11,29 @@ from rich.console import Console
 from .. import options, ranks
 from ..errors import InputError
 from ..libraries import loading
-from ..options import data_option, model_option, run_option, training_option
+from ..options import argument, data_option, model_option, one_of, run_option, training_option
 from ..sources import require_data
 from ..training.folder import TrainingFolder
 from .generate import invite
 
 
-class Form(str, Enum):
-    """Forms of retention that make sense for training."""
-
-    auto = "auto"
-    parallel = "parallel"
-    chunkwise = "chunkwise"
+FORMS = one_of(("auto", "parallel", "chunkwise"))
 
 
 def train(
     context: typer.Context,
     texts: Annotated[
         list[str],
-        typer.Argument(
-            metavar="TEXT...",
-            help="Text files, folders (searched for .txt, .md and .jsonl), .jsonl files with one document a line, "
-            "or the name of a data set on the Hugging Face Hub.",
-            show_default=False,
-        ),
+        argument(metavar="TEXT...", help="Text files, .jsonl files, folders of both, or the name of a data set on the Hub."),
     ],
-    output: Annotated[
-        Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
-    ] = Path("retnet-model"),
+    output: options.Output = Path("retnet-model"),
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Of weights, order of the text, and samples.")] = 0,
     threads: options.Threads = None,
-    preset: Annotated[
-        str | None,
-        model_option(help="Size: tiny, mini, small, base, 1.3B, 2.7B, 6.7B, torchscale-base…", show_default="tiny"),
-    ] = None,
-    config: Annotated[
-        Path | None, model_option(help="JSON file with fields of RetNetConfig, in the place of a preset.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, model_option(help="Folder or Hub name of a tokenizer. Absent: a byte-level BPE is trained on the text.")
-    ] = None,
+    preset: Annotated[str | None, model_option(help="Size: tiny, mini, small, base, 1.3B…", show_default="tiny")] = None,
+    config: options.Config = None,
+    tokenizer: Annotated[str | None, model_option(help="Folder or Hub name. Absent: one is trained on the text.")] = None,
     vocab_size: Annotated[int, model_option(min=258, help="Most tokens of a tokenizer that is trained.")] = 8192,
     field: options.Field = "text",
     split: options.Split = "train",
@@ -63,12 +43,10 @@ def train(
     steps: options.Steps = None,
     epochs: Annotated[float | None, training_option(min=0.001, help="Times through the text.", show_default="3")] = None,
     minutes: options.Minutes = None,
-    batch_size: Annotated[int, training_option(min=1, help="Sequences in a step, of all processes together.")] = 8,
+    batch_size: options.BatchSize = 8,
     lr: options.LearningRate = 1e-3,
     weight_decay: options.WeightDecay = 0.1,
-    form: Annotated[
-        Form, training_option(help="Form of retention. They compute the same; chunkwise is linear in the block size.")
-    ] = Form.auto,
+    form: Annotated[str, training_option(callback=FORMS, help="How to compute: auto, parallel or chunkwise.")] = "auto",
     eval_every: options.EvalEvery = None,
 ) -> None:
     """Train a RetNet on text, into a folder that transformers loads.
@@ -103,7 +81,7 @@ def train(
         from ..text.training import Recipe, prepare
         from ..training.progress import complete
         from ..training.run import read_config
-        from ..training.start import Course
+        from ..training.schedule import Course
 
     ranks.join()
     fields = None if config is None else read_config(config, RetNetConfig)

@@ -2,7 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet-hf train-image`: a classifier, from pictures to a folder that loads."""
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,70 +11,42 @@ from rich.console import Console
 from .. import options
 from ..errors import InputError
 from ..libraries import loading
-from ..options import image_option, model_option, run_option, training_option
+from ..options import argument, image_option, model_option, one_of, run_option, training_option
 from ..sources import require_data
 from ..training.folder import TrainingFolder
 
 
-class ImageModel(str, Enum):
-    """Families of models that classify images."""
-
-    vir = "vir"
-    rmt = "rmt"
-    metaformer = "metaformer"
-    vit = "vit"
+MODELS = one_of(("vir", "rmt", "metaformer", "vit"))
 
 
 def train_image(
     context: typer.Context,
     source: Annotated[
         str,
-        typer.Argument(
+        argument(
             metavar="DATA",
-            help="Folder with a sub-folder of pictures for each class, in itself or in its sub-folders train and test; "
-            "folder with the IDX files of MNIST or Fashion-MNIST; or the name of a data set on the Hugging Face Hub.",
-            show_default=False,
+            help="Folder with a sub-folder of pictures for each class, itself or in train and test; folder with IDX files "
+            "such as MNIST's; or the name of a data set on the Hub.",
         ),
     ],
-    output: Annotated[
-        Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")
-    ] = Path("retnet-image-model"),
+    output: options.Output = Path("retnet-image-model"),
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Of weights, order of the images, augmentation, what is held out.")] = 0,
     threads: options.Threads = None,
-    model: Annotated[ImageModel, model_option(help="Family: three of retention, and ViT to compare them with.")] = (
-        ImageModel.vir
-    ),
-    preset: Annotated[
-        str | None,
-        model_option(help="Size: micro or mini, for small pictures, or a published one.", show_default="mini"),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        model_option(help="JSON file with fields of the family's configuration, in the place of a preset."),
-    ] = None,
-    image_size: Annotated[
-        int | None,
-        model_option(min=4, help="Pixels a side. Absent: that of the first image, or 64 if it is larger."),
-    ] = None,
-    patch_size: Annotated[
-        int | None,
-        model_option(min=1, help="Pixels a side of the patches of vir and vit. Absent: four or more patches a side."),
-    ] = None,
-    classes: Annotated[
-        str | None, image_option(help="Names of the classes in the order of their numbers, separated by commas.")
-    ] = None,
+    model: Annotated[str, model_option(callback=MODELS, help="vir, rmt, metaformer; and vit to compare them with.")] = "vir",
+    preset: Annotated[str | None, model_option(help="micro, mini, or a published size.", show_default="mini")] = None,
+    config: options.Config = None,
+    image_size: Annotated[int | None, model_option(min=4, help="Pixels a side. Absent: from the first, up to 64.")] = None,
+    patch_size: Annotated[int | None, model_option(min=1, help="Of vir and vit. Absent: at least four a side.")] = None,
+    classes: Annotated[str | None, image_option(help="Names of the classes, in order, separated by commas.")] = None,
     subset: Annotated[str | None, image_option(help="Configuration of a data set.")] = None,
     image_column: Annotated[str | None, image_option(help="Where the pictures of a data set are.")] = None,
     label_column: Annotated[str | None, image_option(help="Where the labels of a data set are.")] = None,
     eval_fraction: Annotated[
         float, image_option(min=0.001, max=0.5, help="Share held out where DATA has no part for evaluation.")
     ] = 0.1,
-    crop_padding: Annotated[
-        int | None,
-        image_option(min=0, help="Pixels that images are shifted by at most. Absent: an eighth of the size."),
-    ] = None,
+    crop_padding: Annotated[int | None, image_option(min=0, help="Shift at most, pixels. Absent: an eighth.")] = None,
     flip: Annotated[bool, image_option(help="Reflect half of the images, which digits and letters do not take.")] = True,
     steps: options.Steps = None,
     epochs: Annotated[float | None, training_option(min=0.001, help="Times through the images.", show_default="10")] = None,
@@ -83,9 +54,7 @@ def train_image(
     batch_size: Annotated[int, training_option(min=1, help="Images in a step.")] = 128,
     lr: options.LearningRate = 1e-3,
     weight_decay: options.WeightDecay = 0.05,
-    label_smoothing: Annotated[
-        float, training_option(min=0.0, max=0.9, help="Share of a label given to all classes.")
-    ] = 0.0,
+    label_smoothing: Annotated[float, training_option(min=0.0, max=0.9, help="Share of a label for all classes.")] = 0.0,
     eval_every: options.EvalEvery = None,
 ) -> None:
     """Train a classifier of images, into a folder that transformers loads.
@@ -101,7 +70,7 @@ def train_image(
     retnet-hf train-image photos/ --resume      (after Ctrl-C, a crash or a power cut)
 
     Ctrl-C saves a checkpoint and stops; a second one stops at once.
-    The folder holds model, image processor, loss curve, confusion matrix, sample predictions and model card.
+    The folder holds model, image processor, loss curve, confusion matrix in eval_results.json, and model card.
     """
     folder = TrainingFolder(output, "train-image")
     context.with_resource(folder.claim(resume, overwrite))
@@ -115,19 +84,12 @@ def train_image(
         from ..images.training import ImageRecipe, prepare
         from ..training.progress import complete
         from ..training.run import read_config
-        from ..training.start import Course
+        from ..training.schedule import Course
 
-    fields = None if config is None else read_config(config, FAMILIES[model.value].config_class)
+    fields = None if config is None else read_config(config, FAMILIES[model].config_class)
     recipe = options.chosen(ImageRecipe, context, preset=preset or (None if config else "mini"), config=fields)
     with console.status("reading the images, preparing the model"):
-        corpus = read_corpus(
-            source,
-            classes=None if classes is None else [name.strip() for name in classes.split(",")],
-            subset=subset,
-            image_column=image_column,
-            label_column=label_column,
-            eval_fraction=eval_fraction,
-            seed=seed,
-        )
+        names = None if classes is None else [name.strip() for name in classes.split(",")]
+        corpus = options.chosen(read_corpus, context, classes=names)
         run = prepare(source, corpus, folder, recipe, options.chosen(Course, context))
     complete(run, console)

@@ -19,7 +19,7 @@ from transformers.image_utils import load_image
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
-from ..sources import require_data
+from ..sources import load_data, require_data
 
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ TRAINING, EVALUATION = ("train", "training"), ("test", "validation", "valid", "v
 class LabelledImages:
     """Pictures, each read when it is asked for, and the number of the class that each belongs to."""
 
-    pictures: Sequence[Any]  # (height, width) arrays of uint8, or rows of one column that has a path or bytes
+    pictures: Sequence[dict[str, Any]]  # rows of one column that has a path or bytes
     labels: np.ndarray  # (N,) int64
     order: np.ndarray  # (N,) places of the images among `pictures`
 
@@ -42,7 +42,6 @@ class LabelledImages:
         return len(self.labels)
 
     def select(self, places: np.ndarray) -> "LabelledImages":
-        """Those of the images that are at `places`."""
         return LabelledImages(self.pictures, self.labels[places], self.order[places])
 
     def read(self, index: int) -> PIL.Image.Image:
@@ -51,15 +50,10 @@ class LabelledImages:
         Raises InputError if it is no picture, a damaged one, or one of 16 bits.
         """
         place = int(self.order[index])
-        picture = self.pictures[place]
-        name = f"image {place}, counted from 0,"
+        [encoded] = self.pictures[place].values()
+        name = encoded["path"] or f"image {place}, counted from 0,"
         try:
-            if isinstance(picture, np.ndarray):
-                opened = PIL.Image.fromarray(picture)
-            else:
-                [encoded] = picture.values()
-                name = encoded["path"] or name
-                opened = PIL.Image.open(io.BytesIO(content(picture)))
+            opened = PIL.Image.open(io.BytesIO(content(self.pictures[place])))
             highest = opened.getextrema()[1] if opened.mode.startswith(("I", "F")) else 0
             read = load_image(opened)
         except Exception as error:  # whatever the decoders of some thirty formats raise at a damaged file
@@ -72,20 +66,16 @@ class LabelledImages:
         return read
 
 
-def content(picture: Any) -> bytes:
-    """The bytes of a picture, as `LabelledImages.pictures` holds it."""
-    if isinstance(picture, np.ndarray):
-        return picture.tobytes()
+def content(picture: dict[str, Any]) -> bytes:
+    """The bytes of a picture; none for a row without a picture."""
     [encoded] = picture.values()
-    if encoded is None:  # a row without a picture
+    if encoded is None:
         return b""
     return Path(encoded["path"]).read_bytes() if encoded["bytes"] is None else encoded["bytes"]
 
 
 @dataclass(frozen=True)
 class ImageCorpus:
-    """What a classifier is trained on."""
-
     training: LabelledImages
     evaluation: LabelledImages
     classes: list[str]
@@ -166,21 +156,21 @@ def _read_idx(path: Path) -> tuple[LabelledImages, LabelledImages | None, list[s
     """What MNIST and its kin have: files such as train-images-idx3-ubyte and t10k-labels-idx1-ubyte, packed or not."""
 
     def part(*names: str) -> LabelledImages | None:
-        found: dict[str, list[Path]] = {}
+        arrays = []
         for kind in ("images", "labels"):
-            files = {file for name in names for file in path.glob(f"*{name}*{kind}[-_.]idx*")}
-            found[kind] = [file for file in files if file.suffix != ".gz" or file.with_suffix("") not in files]
-        if not any(found.values()):
+            files = [file for name in names for file in path.glob(f"*{name}*{kind}[-_.]idx*")]
+            unpacked = {file.name.removesuffix(".gz"): file for file in files}  # some folders have both
+            if len(unpacked) > 1:
+                found = ", ".join(sorted(unpacked))
+                raise InputError(f"{path} must have one IDX file of {kind} named {' or '.join(names)}, and has {found}")
+            arrays += map(read_idx, unpacked.values())
+        if not arrays:
             return None
-        if any(len(files) != 1 for files in found.values()):
-            names_found = ", ".join(sorted(file.name for files in found.values() for file in files))
-            wanted = f"one IDX file of images and one of labels named {' or '.join(names)}"
-            raise InputError(f"{path} must have {wanted}, and has {names_found}")
-        pictures, labels = (read_idx(*files) for files in found.values())
-        if pictures.ndim != 3 or labels.ndim != 1 or len(pictures) != len(labels):
-            shapes = f"images of shape {pictures.shape}, labels of shape {labels.shape}"
-            raise InputError(f"the IDX files of {names[0]} in {path} do not belong together: {shapes}")
-        return _labelled(pictures, labels)
+        if [array.ndim for array in arrays] != [3, 1] or len(arrays[0]) != len(arrays[1]):
+            shapes = " and ".join(str(array.shape) for array in arrays)
+            raise InputError(f"the IDX files of {names[0]} in {path} do not belong together: they have {shapes}")
+        header = b"P5 %d %d 255 " % arrays[0].shape[:0:-1]  # of a PGM, whose content is plain bytes
+        return _labelled([{"image": {"bytes": header + each.tobytes(), "path": None}} for each in arrays[0]], arrays[1])
 
     training, evaluation = part("train"), part("t10k", "test")
     if training is None:
@@ -205,14 +195,10 @@ def read_idx(file: Path) -> np.ndarray:
 def _load_dataset(name: str, subset: str | None) -> "DatasetDict":
     import datasets
 
-    datasets.disable_progress_bars()
     try:
-        if any((Path(name) / file).exists() for file in ("state.json", "dataset_dict.json")):  # made by save_to_disk
-            dataset = datasets.load_from_disk(name)
-        elif any(file.suffix.lower() in IMAGE_SUFFIXES for file in Path(name).glob("*/**/*")):
-            dataset = datasets.load_dataset("imagefolder", data_files=_parts(Path(name)))
-        else:
-            dataset = datasets.load_dataset(name, subset)
+        if any(file.suffix.lower() in IMAGE_SUFFIXES for file in Path(name).glob("*/**/*")):
+            return load_data("imagefolder", data_files=_parts(Path(name)))
+        dataset = load_data(name, subset)
     except Exception as error:  # load_dataset passes on whatever its readers and the network raise
         raise InputError(
             f"{name} is neither a folder with pictures, nor a data set that can be loaded: {first_line(error)}"

@@ -39,13 +39,6 @@ class Family:
     model_class: type[PreTrainedModel]
     processor_class: type[BaseImageProcessor]
     small: dict[str, dict[str, Any]]
-    has_patches: bool = False  # of a size that is to be chosen
-
-    @property
-    def presets(self) -> tuple[str, ...]:
-        """Names of sizes: small ones, and those that the configuration knows."""
-        published = getattr(self.config_class, "presets", tuple)()
-        return tuple(dict.fromkeys([*self.small, *published]))
 
     def config(
         self,
@@ -59,7 +52,8 @@ class Family:
 
         Raises InputError if there is no such size, or the fields are not valid.
         """
-        if patch_size is not None and not self.has_patches:
+        has_patches = hasattr(self.config_class(), "patch_size")  # of one size, which is to be chosen
+        if patch_size is not None and not has_patches:
             raise InputError(f"--patch-size is for vir and vit, and {self.config_class.model_type} has no one patch size")
         fields = {
             "id2label": dict(enumerate(classes)),
@@ -70,21 +64,22 @@ class Family:
             fields["patch_size"] = patch_size
         if given is not None:
             return config_of(self.config_class, **(given | fields))
-        require_one_of("--preset", preset, self.presets)
+        published = getattr(self.config_class, "presets", tuple)()
+        require_one_of("--preset", preset, dict.fromkeys([*self.small, *published]))
         if preset not in self.small:
             return config_of(self.config_class.from_preset, preset, **fields)
-        patches = {"patch_size": fitting_patch_size(image_size)} if self.has_patches else {}
+        patches = {"patch_size": fitting_patch_size(image_size)} if has_patches else {}
         return config_of(self.config_class, **(self.small[preset] | patches | fields))
 
     def processor(self, image_size: int) -> BaseImageProcessor:
         """What resizes the shorter side of an image to `image_size`, keeps the square in its middle, and normalises it."""
-        options: dict[str, Any] = {"image_mean": IMAGENET_DEFAULT_MEAN, "image_std": IMAGENET_DEFAULT_STD}
-        options["resample"] = PILImageResampling.BICUBIC
+        cut = {"size": image_size, "crop_pct": 1.0}
         if self.config_class is ViTConfig:
-            options |= {"size": {"shortest_edge": image_size}, "do_center_crop": True, "crop_size": image_size}
-        else:
-            options |= {"size": image_size, "crop_pct": 1.0}
-        return self.processor_class(**options)
+            cut = {"size": {"shortest_edge": image_size}, "do_center_crop": True, "crop_size": image_size}
+        bicubic = PILImageResampling.BICUBIC
+        return self.processor_class(
+            image_mean=IMAGENET_DEFAULT_MEAN, image_std=IMAGENET_DEFAULT_STD, resample=bicubic, **cut
+        )
 
 
 def fitting_patch_size(image_size: int) -> int:
@@ -99,70 +94,71 @@ def fitting_size(height: int, width: int) -> int:
     return -(-side // 4) * 4 if side <= 48 else 64
 
 
-def _tokens(hidden_size: int, layers: int) -> dict[str, Any]:
+def _tokens(hidden_size: int) -> dict[str, Any]:
     """Fields of a model that keeps its number of tokens, in heads of a quarter of its width."""
     return {
         "hidden_size": hidden_size,
-        "num_hidden_layers": layers,
+        "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "intermediate_size": 4 * hidden_size,
         "initializer_range": 0.6 * hidden_size**-0.5,
     }
 
 
-def _vir(hidden_size: int, layers: int) -> dict[str, Any]:
-    """With norm and GELU after the retention, and heads that forget within the few tokens that a small picture has."""
-    retention = {"decay_schedule": [0.5, 0.75, 0.9, 0.97], "use_retention_norm": True, "retention_act": "gelu"}
-    return _tokens(hidden_size, layers) | retention | {"pooling": "mean"}
-
-
-def _stages(hidden_sizes: list[int], depths: list[int]) -> dict[str, Any]:
+def _stages(hidden_sizes: list[int], **fields: Any) -> dict[str, Any]:
     """Fields of a pyramid of two stages, whose tokens are of 4 and of 8 pixels."""
-    return {"hidden_sizes": hidden_sizes, "depths": depths, "num_attention_heads": [size // 16 for size in hidden_sizes]}
+    heads = [size // 16 for size in hidden_sizes]
+    return {"hidden_sizes": hidden_sizes, "depths": [2, 3], "num_attention_heads": heads} | fields
 
 
-def _rmt(hidden_sizes: list[int], depths: list[int]) -> dict[str, Any]:
-    return _stages(hidden_sizes, depths) | {
-        "mlp_ratios": [3, 3],
-        "attention_types": ["whole", "whole"],
-        "decay_exponents": [2, 2],
-        "decay_exponent_ranges": [4, 4],
-        "use_layer_scale": [False, False],
-        "projection_size": 2 * hidden_sizes[-1],
-        "drop_path_rate": 0.0,
-    }
-
-
-def _metaformer(hidden_sizes: list[int], depths: list[int]) -> dict[str, Any]:
-    convolutions = {"patch_sizes": [7, 3], "strides": [4, 2], "padding": [2, 1]}
-    return _stages(hidden_sizes, depths) | convolutions | {"token_mixers": "retention", "use_layer_scale": False}
-
-
+# With norm and GELU after the retention, and heads that forget within the few tokens that a small picture has.
+VIR = {
+    "decay_schedule": [0.5, 0.75, 0.9, 0.97],
+    "use_retention_norm": True,
+    "retention_act": "gelu",
+    "pooling": "mean",
+}
+RMT = {
+    "mlp_ratios": [3, 3],
+    "attention_types": ["whole", "whole"],
+    "decay_exponents": [2, 2],
+    "decay_exponent_ranges": [4, 4],
+    "use_layer_scale": [False, False],
+    "drop_path_rate": 0.0,
+}
+METAFORMER = {
+    "patch_sizes": [7, 3],
+    "strides": [4, 2],
+    "padding": [2, 1],
+    "token_mixers": "retention",
+    "use_layer_scale": False,
+}
 FAMILIES = {
     "vir": Family(
         ViRConfig,
         ViRForImageClassification,
         ViRImageProcessor,
-        small={"micro": _vir(64, 4), "mini": _vir(128, 4)},
-        has_patches=True,
+        {"micro": _tokens(64) | VIR, "mini": _tokens(128) | VIR},
     ),
     "rmt": Family(
         RMTConfig,
         RMTForImageClassification,
         RMTImageProcessor,
-        small={"micro": _rmt([32, 64], [2, 3]), "mini": _rmt([64, 128], [2, 3])},
+        {
+            "micro": _stages([32, 64], projection_size=128, **RMT),
+            "mini": _stages([64, 128], projection_size=256, **RMT),
+        },
     ),
     "metaformer": Family(
         MetaFormerConfig,
         MetaFormerForImageClassification,
         MetaFormerImageProcessor,
-        small={"micro": _metaformer([32, 64], [2, 3]), "mini": _metaformer([64, 128], [2, 3])},
+        {"micro": _stages([32, 64], **METAFORMER), "mini": _stages([64, 128], **METAFORMER)},
     ),
     "vit": Family(
         ViTConfig,
         ViTForImageClassification,
         ViTImageProcessor,
-        small={"micro": _tokens(64, 4), "mini": _tokens(128, 4)},
-        has_patches=True,
+        {"micro": _tokens(64), "mini": _tokens(128)},
     ),
 }

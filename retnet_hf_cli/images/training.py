@@ -13,38 +13,17 @@ import torch
 from PIL import ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import (
-    BaseImageProcessor,
-    EvalPrediction,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
-
-from retnet_hf.cards import model_card
+from transformers import BaseImageProcessor, EvalPrediction, Trainer, TrainerCallback, TrainerState
 
 from ..errors import InputError
-from ..training import report
 from ..training.folder import TrainingFolder
 from ..training.run import TrainingRun
-from ..training.start import Course, Start
+from ..training.schedule import Course
+from ..training.start import Start
 from .corpus import ImageCorpus, LabelledImages
 from .models import FAMILIES, fitting_size
 
 
-TRAINING = f"""
-## Training
-
-Trained with `retnet-hf train-image`.
-
-![loss]({report.CURVE})
-
-![predictions on images held out]({report.PREDICTIONS})
-
-![confusion matrix]({report.CONFUSION})
-"""
 CACHE_BYTES = 2 * 10**9
 
 
@@ -126,41 +105,32 @@ class PreparedImages(Dataset):
 
 
 class EpochCounter(TrainerCallback):
-    """Tells a data set which epoch it is in, also where a resumed run begins in the middle of one."""
+    """Tells a data set which epoch it is in. accelerate's `set_epoch` begins at 0 again in a resumed run."""
 
     def __init__(self, images: PreparedImages) -> None:
         self.images = images
 
-    def on_epoch_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+    def on_epoch_begin(self, args: Any, state: TrainerState, control: Any, **kwargs) -> None:
         self.images.epoch = int(state.epoch or 0)
 
 
 @dataclass(kw_only=True)
 class ImageRun(TrainingRun):
-    """A run on images for which everything is ready. `prepare` makes one."""
+    """A run on images. `prepare` makes one."""
 
-    unit = "images"
     smaller_options = "--batch-size or --image-size"
     default_epochs = 10.0
     last_lr = 0.01
 
     source: str
-    processor: BaseImageProcessor
-    classes: list[str]
 
-    def units_seen(self, state: TrainerState) -> int:
-        return state.global_step * self.recipe.batch_size
-
-    def training_figure(self, loss: float) -> str:
-        return f"loss {loss:.3f}"
-
-    def evaluation_figure(self, metrics: dict[str, float]) -> tuple[str, str]:
-        return "accuracy", f"{100 * metrics['eval_accuracy']:.2f} %"
+    def figure(self, metrics: dict[str, float]) -> str:
+        return f"accuracy {100 * metrics['eval_accuracy']:.2f} %"
 
     def overview(self) -> str:
-        training, evaluation = len(self.training), len(self.evaluation)
-        size = self.model.config.image_size
-        return f"{training:,} images of {len(self.classes)} classes to train on, {evaluation:,} held out, at {size} pixels"
+        training, evaluation, config = len(self.training), len(self.evaluation), self.model.config
+        images = f"{training:,} images of {config.num_labels} classes to train on, {evaluation:,} held out"
+        return f"{images}, at {config.image_size} pixels"
 
     def outcome(self) -> str:
         counts = np.bincount(self.evaluation.images.labels)
@@ -179,42 +149,27 @@ class ImageRun(TrainingRun):
                 label_names=["labels"],
             ),
             data_collator=self.training.batch,
-            processing_class=self.processor,
+            processing_class=self.training.processor,
             compute_metrics=accuracy,
             callbacks=[EpochCounter(self.training), *callbacks],
             **kwargs,
         )
 
     def finish(self, trainer: Trainer) -> None:
-        model, recipe, partial = self.model, self.recipe, self.folder.partial
-        model.save_pretrained(partial)
-        self.processor.save_pretrained(partial)
-        report.draw_loss_curve(self.log, partial / report.CURVE, unit="nats per image")
         evaluated = trainer.predict(self.evaluation, metric_key_prefix="eval")
-        trainer.save_metrics("eval", evaluated.metrics, combined=False)
-        probabilities = torch.from_numpy(evaluated.predictions).float().softmax(-1).numpy()
-        labels, predicted = evaluated.label_ids, probabilities.argmax(-1)
-        report.draw_confusion_matrix(labels, predicted, self.classes, partial / report.CONFUSION)
-        shown = np.random.default_rng(recipe.seed).permutation(len(labels))[:24]
-        report.draw_predictions(
-            [PIL.Image.fromarray(self.evaluation.prepared(index).transpose(1, 2, 0)) for index in shown],
-            labels[shown],
-            predicted[shown],
-            probabilities[shown, predicted[shown]],
-            self.classes,
-            partial / report.PREDICTIONS,
-        )
+        count, confused = self.model.config.num_labels, np.stack([evaluated.label_ids, evaluated.predictions.argmax(-1)])
+        matrix = np.bincount(np.ravel_multi_index(confused, (count, count)), minlength=count**2).reshape(count, count)
+        metrics = evaluated.metrics | {"eval_confusion": matrix.tolist()}  # by true class, then by what it was taken for
+        trainer.save_metrics("eval", metrics, combined=False)
         facts = {
-            "images": f"`{Path(self.source).name}`, {len(self.training):,} to train on, {len(labels):,} held out",
-            "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} images",
-            "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
+            "images": f"`{Path(self.source).name}`, {len(self.training):,} to train on, {len(self.evaluation):,} held out",
+            "steps": f"{trainer.state.global_step:,} of {self.recipe.batch_size} images",
             "accuracy on images held out": f"**{100 * evaluated.metrics['eval_accuracy']:.2f} %**",
         }
-        model_card(model, self.folder.output.name, facts, training=TRAINING).save(partial / "README.md")
+        self.save(trainer, facts, unit="nats per image")
 
 
 def accuracy(evaluated: EvalPrediction) -> dict[str, float]:
-    """Share of the images whose class is the most probable one."""
     return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
 
 
@@ -236,5 +191,6 @@ def prepare(source: str, corpus: ImageCorpus, folder: TrainingFolder, recipe: Im
     processor = family.processor(image_size)
     training = PreparedImages(corpus.training, processor, Augmentation(padding, recipe.flip), recipe.seed)
     evaluation = PreparedImages(corpus.evaluation, processor)
-    further = {"source": source, "processor": processor, "classes": corpus.classes}
-    return ImageRun.prepare(start, family.model_class, config, training, evaluation, **further)
+    torch.manual_seed(recipe.seed)
+    model = family.model_class(config)
+    return ImageRun(start=start, model=model, training=training, evaluation=evaluation, source=source)

@@ -1,19 +1,20 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The end of linearizing: both models measured side by side, and a folder with all that belongs to the new one."""
+"""The end of linearizing: both models measured side by side, and a folder with all that belongs to the new one.
+
+`run` is the `Linearization` of `pipeline`, which imports this file.
+"""
 
 import dataclasses
 import json
 import shutil
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
-from transformers import PreTrainedModel
 
 from retnet_hf.cards import model_card
 from retnet_hf.modeling_retnet import RetNetForCausalLM
@@ -30,30 +31,29 @@ from retnet_hf_linearization.report import (
     recalled_vocabulary,
 )
 
-from .job import Job
-from .stages import TRAINING, StageRun
+from .stages import FIGURES, TRAINING
 
 
 REPORT = "linearization.json"
 PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # of the example in the model card
 
 
-def report_of(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, stages: Sequence[type[StageRun]]) -> Report:
+def report_of(run: Any, student: RetNetForCausalLM) -> Report:
     """Both models, measured on what was held out."""
-    recipe, stream = job.recipe, job.evaluation.long()
-    vocabulary = recalled_vocabulary(stream, job.tokenizer.all_special_ids)
+    recipe, teacher, stream = run.recipe, run.teacher, run.evaluation.long()
+    vocabulary = recalled_vocabulary(stream, run.tokenizer.all_special_ids)
     theirs, own = (measure_text(model, stream, recipe.block_size, vocabulary) for model in (teacher, student))
     measure_decoding({teacher: theirs, student: own}, stream, recipe.block_size)
-    errors = measure_layers(student, teacher, job.measured_blocks)
-    files = [job.folder.partial / stage.name / TRAINING for stage in stages]
+    errors = measure_layers(student, teacher, run.measured_blocks)
+    files = [run.folder.partial / stage / TRAINING for stage in recipe.steps]
     trainings = [Training(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
-    source, *texts = (Path(name).resolve().name if Path(name).exists() else name for name in (recipe.source, *job.texts))
+    source, *texts = (Path(name).resolve().name if Path(name).exists() else name for name in (recipe.source, *run.texts))
     return Report(
         source=source,
         positions=getattr(teacher.config, "max_position_embeddings", None),
         options=recipe.options,
         texts=texts,
-        read=len(job.training) + len(job.evaluation),
+        read=len(run.training) + len(run.evaluation),
         block_size=recipe.block_size,
         held_out=len(measured_part(stream, recipe.block_size)),
         teacher=theirs,
@@ -63,29 +63,29 @@ def report_of(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, st
     )
 
 
-def finish(job: Job, teacher: PreTrainedModel, student: RetNetForCausalLM, stages: Sequence[type[StageRun]]) -> None:
+def finish(run: Any, student: RetNetForCausalLM) -> None:
     """Puts the finished folder in the place of OUTPUT; the stages go once it is there."""
-    partial, finished = job.folder.partial, job.folder.partial / "finished"
+    partial, finished = run.folder.partial, run.folder.partial / "finished"
     shutil.rmtree(finished, ignore_errors=True)
     finished.mkdir()
-    with job.console.status("measuring both models"):
-        report = report_of(job, teacher, student, stages)
+    with run.console.status("measuring both models"):
+        report = report_of(run, student)
     student.save_pretrained(finished)
-    job.tokenizer.save_pretrained(finished)
+    run.tokenizer.save_pretrained(finished)
     (finished / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n", encoding="utf-8")
     curves = []
-    for stage in stages:
-        shutil.copyfile(partial / stage.name / f"{stage.name}.png", finished / f"{stage.name}.png")
-        curves.append(f"![{stage.figure} in the stage {stage.name}]({stage.name}.png)\n")
-    opening = job.tokenizer.decode(job.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
+    for stage in run.recipe.steps:
+        shutil.copyfile(partial / stage / f"{stage}.png", finished / f"{stage}.png")
+        curves.append(f"![{FIGURES[stage]} in the stage {stage}]({stage}.png)\n")
+    opening = run.tokenizer.decode(run.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
     prompt = textwrap.shorten(opening, PROMPT_CHARACTERS, placeholder="")
-    card = model_card(student, job.folder.output.name, None, prompt, markdown(report) + "\n" + "\n".join(curves))
-    for field, value in source_metadata(job.recipe.source).items():
+    card = model_card(student, run.folder.output.name, None, prompt, markdown(report) + "\n" + "\n".join(curves))
+    for field, value in source_metadata(run.recipe.source).items():
         card.data[field] = value
     card.save(finished / "README.md")
-    replace(job.folder.output, finished)
+    replace(run.folder.output, finished)
     shutil.rmtree(partial)
-    summarise(report, job.console)
+    summarise(report, run.console)
 
 
 def source_metadata(name: str) -> dict[str, Any]:
@@ -105,8 +105,4 @@ def summarise(report: Report, console: Console) -> None:
         ours = report.student.perplexity[length]
         console.print(
             f"perplexity in blocks of {length:,}: source {theirs:,.2f}, RetNet [bold green]{ours:,.2f}[/bold green]"
-        )
-    for pairs, theirs in report.teacher.associative_recall.items():
-        console.print(
-            f"recalled of {pairs} pairs: source {theirs:.0%}, RetNet {report.student.associative_recall[pairs]:.0%}"
         )

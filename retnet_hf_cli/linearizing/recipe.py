@@ -4,10 +4,9 @@
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from retnet_hf_linearization import hardest_layers, spread_layers
+from retnet_hf_linearization import spread_layers
 
 from ..errors import InputError
 
@@ -27,11 +26,7 @@ class KeptLayers:
 
     @classmethod
     def parse(cls, text: str) -> "KeptLayers":
-        """From "0,4,8", "25%", "auto" or "auto:25%".
-
-        Raises:
-            InputError: for anything else.
-        """
+        """From "0,4,8", "25%", "auto" or "auto:25%". Raises InputError for anything else."""
         number = r"(\d+(?:\.\d+)?)%"
         if match := re.fullmatch(rf"(auto)(?::{number})?|{number}", text.strip()):
             auto, auto_share, spread_share = match.groups()
@@ -48,10 +43,6 @@ class KeptLayers:
         """The layers that are kept from the start, of so many."""
         return spread_layers(layers, self.share) if self.share and not self.hardest else list(self.layers)
 
-    def after_alignment(self, errors: Mapping[int, float]) -> list[int]:
-        """The layers that are kept once the error of each was measured."""
-        return hardest_layers(errors, self.share)
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -61,7 +52,7 @@ class Recipe:
     """
 
     source: str
-    keep_attention: str = ""
+    keep_attention: str | None = None
     window: int | None = None
     decays: str = "alibi"
     gate: str = "silu"
@@ -110,13 +101,14 @@ class Recipe:
         return " ".join(changed)
 
     @property
-    def rates(self) -> dict[str, float | None]:
-        """The learning rates of the stages, by their names."""
-        return {"align": self.align_lr, "distill": self.distill_lr, "long": self.long_lr}
+    def steps(self) -> dict[str, int]:
+        """How many steps the stages have that are not left out, in their order."""
+        steps = {"align": self.align_steps, "distill": self.distill_steps, "long": self.long_steps}
+        return {stage: count for stage, count in steps.items() if count}
 
     @property
     def kept(self) -> KeptLayers:
-        return KeptLayers.parse(self.keep_attention) if self.keep_attention else KeptLayers()
+        return KeptLayers() if self.keep_attention is None else KeptLayers.parse(self.keep_attention)
 
     @property
     def longest_block(self) -> int:
@@ -126,7 +118,7 @@ class Recipe:
     @property
     def tokens(self) -> int:
         """Tokens of a text that no stage sees a block of twice, and that enough of is held out to measure on."""
-        steps = self.batch_size * self.block_size
-        long = self.long_steps * self.batch_size * self.long_block_size
-        training = max(self.align_steps * steps, self.distill_steps * steps, long)
-        return math.ceil(max(training / (1 - self.eval_fraction), HELD_OUT_BLOCKS * self.longest_block / self.eval_fraction))
+        sizes = {"long": self.long_block_size}
+        training = max((steps * sizes.get(stage, self.block_size) for stage, steps in self.steps.items()), default=0)
+        held_out = HELD_OUT_BLOCKS * self.longest_block / self.eval_fraction
+        return math.ceil(max(self.batch_size * training / (1 - self.eval_fraction), held_out))

@@ -9,17 +9,14 @@ import torch
 from transformers import AutoConfig
 
 from retnet_hf import RetNetConfig
-from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
+from ..sources import load
 
 
 def retnet_config(name: str) -> RetNetConfig:
     """Raises InputError for a model that is no RetNet, or does not write."""
-    try:
-        config = AutoConfig.from_pretrained(name)
-    except Exception as error:  # whatever its readers and the network raise
-        raise InputError(f"{name} does not hold a model that can be loaded: {first_line(error)}") from error
+    config = load(AutoConfig.from_pretrained, name)
     if not isinstance(config, RetNetConfig) or config.bidirectional:
         raise InputError(f"{name} holds no RetNet that writes, but a model of type {config.model_type}")
     return config

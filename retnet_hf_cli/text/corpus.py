@@ -5,7 +5,6 @@
 import hashlib
 import itertools
 import json
-import logging
 import math
 import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
-from ..sources import TEXT_SUFFIXES, looks_like_path, require_data
+from ..sources import TEXT_SUFFIXES, load, load_data, looks_like_path, require_data
 
 
 if TYPE_CHECKING:
@@ -88,33 +87,24 @@ def _read(
     """The documents of a source that have any text. `streaming`: a data set of the Hub is not downloaded first."""
     require_data(source)
     path = Path(source).expanduser()
-    files = [path] if path.is_file() else _text_files(path, apart_from)
-    for file in files:
-        documents = _read_lines(file, field) if file.suffix == ".jsonl" else [_read_text(file)]
-        yield from _with_text(documents)
-    if not files:
-        yield from _with_text(_read_dataset(source, field, split, subset, streaming))
+    found = (file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
+    own = (file for file in found if not any(file.resolve().is_relative_to(other) for other in apart_from))
+    files = [path] if path.is_file() else sorted(own)
+    parts = [_read_lines(file, field) if file.suffix == ".jsonl" else _read_text(file) for file in files]
+    parts = parts or [_read_dataset(source, field, split, subset, streaming)]
+    return (text for text in itertools.chain.from_iterable(parts) if text and not text.isspace())
 
 
-def _with_text(documents: Iterable[str | None]) -> Iterator[str]:
-    return (document for document in documents if document and not document.isspace())
-
-
-def _text_files(folder: Path, apart_from: Collection[Path]) -> list[Path]:
-    files = (file for file in folder.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
-    return sorted(file for file in files if not any(file.resolve().is_relative_to(other) for other in apart_from))
-
-
-def _read_text(file: Path) -> str:
+def _read_text(file: Path) -> Iterator[str]:
     try:
-        return file.read_text(encoding="utf-8-sig")
+        yield file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start})") from error
 
 
 def _read_lines(file: Path, field: str) -> Iterator[str | None]:
     """One field of each line of JSON. `datasets` refuses files of more than 10 MB whose later lines have further fields."""
-    for number, line in enumerate(_read_text(file).split("\n"), 1):
+    for number, line in enumerate(next(_read_text(file)).split("\n"), 1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -124,22 +114,15 @@ def _read_lines(file: Path, field: str) -> Iterator[str | None]:
 
 
 def _read_dataset(source: str, field: str, split: str, subset: str | None, streaming: bool) -> Iterator[str | None]:
-    import datasets
-
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are raised as well
     try:
-        if any((Path(source) / file).exists() for file in ("state.json", "dataset_dict.json")):  # made by save_to_disk
-            dataset = datasets.load_from_disk(source)
-            dataset = dataset[split] if isinstance(dataset, dict) else dataset
-        else:
-            dataset = datasets.load_dataset(source, subset, split=split, streaming=streaming)
+        dataset = load_data(source, subset, split=split, streaming=streaming)
+        dataset = dataset[split] if isinstance(dataset, dict) else dataset
         if dataset.column_names is not None:  # of a stream they may be known by its rows alone
             _text_of(dict.fromkeys(dataset.column_names), field, f"the data set {source}")
             dataset = dataset.select_columns(field)
         for row in dataset:
             yield _text_of(row, field, f"the data set {source}")
-    except InputError:
+    except (InputError, ModuleNotFoundError):
         raise
     except Exception as error:  # load_dataset, and a stream, pass on whatever their readers and the network raise
         raise InputError(
@@ -170,10 +153,8 @@ def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list
     count = round(len(documents) * fraction)
     if count >= 10:
         held_out = set(random.Random(seed).sample(range(len(documents)), count))
-        training, evaluation = [], []
-        for index, document in enumerate(documents):
-            (evaluation if index in held_out else training).append(document)
-        return training, evaluation
+        rest = (index for index in range(len(documents)) if index not in held_out)
+        return [documents[index] for index in rest], [documents[index] for index in sorted(held_out)]
 
     training, evaluation = [], []
     for document in documents:
@@ -218,13 +199,24 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
         )
     if not Path(name).is_dir() and looks_like_path(name):
         raise InputError(f"no such folder: {name}")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # from_pretrained passes on whatever its readers and the network raise
-        raise InputError(f"{name} does not hold a tokenizer that can be loaded: {first_line(error)}") from error
+    tokenizer = load(AutoTokenizer.from_pretrained, name, "tokenizer")
     if tokenizer.eos_token_id is None:
         raise InputError(f"the tokenizer {name} has no eos token, which is needed to separate documents")
     return tokenizer
+
+
+def streams(parts: Iterable[list[str]], tokenizer: "PreTrainedTokenizerBase", size: int, option: str) -> "list[np.ndarray]":
+    """Documents to train on and held out, each as a stream of token ids.
+
+    Raises InputError, naming the option, if one of them does not fill a block of so many tokens.
+    """
+    encoded = [encode(part, tokenizer) for part in parts]
+    if min(map(len, encoded)) < size:
+        raise InputError(
+            f"the text is too short to fill a block of {size} tokens for training and one for evaluation; "
+            f"give more text, or a smaller {option}"
+        )
+    return encoded
 
 
 def encode(documents: list[str], tokenizer: "PreTrainedTokenizerBase") -> "np.ndarray":

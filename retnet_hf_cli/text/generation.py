@@ -15,6 +15,7 @@ import retnet_hf_cpu
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
+from ..sources import load
 from .corpus import load_tokenizer
 
 
@@ -90,10 +91,7 @@ def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
 
     Raises InputError if they cannot be loaded, or weights are missing.
     """
-    try:
-        model, report = AutoModelForCausalLM.from_pretrained(name, dtype="auto", output_loading_info=True)
-    except Exception as error:  # from_pretrained passes on whatever its readers and the network raise
-        raise InputError(f"{name} does not hold a model that can be loaded: {first_line(error)}") from error
+    model, report = load(AutoModelForCausalLM.from_pretrained, name, dtype="auto", output_loading_info=True)
     if absent := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
         raise InputError(f"the weights in {name} do not fit its config.json: {len(absent)} are missing or of another shape")
     tokenizer = load_tokenizer(name)

@@ -10,20 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
-from transformers import GenerationConfig, PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedTokenizerBase, Trainer
 
-from retnet_hf.cards import model_card
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks
-from ..errors import InputError
 from ..training.folder import TrainingFolder
-from ..training.report import CURVE, draw_loss_curve, perplexity
+from ..training.report import perplexity
 from ..training.run import TrainingRun, config_of
-from ..training.start import Course, Start
-from .corpus import digest_of, encode, hold_out, load_tokenizer, train_tokenizer
+from ..training.schedule import Course
+from ..training.start import Start
+from .corpus import digest_of, hold_out, load_tokenizer, streams, train_tokenizer
 from .generation import continue_text, sampling
 
 
@@ -45,28 +43,16 @@ class Recipe:
 
     def model_config(self, tokenizer: PreTrainedTokenizerBase) -> RetNetConfig:
         """Configuration of a model for this tokenizer. Raises InputError if preset or fields are not valid."""
-        fields = {
-            "vocab_size": len(tokenizer),
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
-        }
+        special = ("bos_token_id", "eos_token_id", "pad_token_id")
+        fields = {"vocab_size": len(tokenizer)} | {name: getattr(tokenizer, name) for name in special}
         if self.config is None:
             return config_of(RetNetConfig.from_preset, self.preset, **fields)
         return config_of(RetNetConfig, **(self.config | fields))
 
 
-class TokenBlocks(Dataset):
-    """A stream of token ids, cut into blocks of one length."""
-
-    def __init__(self, tokens: np.ndarray, block_size: int) -> None:
-        self.blocks = torch.from_numpy(tokens[: len(tokens) // block_size * block_size]).view(-1, block_size)
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.blocks[index]
+def blocks_of(tokens: np.ndarray, block_size: int) -> Tensor:
+    """A stream of token ids, cut into blocks of one length, (N, block_size)."""
+    return torch.from_numpy(tokens[: len(tokens) // block_size * block_size]).view(-1, block_size)
 
 
 def collate(blocks: list[Tensor], form: str = "auto") -> dict[str, Any]:
@@ -77,32 +63,23 @@ def collate(blocks: list[Tensor], form: str = "auto") -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class TextRun(TrainingRun):
-    """A run on text for which everything is ready. `prepare` makes one."""
+    """A run on text. `prepare` makes one."""
 
-    unit = "tokens"
     smaller_options = "--batch-size or --block-size"
 
     sources: list[str]
     tokenizer: PreTrainedTokenizerBase
     prompt: str  # beginning of the held-out text, which samples continue
 
-    @property
-    def perplexities(self) -> list[float]:
-        """On the held-out text, at every evaluation: the first is before training, the last after."""
-        return [perplexity(entry["eval_loss"]) for entry in self.log if "eval_loss" in entry]
-
-    def training_figure(self, loss: float) -> str:
-        return f"perplexity {perplexity(loss):,.1f}"
-
-    def evaluation_figure(self, metrics: dict[str, float]) -> tuple[str, str]:
-        return "perplexity", f"{perplexity(metrics['eval_loss']):,.2f}"
+    def figure(self, metrics: dict[str, float]) -> str:
+        return f"perplexity {perplexity(metrics['eval_loss']):,.2f}"
 
     def overview(self) -> str:
-        training, evaluation = self.training.blocks.numel(), self.evaluation.blocks.numel()
+        training, evaluation = self.training.numel(), self.evaluation.numel()
         return f"vocabulary {len(self.tokenizer):,}; {training:,} tokens to train on, {evaluation:,} held out"
 
     def outcome(self) -> str:
-        before, after = self.perplexities[0], self.perplexities[-1]
+        before, after = perplexity(self.losses[0]), perplexity(self.losses[-1])
         figures = f"{before:,.1f} before training, [bold green]{after:,.2f}[/bold green] after"
         gain = f"{before / after:,.1f} times lower" if after < before else "no lower: try more steps or another --lr"
         return f"perplexity on held-out text: {figures}, {gain}"
@@ -117,33 +94,22 @@ class TextRun(TrainingRun):
 
     def trainer(self, **kwargs: Any) -> Trainer:
         return Trainer(
-            args=self.arguments(adam_beta2=0.95, prediction_loss_only=True, include_num_input_tokens_seen="all"),
+            args=self.arguments(adam_beta2=0.95, prediction_loss_only=True),
             data_collator=functools.partial(collate, form=self.recipe.form),
             processing_class=self.tokenizer,
             **kwargs,
         )
 
     def finish(self, trainer: Trainer) -> None:
-        model, recipe, partial = self.model, self.recipe, self.folder.partial
-        model.config.use_cache = True  # Trainer turns it off
-        model.generation_config = GenerationConfig(
-            bos_token_id=model.config.bos_token_id,
-            eos_token_id=model.config.eos_token_id,
-            pad_token_id=model.config.pad_token_id,
-        )
-        model.save_pretrained(partial)
-        self.tokenizer.save_pretrained(partial)
-        draw_loss_curve(self.log, partial / CURVE)
-        before, after = self.perplexities[0], self.perplexities[-1]
+        self.model.config.use_cache = True  # Trainer turns it off
+        before, after = perplexity(self.losses[0]), perplexity(self.losses[-1])
         facts = {
             "text": ", ".join(f"`{Path(source).name}`" for source in self.sources),
-            "tokens": f"{self.training.blocks.numel():,} to train on, {self.evaluation.blocks.numel():,} held out",
-            "steps": f"{trainer.state.global_step:,} of {recipe.batch_size} × {recipe.block_size} tokens",
-            "learning rate": f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}",
+            "tokens": f"{self.training.numel():,} to train on, {self.evaluation.numel():,} held out",
+            "steps": f"{trainer.state.global_step:,} of {self.recipe.batch_size} × {self.recipe.block_size} tokens",
             "perplexity on the held-out text": f"**{after:.2f}** per token ({before:.2f} before training)",
         }
-        training = f"\n## Training\n\nTrained with `retnet-hf train`.\n\n![loss]({CURVE})\n"
-        model_card(model, self.folder.output.name, facts, self.prompt, training).save(partial / "README.md")
+        self.save(trainer, facts, self.prompt)
 
 
 def prepare(sources: list[str], documents: list[str], folder: TrainingFolder, recipe: Recipe, course: Course) -> TextRun:
@@ -160,15 +126,17 @@ def prepare(sources: list[str], documents: list[str], folder: TrainingFolder, re
     else:
         tokenizer = ranks.of_first(lambda: train_tokenizer(training_text, recipe.vocab_size))
     config = recipe.model_config(tokenizer)
-    training, evaluation = (
-        TokenBlocks(encode(part, tokenizer), recipe.block_size) for part in (training_text, evaluation_text)
-    )
-    if not len(training) or not len(evaluation):
-        raise InputError(
-            f"the text is too short to fill a block of {recipe.block_size} tokens for training and one for evaluation; "
-            "give more text, or train with a smaller --block-size"
-        )
+    encoded = streams((training_text, evaluation_text), tokenizer, recipe.block_size, "--block-size")
+    training, evaluation = (blocks_of(stream, recipe.block_size) for stream in encoded)
     opening = " ".join(next((text.strip() for text in evaluation_text if text.strip()), "")[:48].split())
     prompt = opening.rpartition(" ")[0] or opening
-    further = {"sources": sources, "tokenizer": tokenizer, "prompt": prompt}
-    return TextRun.prepare(start, RetNetForCausalLM, config, training, evaluation, **further)
+    torch.manual_seed(recipe.seed)
+    return TextRun(
+        start=start,
+        model=RetNetForCausalLM(config),
+        training=training,
+        evaluation=evaluation,
+        sources=sources,
+        tokenizer=tokenizer,
+        prompt=prompt,
+    )

@@ -7,6 +7,7 @@ Whatever happens before, an earlier result stays as it is, and the partial folde
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from retnet_hf_conversion.errors import first_line
-from retnet_hf_conversion.replaced_folder import locked, replace, restore
+from retnet_hf_conversion.replaced_folder import claim, locked, restore
 
 from .. import ranks
 from ..errors import InputError
@@ -64,8 +65,8 @@ class TrainingFolder:
             resumable: whether the command has the option --resume, for the message.
 
         Raises:
-            InputError: if the output folder is taken and the flags do not say what to do about it.
-            CheckpointError: if another process is working in the folder.
+            InputError, CheckpointError: if the folder is taken and the flags do not say what to do about it, or if another
+                process is working in it.
         """
         with locked(self.output) if ranks.FIRST else nullcontext() as lock:
             if lock is not None:
@@ -77,8 +78,6 @@ class TrainingFolder:
     def _refuse(self, resume: bool, overwrite: bool, resumable: bool) -> None:
         if resume and overwrite:
             raise InputError("--resume and --overwrite exclude each other")
-        if self.output.exists() and not self.output.is_dir():
-            raise InputError(f"{self.output} is a file, not a folder")
         if self.partial.exists() and any(self.partial.iterdir()) and not (self.partial / RECORD).exists():
             raise InputError(f"{self.partial} is where the model would be made, and it holds something else")
         if resume:
@@ -86,28 +85,29 @@ class TrainingFolder:
                 raise InputError(f"there is nothing to resume in {self.output}")
             if (self.latest / RECORD).exists():
                 self.read_record(self.latest)
-        elif overwrite:
-            if self.occupied and not (self.output / "config.json").exists():
-                raise InputError(f"{self.output} holds something else than a model, which --overwrite does not replace")
-        elif self.occupied:
-            other = "--resume continues the run in it, " if resumable else ""
-            raise InputError(f"{self.output} is not empty: {other}--overwrite replaces it once the new model is finished")
-        elif self.partial.exists():
+            return
+        claim(self.output, overwrite, other="--resume continues the run in it, " if resumable else "")
+        if self.partial.exists() and not overwrite:
             other = "--resume continues it, " if resumable else ""
             raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
 
-    def begin(self, resume: bool) -> None:
-        """Makes the partial folder; an empty one unless a run is resumed."""
+    def begin(self, record: dict[str, Any], resume: bool) -> None:
+        """Makes the partial folder, an empty one unless a run is resumed, and writes the record of the run into it."""
         if not resume:
             shutil.rmtree(self.partial, ignore_errors=True)
         self.partial.mkdir(parents=True, exist_ok=True)
+        partial = self.partial / f"{RECORD}.partial"
+        partial.write_text(json.dumps(record, indent=2), encoding="utf-8")
+        os.replace(partial, self.partial / RECORD)
 
-    def to_resume(self) -> tuple[Path, dict[str, Any]] | None:
-        """The last whole checkpoint and the record of its run; None if the run ended before the first checkpoint.
+    def to_resume(self) -> tuple[Path | None, dict[str, Any]]:
+        """The last whole checkpoint, None if the run ended before the first, and the record of the run.
 
         Raises InputError if no checkpoint can be read, or the record cannot, or it is of another command.
         """
         folder, reason = self.latest, None
+        if folder == self.partial and not (folder / RECORD).exists():
+            return None, {}
         record = self.read_record(folder)
         for checkpoint in sorted(folder.glob("checkpoint-*"), key=step_of, reverse=True):
             try:
@@ -119,7 +119,7 @@ class TrainingFolder:
             raise InputError(f"no checkpoint in {folder} can be read: {reason}")
         if folder == self.output:
             raise InputError(f"there is no checkpoint to resume from in {folder}")
-        return None
+        return None, record
 
     def read_record(self, folder: Path) -> dict[str, Any]:
         """What a run wrote about itself when it began. Raises InputError if it cannot be read, or is of another command."""
@@ -131,13 +131,10 @@ class TrainingFolder:
             raise InputError(f"{folder} holds a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume")
         return record
 
-    def publish(self) -> None:
-        """Puts the finished partial folder in the place of the output folder."""
-        replace(self.output, self.partial)
-
     def discard(self) -> None:
         """Drops the partial folder if there is nothing in it to resume from."""
-        if self.partial.exists() and not any(self.partial.glob("checkpoint-*")):
+        kept = ("checkpoint-*", "*/checkpoint-*", "*/config.json", "*/part-*.safetensors")  # of a run, or of its stages
+        if self.partial.exists() and not any(any(self.partial.glob(pattern)) for pattern in kept):
             shutil.rmtree(self.partial, ignore_errors=True)
 
 

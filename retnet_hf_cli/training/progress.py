@@ -1,19 +1,18 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A training run as it is seen on a terminal, or in a log file: progress, speed, figures, samples."""
+"""A training run as it is seen on a terminal, or in a log file: progress, figures, samples."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Any
 
+import torch
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 from tqdm.auto import tqdm
-from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import ProgressCallback, TrainerCallback, TrainerControl, TrainerState
 
 from .. import ranks
-from ..errors import Interrupted
 from ..interrupts import leaving_order
 from .run import TrainingRun
 
@@ -25,40 +24,27 @@ class Bar(ProgressCallback):
         super().__init__()
         self.run = run
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.training_bar.total = round(state.global_step / self.run.schedule.fraction(state.global_step))
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        self.training_bar.total = round(state.global_step / self.run.course.fraction(state.global_step))
         super().on_step_end(args, state, control, **kwargs)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
         if "loss" in logs and self.training_bar is not None:
-            self.training_bar.set_postfix_str(f"{self.run.training_figure(logs['loss'])} (training)")
+            self.training_bar.set_postfix_str(f"loss {logs['loss']:.3f} (training)")
 
 
 class Evaluations(TrainerCallback):
-    """One line for every evaluation, with the speed of training, and a sample under it."""
+    """One line for every evaluation, and a sample under it."""
 
     def __init__(self, console: Console, run: TrainingRun) -> None:
         self.console, self.run = console, run
-        self.units, self.seconds, self.since = 0, 0.0, (0, 0.0)
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        self.since = self.run.units_seen(state), time.perf_counter()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        units, start = self.since
-        self.units += self.run.units_seen(state) - units
-        self.seconds += time.perf_counter() - start
 
     def on_evaluate(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **kwargs
+        self, args: Any, state: TrainerState, control: TrainerControl, metrics: dict[str, float], **kwargs
     ) -> None:
-        name, value = self.run.evaluation_figure(metrics)
-        line = Text.assemble(f"step {state.global_step:>6,} of {state.max_steps:,}   {name} ", (value, "bold green"))
-        if self.seconds:
-            line.append(f"   {self.units / self.seconds:,.0f} {self.run.unit}/s")
         sample = self.run.specimen()
         with tqdm.external_write_mode():  # above the bar
-            self.console.print(line)
+            self.console.print(f"step {state.global_step:>6,} of {state.max_steps:,}   {self.run.figure(metrics)}")
             if sample is not None:
                 given, made = sample
                 text = Text.assemble((given, "bold"), made.replace("\n", " "), style="dim")
@@ -71,25 +57,13 @@ def complete(run: TrainingRun, console: Console) -> bool:
         done = f"{run.folder.output} is trained to step {run.steps_done:,} already; more --steps or --epochs would go on"
         console.print(done, markup=False, soft_wrap=True)
         return False
-    with resumable():
-        show_training(run, console)
+    show_training(run, console)
     console.print(f"saved: {run.folder.output}", markup=False, soft_wrap=True)
     return True
 
 
-@contextmanager
-def resumable() -> Iterator[None]:
-    """An interruption in this block says how to go on."""
-    try:
-        yield
-    except Interrupted as error:
-        message = f"{error}, which is saved: the same command with --resume continues from there"
-        raise Interrupted(message, error.signal_number) from None
-
-
 def show_training(run: TrainingRun, console: Console) -> None:
-    """Trains, and shows how it goes."""
-    threads = f"{run.threads} CPU thread{'s' * (run.threads > 1)}"
+    threads = f"{torch.get_num_threads()} CPU thread{'s' * (torch.get_num_threads() > 1)}"
     console.print(f"{run.model.num_parameters():,} parameters, {run.overview()}; {threads}", soft_wrap=True)
     if run.checkpoint is not None:
         console.print(f"continuing after step {run.steps_done:,}")
@@ -101,5 +75,5 @@ def show_training(run: TrainingRun, console: Console) -> None:
         finally:
             if bar.training_bar is not None:
                 bar.training_bar.close()
-    time_up = ", when its time was up" if run.log and run.log[-1]["step"] < run.schedule.steps else ""
+    time_up = ", when its time was up" if run.log and run.log[-1]["step"] < run.course.steps else ""
     console.print(f"{run.outcome()}, in {time.monotonic() - start:.0f} s{time_up}", soft_wrap=True)

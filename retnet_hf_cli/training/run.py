@@ -2,106 +2,56 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A training run, whatever it is on: how it begins, stops and goes on, and how it ends in a folder."""
 
+import dataclasses
 import errno
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
+from retnet_hf.cards import model_card
 from retnet_hf_conversion.errors import first_line
+from retnet_hf_conversion.replaced_folder import replace
 
 from .. import ranks
-from ..errors import InputError, Interrupted
-from .folder import RECORD, TrainingFolder, step_of
-from .schedule import Schedule, Supervisor
+from ..errors import SAVED, InputError, Interrupted
+from .folder import step_of
+from .report import CURVE, draw_loss_curve
+from .schedule import Supervisor
 from .start import Start
-
-
-Run = TypeVar("Run", bound="TrainingRun")
 
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """A run for which everything is ready. What is trained on, and what the finished folder holds, subclasses say."""
+    """A run for which everything is ready.
 
-    unit: ClassVar[str]  # what speed is counted in
+    Subclasses define `trainer(**kwargs)`, given the arguments that all runs have in common; `finish(trainer)`, which writes
+    what belongs to the model into the partial folder; `overview()`, what is trained on; `figure(metrics)`, what an
+    evaluation is shown by; and `outcome()`, what training has brought, in rich's markup.
+    """
+
     smaller_options: ClassVar[str]  # options that need less memory when they are smaller
     rate_option: ClassVar[str] = "--lr"
     default_epochs: ClassVar[float] = 3.0
     last_lr: ClassVar[float] = 0.1  # at the end, as a share of the highest
 
-    folder: TrainingFolder
-    recipe: Any  # a frozen dataclass with seed, batch_size, lr and weight_decay
-    schedule: Schedule
+    start: Start
     model: PreTrainedModel
     training: Dataset
     evaluation: Dataset
-    checkpoint: Path | None  # to resume from
-    eval_every: int
-    data_digest: str
-    threads: int = field(default_factory=torch.get_num_threads)
-    log: list[dict[str, float]] = field(default_factory=list)
 
-    @classmethod
-    def prepare(
-        cls: type[Run],
-        start: Start,
-        model_class: type[PreTrainedModel],
-        config: Any,
-        training: Dataset,
-        evaluation: Dataset,
-        **further: Any,
-    ) -> Run:
-        """A run on these data, with a new model, and with `further` fields of the subclass."""
-        recipe, course = start.recipe, start.course
-        steps = start.steps(len(training), cls.default_epochs)
-        torch.manual_seed(recipe.seed)
-        return cls(
-            folder=start.folder,
-            recipe=recipe,
-            schedule=Schedule(steps, course.minutes, course.started),
-            model=model_class(config),
-            training=training,
-            evaluation=evaluation,
-            checkpoint=start.checkpoint,
-            eval_every=course.eval_every or max(1, steps // 10),
-            data_digest=start.digest,
-            **further,
-        )
-
-    def trainer(self, **kwargs: Any) -> Trainer:
-        """The trainer of this run, given the arguments that all runs have in common."""
-        raise NotImplementedError
-
-    def finish(self, trainer: Trainer) -> None:
-        """Writes everything that belongs to the model into the partial folder."""
-        raise NotImplementedError
-
-    def units_seen(self, state: TrainerState) -> int:
-        """How much has been trained on so far."""
-        return state.num_input_tokens_seen
-
-    def training_figure(self, loss: float) -> str:
-        """A loss on the training data, as it is shown."""
-        raise NotImplementedError
-
-    def evaluation_figure(self, metrics: dict[str, float]) -> tuple[str, str]:
-        """Name and value of what an evaluation is shown by."""
-        raise NotImplementedError
-
-    def overview(self) -> str:
-        """What is trained on, in half a sentence."""
-        raise NotImplementedError
-
-    def outcome(self) -> str:
-        """What training has brought, as a sentence in rich's markup, without the time it took."""
-        raise NotImplementedError
+    def __post_init__(self) -> None:
+        self.folder, self.recipe, self.checkpoint = self.start.folder, self.start.recipe, self.start.checkpoint
+        steps = self.start.steps(len(self.training), self.default_epochs)
+        eval_every = self.start.course.eval_every or max(1, steps // 10)
+        self.course = dataclasses.replace(self.start.course, steps=steps, eval_every=eval_every)
+        self.log: list[dict[str, float]] = []
 
     def specimen(self) -> tuple[str, str] | None:
         """Something given, and what the model as it is now makes of it, where that can be shown in a line."""
@@ -115,6 +65,11 @@ class TrainingRun:
         return type(self.model).from_pretrained(checkpoint).to(self.model.device)
 
     @property
+    def losses(self) -> list[float]:
+        """On held-out data, at every evaluation: the first is before training, the last after."""
+        return [entry["eval_loss"] for entry in self.log if "eval_loss" in entry]
+
+    @property
     def steps_done(self) -> int:
         """Steps that the checkpoint to resume from has behind it."""
         return 0 if self.checkpoint is None else step_of(self.checkpoint)
@@ -123,7 +78,7 @@ class TrainingRun:
     def finished(self) -> bool:
         """Whether the output folder holds the result already."""
         is_published = self.checkpoint is not None and self.checkpoint.parent == self.folder.output
-        return is_published and self.steps_done >= self.schedule.steps
+        return is_published and self.steps_done >= self.course.steps
 
     def train(self, callbacks: Sequence[TrainerCallback] = ()) -> None:
         """Trains to the end and puts the finished folder in its place.
@@ -138,10 +93,10 @@ class TrainingRun:
                 f"train on; try a --batch-size of no more than that"
             )
         ranks.wait()  # until all have looked at what is in the folder
-        ranks.of_first(self._begin)
+        ranks.of_first(lambda: self.start.begin(self.course.steps))
         if not self.folder.partial.exists():
             raise InputError(f"there is no {self.folder.partial} here; all processes need the same folder")
-        supervisor = Supervisor(self.schedule, self.rate_option)
+        supervisor = Supervisor(self.course, self.rate_option)
         trainer = self.trainer(
             model=self.model,
             train_dataset=self.training,
@@ -151,21 +106,18 @@ class TrainingRun:
         trainer.remove_callback(PrinterCallback)
         try:
             with supervisor.listening():
-                if self.steps_done < self.schedule.steps:
+                if self.steps_done < self.course.steps:
                     trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
                 else:  # the run ended between its last checkpoint and its end, and Trainer would take one step more
                     trainer.state = TrainerState.load_from_json(str(self.checkpoint / "trainer_state.json"))
                     self.model = trainer.model = self.reloaded(self.checkpoint)
                 self.log = trainer.state.log_history
                 if (heard := supervisor.agreed_signal()) is not None:
-                    raise Interrupted(f"interrupted at step {trainer.state.global_step}", heard)
+                    raise Interrupted(f"interrupted at step {trainer.state.global_step}, {SAVED}", heard)
                 ranks.of_first(lambda: self._finish(trainer))
                 self.published(supervisor.agreed_signal())
-        except (InputError, Interrupted, ranks.FailedElsewhere):
-            raise
         except Exception as error:
-            require_disk_for(error, self.folder.partial)
-            require_memory_for(error, self.smaller_options)
+            require_room_for(error, self.folder.partial, self.smaller_options)
             raise
         finally:
             if ranks.FIRST:
@@ -173,24 +125,20 @@ class TrainingRun:
 
     def _finish(self, trainer: Trainer) -> None:
         self.finish(trainer)
-        self.folder.publish()
+        replace(self.folder.output, self.folder.partial)
 
-    def _begin(self) -> None:
-        """Makes the partial folder, with a record of what makes the run."""
-        self.folder.begin(resume=self.checkpoint is not None)
-        record = {
-            "command": self.folder.command,
-            "recipe": asdict(self.recipe),
-            "data": self.data_digest,
-            "threads": self.threads,
-            "processes": ranks.RANKS,
-            "steps": self.schedule.steps,
-        }
-        (self.folder.partial / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
+    def save(self, trainer: Trainer, facts: dict[str, str], prompt: str | None = None, **options: Any) -> None:
+        """Writes model, tokenizer or processor, loss curve and model card; `options` are those of the curve."""
+        recipe, partial = self.recipe, self.folder.partial
+        facts["learning rate"] = f"{recipe.lr:g}, weight decay {recipe.weight_decay:g}, seed {recipe.seed}"
+        training = f"\n## Training\n\nTrained with `retnet-hf {self.folder.command}`.\n\n![loss]({CURVE})\n"
+        self.model.save_pretrained(partial)
+        trainer.processing_class.save_pretrained(partial)
+        draw_loss_curve(self.log, partial / CURVE, **options)
+        model_card(self.model, self.folder.output.name, facts, prompt, training).save(partial / "README.md")
 
     def arguments(self, **overrides: Any) -> TrainingArguments:
-        """Arguments of the trainer."""
-        recipe, steps = self.recipe, self.schedule.steps
+        recipe, steps = self.recipe, self.course.steps
         batch_size = ranks.share_of(recipe.batch_size)
         fields = {
             "output_dir": str(self.folder.partial),
@@ -205,13 +153,13 @@ class TrainingRun:
             "warmup_steps": min(100, steps // 20),
             "weight_decay": recipe.weight_decay,
             "seed": recipe.seed,
-            "logging_steps": max(1, min(steps // 100, self.eval_every)),
+            "logging_steps": max(1, min(steps // 100, self.course.eval_every)),
             "logging_nan_inf_filter": False,
             "eval_strategy": "steps",
-            "eval_steps": self.eval_every,
+            "eval_steps": self.course.eval_every,
             "eval_on_start": self.checkpoint is None,
             "save_strategy": "steps",
-            "save_steps": self.eval_every,
+            "save_steps": self.course.eval_every,
             "save_total_limit": 1,
             "remove_unused_columns": False,
             "dataloader_pin_memory": torch.accelerator.is_available(),
@@ -225,15 +173,13 @@ class TrainingRun:
         return arguments
 
 
-def require_disk_for(error: Exception, folder: Path) -> None:
-    """Raises InputError if an error is that the disk of a folder is full, as PyTorch, safetensors or Python say it."""
+def require_room_for(error: Exception, folder: Path, smaller_options: str) -> None:
+    """Raises InputError if an error is that the disk of a folder, or memory, is full, as Python and the libraries say it."""
+    if isinstance(error, InputError):
+        return
     is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
     if is_full or re.search(r"No space left on device|failed writing file", str(error)):
         raise InputError(f"no space is left on the disk of {folder}: {first_line(error)}") from error
-
-
-def require_memory_for(error: Exception, smaller_options: str) -> None:
-    """Raises InputError if an error is that memory ran out, with options that need less when they are smaller."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         raise InputError(f"out of memory; try a smaller {smaller_options}") from error
 

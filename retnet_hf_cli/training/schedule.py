@@ -8,26 +8,38 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from .. import ranks
 from ..errors import InputError
 from ..interrupts import handling
 
 
-@dataclass
-class Schedule:
-    """How long a run lasts: so many steps, or minutes on the clock, whichever ends first."""
+@dataclass(kw_only=True)
+class Course:
+    """How long a run lasts and how often it is evaluated, which may change when it is resumed.
 
-    steps: int
+    Attributes:
+        steps: length of the run; absent, that of so many `epochs`; absent too, that of the run to resume, or the default.
+        minutes: at most so long, counted from `started`.
+        eval_every: steps between evaluations, and between checkpoints; a tenth of the run if absent.
+        threads: of the CPU, where a user has chosen them.
+        resume: whether to go on with what is in the folder.
+    """
+
+    steps: int | None = None
+    epochs: float | None = None
     minutes: float | None = None
     started: float = field(default_factory=time.monotonic)
+    eval_every: int | None = None
+    threads: int | None = None
+    resume: bool = False
 
     def seconds(self) -> float:
-        """Since the start."""
         return time.monotonic() - self.started
 
     def fraction(self, step: int, seconds: float | None = None) -> float:
@@ -43,8 +55,8 @@ class Supervisor(TrainerCallback):
     Several processes go by the slowest clock among them, and by the signal that any of them has heard.
     """
 
-    def __init__(self, schedule: Schedule, rate_option: str = "--lr") -> None:
-        self.schedule, self.rate_option = schedule, rate_option
+    def __init__(self, course: Course, rate_option: str = "--lr") -> None:
+        self.course, self.rate_option = course, rate_option
         self.signal: int | None = None  # heard by this process
 
     def agreed_signal(self) -> int | None:
@@ -53,25 +65,19 @@ class Supervisor(TrainerCallback):
         return int(heard) or None
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        optimizer: Optimizer | None = None,
-        lr_scheduler: LambdaLR | None = None,
-        **kwargs,
+        self, args: Any, state: TrainerState, control: TrainerControl, optimizer=None, lr_scheduler=None, **kwargs
     ) -> None:
-        seconds, heard = ranks.highest(self.schedule.seconds(), self.signal or 0)
-        over = self.schedule.fraction(state.global_step, seconds)
+        seconds, heard = ranks.highest(self.course.seconds(), self.signal or 0)
+        over = self.course.fraction(state.global_step, seconds)
         if heard:
             self.signal = int(heard)
             control.should_evaluate, control.should_save, control.should_training_stop = False, True, True
         elif over >= 1:
             control.should_evaluate = control.should_save = control.should_training_stop = True
-        elif over > state.global_step / self.schedule.steps:
-            follow_clock(optimizer, lr_scheduler, state.global_step, over * self.schedule.steps)
+        elif over > state.global_step / self.course.steps:
+            follow_clock(optimizer, lr_scheduler, state.global_step, over * self.course.steps)
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: dict, **kwargs) -> None:
         if not all(math.isfinite(logs.get(loss, 0.0)) for loss in ("loss", "eval_loss")):
             step, option = state.global_step, self.rate_option
             raise InputError(f"the loss is no longer a finite number at step {step}; try a lower {option}")
