@@ -169,7 +169,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "streaming",
         [("        if not _is_within_epoch(state):", "        if False:")],
     ),
-    "state_fingerprint": ("state_algebra configuration", [("if name not in WITHOUT_EFFECT}", 'if name != "rms_norm_eps"}')]),
+    "state_fingerprint": ("state_algebra configuration", [("*WITHOUT_EFFECT)]", '"rms_norm_eps")]')]),
 }
 
 
