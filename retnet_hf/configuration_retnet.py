@@ -155,7 +155,7 @@ class RetNetConfig(PreTrainedConfig):
     """
 
     model_type = "retnet"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
     attribute_map = {
         "num_heads": "num_attention_heads",
         "num_kv_heads": "num_key_value_heads",

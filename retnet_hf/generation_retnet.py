@@ -7,12 +7,18 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationMixin, GenerationMode
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import logging
 
 from .retention_state import RetNetState, install_retention_layers
 
 
 logger = logging.get_logger(__name__)
+
+# The name by which `generate` hands the state to a model: "cache" from transformers 5.24 on.
+CACHE = (
+    "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
+)
 
 
 class RetNetGeneration(GenerationMixin):
@@ -38,21 +44,21 @@ class RetNetGeneration(GenerationMixin):
                 f"cache_implementation={implementation!r} moves nothing: a retention state does not grow, so it stays where "
                 "the layers are."
             )
-        given = model_kwargs.get("past_key_values")
+        given = model_kwargs.get(CACHE)
         if generation_mode == GenerationMode.ASSISTED_GENERATION and RetNetState.length_of(given):
             raise ValueError(
                 "past_key_values must be empty or absent for assisted decoding, in which transformers reads the whole "
                 f"prompt again; the state given has read {RetNetState.length_of(given)} tokens."
             )
         super()._prepare_cache_for_generation(generation_config, model_kwargs, generation_mode, *args, **kwargs)
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         if given is not None:
             install_retention_layers(given, self.config)
         elif cache is not None:
             state = RetNetState(self.config, compileable=implementation is not None and "static" in implementation)
             if generation_config.is_assistant:
                 state.activate_past_recording()
-            model_kwargs["past_key_values"] = state
+            model_kwargs[CACHE] = state
 
     def init_continuous_batching(self, *args, **kwargs):
         """Raises ValueError: transformers' continuous batching has a place for keys and values alone."""
@@ -72,7 +78,7 @@ class RetNetGeneration(GenerationMixin):
             ValueError: for ids of a whole text that do not begin with what the state has read.
         """
         attention_mask = super()._prepare_attention_mask_for_generation(inputs_tensor, generation_config, model_kwargs)
-        state = model_kwargs.get("past_key_values")
+        state = model_kwargs.get(CACHE)
         past = RetNetState.length_of(state)
         if past and attention_mask.shape[1] <= past:
             attention_mask = torch.cat([attention_mask.new_ones(attention_mask.shape[0], past), attention_mask], dim=1)
@@ -85,7 +91,7 @@ class RetNetGeneration(GenerationMixin):
         config: PreTrainedConfig,
         inputs_embeds: Tensor,
         attention_mask: Tensor | None,
-        past_key_values: Cache | None,
+        past_key_values: Cache | None = None,
         position_ids: Tensor | None = None,
         **kwargs,
     ) -> Tensor | None:

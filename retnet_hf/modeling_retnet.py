@@ -42,7 +42,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .cards import ModelCardMixin
 from .configuration_retnet import RetNetConfig
 from .experts import Experts, MixtureOfExperts, Router, balancing_loss
-from .generation_retnet import RetNetGeneration
+from .generation_retnet import CACHE, RetNetGeneration
 from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
 from .integer_angles import integer_frequencies, rotary_frequencies
@@ -490,6 +490,7 @@ class RetNetModel(RetNetPreTrainedModel):
         Raises:
             ValueError: for inputs that do not fit each other, in a sentence.
         """
+        past_key_values = kwargs.pop("cache", past_key_values)  # its name from transformers 5.24 on
         if (input_ids is None) ^ (inputs_embeds is not None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds.")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -522,7 +523,7 @@ class RetNetModel(RetNetPreTrainedModel):
         if past is not None and input_ids is not None and self.context is None and not torch.compiler.is_compiling():
             first_in_use(past.layers).remember_last(input_ids)
         output_class = BaseModelOutputWithPast if self.config.num_experts is None else MoeModelOutputWithPast
-        return output_class(last_hidden_state=hidden_states, past_key_values=past if use_cache else None)
+        return output_class(last_hidden_state=hidden_states, **{CACHE: past if use_cache else None})
 
     def read(
         self, hidden_states: Tensor, plans: dict[str, Plan | AttentionPlan], past_key_values: Cache | None, **kwargs
@@ -707,7 +708,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         return output_class(
             loss=loss,
             logits=None if skip_logits else logits,
-            past_key_values=outputs.past_key_values,
+            **{CACHE: getattr(outputs, CACHE)},
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
             **routing,
