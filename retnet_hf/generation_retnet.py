@@ -15,10 +15,8 @@ from .retention_state import RetNetState, install_retention_layers
 
 logger = logging.get_logger(__name__)
 
-# The name by which `generate` hands the state to a model: "cache" from transformers 5.24 on.
-CACHE = (
-    "cache" if "cache" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters else "past_key_values"
-)
+# The name of a state among the inputs and outputs of models: "cache" from transformers 5.24 on.
+CACHE = "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_values"
 
 
 class RetNetGeneration(GenerationMixin):
