@@ -647,7 +647,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         retention_form: str | None = None,
         skip_logits: bool = False,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithPast | MoeCausalLMOutputWithPast:
         r"""
         Arguments as in `RetNetModel.forward`, and
 
