@@ -187,6 +187,9 @@ def switch_off(test_class: type[unittest.TestCase]) -> type[unittest.TestCase]:
     return test_class
 
 
+OF_EXPERTS = ("test_moe_models_record", "test_output_router_logits", "test_eager_matches_batched_and_grouped")
+
+
 def with_experts(test: Callable[[unittest.TestCase], None]) -> Callable[[unittest.TestCase], None]:
     """The test with a model that has experts."""
 
@@ -201,7 +204,7 @@ def with_experts(test: Callable[[unittest.TestCase], None]) -> Callable[[unittes
 def experts_where_asked(test_class: type[unittest.TestCase]) -> type[unittest.TestCase]:
     for name in dir(test_class):
         test = getattr(test_class, name)
-        if test is not None and name.startswith(("test_moe_models_record", "test_eager_matches_batched_and_grouped")):
+        if test is not None and name.startswith(OF_EXPERTS):
             setattr(test_class, name, with_experts(test))
     return test_class
 
