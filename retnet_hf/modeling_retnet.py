@@ -467,6 +467,7 @@ class RetNetModel(RetNetPreTrainedModel):
         inputs_embeds: torch.FloatTensor | None = None,
         use_cache: bool | None = None,
         retention_form: str | None = None,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
         r"""
@@ -485,12 +486,13 @@ class RetNetModel(RetNetPreTrainedModel):
             use_cache: whether to return a state; True by default if one is given, else `config.use_cache`.
             state_rows: (D,) integers, for documents that continue: the row of each in past_key_values, no two alike.
             retention_form: "auto", "parallel", "recurrent" or "chunkwise"; `config.retention_form` if absent.
+            cache: the name of past_key_values from transformers 5.24 on.
             output_attentions: returns the retention maps Q Kᵀ ⊙ D of every layer, (B, H, T, T), in the parallel form.
 
         Raises:
             ValueError: for inputs that do not fit each other, in a sentence.
         """
-        past_key_values = kwargs.pop("cache", past_key_values)  # its name from transformers 5.24 on
+        past_key_values = past_key_values if cache is None else cache
         if (input_ids is None) ^ (inputs_embeds is not None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds.")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -646,6 +648,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         logits_to_keep: int | Tensor = 0,
         retention_form: str | None = None,
         skip_logits: bool = False,
+        cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast | MoeCausalLMOutputWithPast:
         r"""
@@ -683,6 +686,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             retention_form=retention_form,
+            cache=cache,
             return_dict=True,
             **kwargs,
         )
