@@ -5,8 +5,8 @@
 import math
 from collections.abc import Sequence
 
-from retnet_hf.configuration_heirs import alibi_schedule
 from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.foreign_config import alibi_schedule
 
 
 def require_alibi(config: RetNetConfig, target_format: str, factors: Sequence[float] | None) -> None:

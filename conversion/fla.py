@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.loading import FLA, dialect_of, is_fused
+from retnet_hf.dialects import FLA, dialect_of, is_fused
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .changes import Tied

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.configuration_heirs import FIXED_IN_HYPENET, fields_of_hypenet
+from retnet_hf.configuration_hypenet import FIXED_IN_HYPENET, fields_of_hypenet
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 

@@ -5,12 +5,7 @@
 Three layouts of names: that of the published checkpoints, that of transformers' conversion of them, with each expert by
 itself; and that of transformers' models in memory, with all experts of a layer in two tensors.
 
-A layer normalises the stream before each branch and adds the branch to the normalised stream. That is `norm_position="post"`
-with every norm counted one branch earlier: the first norm is that of the embeddings, and the last one that of the last
-feed-forward.
-
-Checkpoints that state a `rotary_dim` rotate so many numbers of a head, as they were trained. transformers reads past it and
-rotates all numbers.
+What their configurations mean is said in `retnet_hf/configuration_minimax.py`.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,13 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retnet_hf.configuration_heirs import ForeignConfig
+from retnet_hf.configuration_minimax import (
+    EPSILON,
+    FACTORS,
+    MODEL_TYPES,
+    depth_factors,
+    factors_of_branches,
+    fields_beside_factors,
+)
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.loading import Change
 from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf.weight_changes import Change, HeadsApart, RotatedFirst
 
 from .alibi import require_alibi
-from .changes import HeadsApart, Joined, Known, RotatedFirst, Scaled
+from .changes import Joined, Known, Scaled
 from .errors import CheckpointError
 from .plan import Move, Plan, model_from
 from .requirements import fields_of_transformers, require_fields
@@ -35,84 +37,9 @@ from .shapes import Shape
 NAME = "minimax"
 DESCRIPTION = "MiniMax-Text-01 and MiniMax-M1, as published or as transformers has them"
 
-MODEL_TYPES = ("minimax", "minimax_text_01", "minimax_m1", "MiniMaxText01", "MiniMaxM1")
-WITHOUT_EFFECT = r"attention_dropout|block_size|router_jitter_noise|shared_moe_mode|rope_theta|attn_type_list"
-EPSILON = 1e-6  # of the norm of a linear layer's output, whatever the configuration states
-# factors on the stream and on a branch: their names in transformers, and in the published configurations
-FACTORS = {
-    "linear_attention": ("linear_attn_{}_factor", "layernorm_linear_attention_{}"),
-    "full_attention": ("full_attn_{}_factor", "layernorm_full_attention_{}"),
-    "mlp": ("mlp_{}_factor", "layernorm_mlp_{}"),
-}
-
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return (config or {}).get("model_type") in MODEL_TYPES
-
-
-def depth_factors(layers: int) -> list[float]:
-    """Factors on ALiBi's slopes, which the last layer almost loses."""
-    return [1 - layer / (layers - 1 + 1e-5) + 1e-5 for layer in range(layers)]
-
-
-def factor(config: dict[str, Any], branch: str, which: str) -> float:
-    """ "alpha", on the stream, or "beta", on the branch, of layers of a kind or of the feed-forward."""
-    names = (name.format(which) for name in FACTORS[branch])
-    return next((config[name] for name in names if config.get(name) is not None), 1.0)
-
-
-def read_config(config: ForeignConfig) -> RetNetConfig:
-    """The configuration of the same model.
-
-    Raises:
-        CheckpointError: for an option that changes what the model computes and has no counterpart here.
-    """
-    config.require_one_value(sliding_window=None, shared_intermediate_size=0, postnorm=True, use_qk_norm=False)
-    layers, heads, hidden = config["num_hidden_layers"], config["num_attention_heads"], config["hidden_size"]
-    head_dim = config.get("head_dim") or hidden // heads
-    kinds = config.get("layer_types")
-    if kinds is None and config.get("attn_type_list") is not None:
-        kinds = ["full_attention" if softmax else "linear_attention" for softmax in config["attn_type_list"]]
-    rope = dict(config.get("rope_parameters") or {"rope_type": "default", "rope_theta": config.get("rope_theta", 1e6)})
-    if config.get("rotary_dim"):
-        rope["partial_rotary_factor"] = config["rotary_dim"] / head_dim
-    return RetNetConfig(
-        vocab_size=config["vocab_size"],
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        key_expansion=heads * head_dim / hidden,
-        value_expansion=heads * head_dim / hidden,
-        layer_types=kinds or ["linear_attention" if layer % 2 else "full_attention" for layer in range(layers)],
-        attention_num_key_value_heads=config["num_key_value_heads"],
-        decay_schedule="alibi",
-        layer_decay_factors=depth_factors(layers),
-        rotary_layers="softmax_attention",
-        rope_parameters=rope,
-        feature_map=config["hidden_act"],
-        value_act=config["hidden_act"],
-        query_scale=1.0,
-        head_norm_groups=1,
-        head_norm_eps=EPSILON,
-        output_gate_act="sigmoid",
-        norm_position="post",
-        use_embedding_norm=True,
-        residual_multiplier=factor(config, "linear_attention", "alpha"),
-        attention_residual_multiplier=factor(config, "full_attention", "alpha"),
-        mlp_residual_multiplier=factor(config, "mlp", "alpha"),
-        hidden_act=config["hidden_act"],
-        intermediate_size=config["intermediate_size"],
-        num_experts=config["num_local_experts"],
-        num_experts_per_tok=config["num_experts_per_tok"],
-        output_router_logits=config.get("output_router_logits", False),
-        router_aux_loss_coef=config.get("router_aux_loss_coef", 0.001),
-        rms_norm_eps=config["rms_norm_eps"],
-        initialization="normal",
-        initializer_range=config.get("initializer_range", 0.02),
-        max_position_embeddings=config.get("max_position_embeddings"),
-        tie_word_embeddings=config.get("tie_word_embeddings", False),
-        **{name: config.get(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
-    )
 
 
 def planned_moves(ours: RetNetConfig, betas: Mapping[str, float], together: bool) -> list[Move]:
@@ -191,12 +118,10 @@ def decay_buffers(ours: RetNetConfig, block_size: int) -> list[Move]:
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
     if config is None:
         raise CheckpointError("the format minimax needs a config.json beside the weights")
-    given = ForeignConfig(config, NAME, WITHOUT_EFFECT)
-    ours = read_config(given)
-    betas = {branch: factor(given, branch, "beta") for branch in FACTORS}
-    given.require_all_read()
+    ours = RetNetConfig(**fields_beside_factors(config))
+    betas = factors_of_branches(config)
     together = any(name.endswith(".mlp.experts.down_proj") for name in shapes)
-    buffers = [move for move in decay_buffers(ours, given.get("block_size", 256)) if move.sources[0] in shapes]
+    buffers = [move for move in decay_buffers(ours, config.get("block_size", 256)) if move.sources[0] in shapes]
     return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours, betas, together) + buffers)
 
 

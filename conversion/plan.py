@@ -20,7 +20,8 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.loading import Change, Dialect
+from retnet_hf.dialects import Dialect
+from retnet_hf.weight_changes import Change
 
 from .changes import Dropped, Known, Tied
 from .errors import CheckpointError

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from retnet_hf.configuration_rmt import RMTConfig
-from retnet_hf.loading import PairsApart
 from retnet_hf.modeling_rmt import RMTBackbone, RMTForImageClassification
+from retnet_hf.weight_changes import PairsApart
 
 from .changes import Change, Dropped, Reshaped
 from .errors import CheckpointError

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.configuration_heirs import ACTIVATIONS, EPSILON, depth_factors, fields_of_transnormer
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.loading import Split, Squeezed
+from retnet_hf.configuration_transnormer import ACTIVATIONS, EPSILON, depth_factors, fields_of_transnormer
 from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf.weight_changes import Split, Squeezed
 
 from .alibi import require_alibi
 from .errors import CheckpointError

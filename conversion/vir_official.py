@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from retnet_hf.configuration_vir import ViRConfig
-from retnet_hf.loading import Split
 from retnet_hf.modeling_vir import ViRForImageClassification
+from retnet_hf.weight_changes import Split
 
 from .changes import Change, Dropped
 from .errors import CheckpointError

@@ -14,7 +14,7 @@ from typing import Any
 import transformers
 
 from .configuration_metaformer import MetaFormerConfig
-from .configuration_retnet import HypeNetConfig, RetNetConfig, TransNormerConfig
+from .configuration_retnet import HEIRS, RetNetConfig
 from .configuration_rmt import RMTConfig
 from .configuration_vir import ViRConfig
 from .model_types import claim_model_type, register, when_imported
@@ -104,7 +104,7 @@ def __dir__() -> list[str]:
 
 for _config_class in _MODELS:
     register(_config_class, partial(_models, _config_class))
-for _family in (HypeNetConfig, TransNormerConfig):
+for _family in HEIRS:
     transformers.AutoConfig.register(_family.model_type, _family, exist_ok=True)
 when_imported("transformers.models.auto.image_processing_auto", _register_image_processors)
 when_imported("peft.utils", _register_target_modules)

@@ -10,7 +10,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from .configuration_checks import FieldChecks
 from .configuration_dialects import read_dialect
-from .configuration_heirs import fields_of
+from .configuration_heirs import READERS, fields_of
 from .decay_schedules import DECAY_SCHEDULES, scheduled_decays
 from .kernels import KERNELS
 from .model_types import keep_model_type
@@ -580,10 +580,10 @@ class RetNetConfig(PreTrainedConfig):
         check.require(base is None or base > 1, "attention_log_base", "a number above 1, or None")
 
 
-class HypeNetConfig:
+class HeirConfig:
     """Stands for a family in AutoConfig, and makes a RetNetConfig of its files."""
 
-    model_type = "hypenet"
+    model_type = ""
 
     @staticmethod
     def from_dict(content: dict[str, Any], **kwargs: Any) -> RetNetConfig:
@@ -591,10 +591,7 @@ class HypeNetConfig:
         return RetNetConfig.from_dict(fields_of(content), **kwargs)
 
 
-class TransNormerConfig(HypeNetConfig):
-    """The same for TransNormerLLM."""
-
-    model_type = "transnormer"
-
+# of the families that transformers has no models of
+HEIRS = tuple(type("HeirConfig", (HeirConfig,), {"model_type": name}) for name in READERS if name != "minimax")
 
 __all__ = ["RetNetConfig"]

@@ -1,9 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The dialects of published RetNet weights, and how `from_pretrained` reads a folder of each.
-
-A dialect is a table of names, and of the changes of values beside them. `from_pretrained`, `conversion/` and
-the plugin for vLLM share these tables. A model that was read in any dialect is saved under our own names.
+"""How `from_pretrained` reads a folder of published weights in any dialect of `dialects.py`.
 
 What transformers does not promise to keep is used in `names_in`, `RowConversion`, `loading_transforms`, `with_transforms`,
 `forget_transforms` and `tensor_parallel_share`, and nowhere else.
@@ -11,201 +8,24 @@ What transformers does not promise to keep is used in `names_in`, `RowConversion
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming, WeightTransform
+from transformers.core_model_loading import (
+    Concatenate,
+    ConversionOps,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    WeightTransform,
+)
 from transformers.modeling_utils import PreTrainedModel, load_state_dict
 
 from .configuration_retnet import RetNetConfig
-
-
-class Change:
-    """How the values of foreign tensors become those of ours, and back. This class changes nothing."""
-
-    label = "as it is"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Theirs to ours."""
-        return tensors
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Ours to theirs."""
-        return tensors
-
-
-class PairsApart(Change):
-    """Rows (H K, D) of a query or key projection: from rotated pairs (2i, 2i+1) of each head to pairs (i, i + K/2)."""
-
-    label = "rotated pairs set apart"
-
-    def __init__(self, head_dim: int) -> None:
-        self.head_dim = head_dim
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].unflatten(0, (-1, self.head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].unflatten(0, (-1, 2, self.head_dim // 2)).transpose(1, 2).flatten(0, 2)]
-
-
-class Split(Change):
-    """One tensor whose rows are those of several of ours, one after the other."""
-
-    def __init__(self, parts: int) -> None:
-        self.parts = parts
-        self.label = f"split in {parts}"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return list(tensors[0].tensor_split(self.parts))
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [torch.cat(tensors)]
-
-
-class Squeezed(Change):
-    """A tensor (H, 1, K) as (H, K)."""
-
-    label = "as one row for each head"
-
-    def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].squeeze(1)]
-
-    def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0].unsqueeze(1)]
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """One way of naming a RetNet's weights.
-
-    Args:
-        sign: the end of a name that no other dialect has.
-        modules: (their name, our name), replaced in this order. When a model is written, the first match is used.
-        interleaved: whether queries and keys are rotated in pairs (2i, 2i+1), where ours are (i, i + K/2).
-        unused: pattern of tensors that follow from the configuration.
-        mixer: their name for what is `retention` or `attention` here, by the kind of the layer.
-        changed: tensors whose values change, as `changes` returns them.
-    """
-
-    name: str
-    sign: str
-    modules: tuple[tuple[str, str], ...]
-    interleaved: bool
-    unused: str | None = None
-    mixer: str | None = None
-    changed: tuple[tuple[str, tuple[str, ...], Change], ...] = ()
-
-    def ours(self, name: str) -> str:
-        """Our name for one of theirs."""
-        for theirs, ours in self.modules:
-            name = re.sub(rf"\b{re.escape(theirs)}\.", f"{ours}.", name)
-        return name
-
-    def theirs(self, name: str) -> str:
-        """Their name for one of ours."""
-        for theirs, ours in self.modules:
-            name = re.sub(rf"\b{re.escape(ours)}\.", f"{theirs}.", name)
-        return name
-
-    def changes(self, config: RetNetConfig, fused: bool) -> dict[str, tuple[tuple[str, ...], Change]]:
-        """The tensors whose values change: suffix of our name -> (suffixes of the tensors of ours that it fills, change).
-
-        Args:
-            fused: whether gate and up projection are one tensor, as `is_fused` says.
-        """
-        found = {end: (ends, change) for end, ends, change in self.changed}
-        if self.interleaved and config.use_rotary:
-            for end in (".retention.q_proj.weight", ".retention.k_proj.weight"):
-                found[end] = (end,), PairsApart(config.head_dim)
-        if fused and config.use_gated_mlp:
-            found[".mlp.gate_proj.weight"] = (".mlp.gate_proj.weight", ".mlp.up_proj.weight"), Split(2)
-        return found
-
-    def change(self, name: str, config: RetNetConfig, fused: bool = False) -> tuple[tuple[str, ...], Change]:
-        """The tensors of ours that a foreign tensor fills, and how, by our name for it."""
-        for end, (ends, change) in self.changes(config, fused).items():
-            if name.endswith(end):
-                return tuple(name.removesuffix(end) + other for other in ends), change
-        return (name,), Change()
-
-
-FLA = Dialect(
-    name="fla",
-    sign=".attn.q_proj.weight",
-    modules=(
-        ("embeddings", "embed_tokens"),
-        ("attn.g_norm_swish_gate", "retention.head_norm"),
-        ("attn.g_norm", "retention.head_norm"),
-        ("attn_norm", "retention_norm"),
-        ("attn", "retention"),
-    ),
-    interleaved=False,
-)
-
-TORCHSCALE = Dialect(
-    name="torchscale",
-    sign=".retention.out_proj.weight",
-    modules=(
-        ("output_projection", "lm_head"),
-        ("layernorm_embedding", "embed_norm"),
-        ("layer_norm", "norm"),
-        ("retention_layer_norm", "retention_norm"),
-        ("final_layer_norm", "mlp_norm"),
-        ("retention.out_proj", "retention.o_proj"),
-        ("ffn.fc1", "mlp.gate_proj"),
-        ("ffn.gate", "mlp.up_proj"),
-        ("ffn.fc2", "mlp.down_proj"),
-    ),
-    interleaved=True,
-    unused=r"\bretnet_rel_pos\.(angle|decay)$",
-)
-
-HYPENET = Dialect(
-    name="hypenet",
-    sign=".self_attn.z_proj.weight",
-    modules=(
-        ("self_attn.z_proj", "retention.g_proj"),
-        ("self_attn.o_norm", "retention.head_norm"),
-        ("self_attn.o_gate", "attention.g_proj"),
-        ("input_layernorm", "retention_norm"),
-        ("post_attention_layernorm", "mlp_norm"),
-    ),
-    interleaved=False,
-    mixer="self_attn",
-)
-
-TRANSNORMER = Dialect(
-    name="transnormer",
-    sign=".token_mixer.qkvu_proj.weight",
-    modules=(
-        ("token_mixer.out_proj", "retention.o_proj"),
-        ("token_mixer.lrpe", "retention.learned_rotation"),
-        ("token_mixer", "retention"),
-        ("channel_mixer.l1", "mlp.gate_proj"),
-        ("channel_mixer.l2", "mlp.up_proj"),
-        ("channel_mixer.l3", "mlp.down_proj"),
-    ),
-    interleaved=False,
-    changed=(
-        (".retention.qkvu_proj.weight", tuple(f".retention.{name}_proj.weight" for name in "qkvg"), Split(4)),
-        (".retention.learned_rotation.theta", (".retention.learned_rotation.angle",), Squeezed()),
-    ),
-)
-
-DIALECTS = (FLA, TORCHSCALE, HYPENET, TRANSNORMER)
-
-
-def dialect_of(names: Collection[str]) -> Dialect | None:
-    """The dialect of these weights, or None if their names are ours or unknown."""
-    return next((dialect for dialect in DIALECTS if any(name.endswith(dialect.sign) for name in names)), None)
-
-
-def is_fused(names: Collection[str]) -> bool:
-    """Whether `mlp.gate_proj` holds the rows of the up projection below its own, as in fla's uploads of 2024."""
-    return any(name.endswith("mlp.gate_proj.weight") and name.replace("gate", "up") not in names for name in names)
+from .dialects import DIALECTS, dialect_of, is_fused
+from .weight_changes import Change
 
 
 class RowConversion(ConversionOps):
@@ -229,21 +49,26 @@ class RowConversion(ConversionOps):
     ) -> dict[str, Tensor]:
         tensors = next(iter(input_dict.values()))
         weight = tensors[0] if isinstance(tensors, list) else tensors
-        module, _, name = full_layer_name.rpartition(".")  # the first of ours
-        parameter = getattr(model.get_submodule(module), name)
+        parameters = [model.get_parameter_or_buffer(name) for name in names_of(full_layer_name, target_patterns)]
+        parameter = parameters[0]
         if not hasattr(parameter, "placements"):  # it is no DTensor
             return dict(zip(target_patterns, self.change.forward([weight])))
 
         from torch.distributed.tensor import DTensor, Replicate  # not in every build of torch
 
         mesh, placements = parameter.device_mesh, parameter.placements
-        shape = (len(target_patterns) * parameter.shape[0], *parameter.shape[1:])
+        shape = (sum(parameter.shape[0] for parameter in parameters), *parameter.shape[1:])
         strides = torch.empty(shape, device="meta").stride()
         whole = DTensor.from_local(weight, mesh, placements, shape=shape, stride=strides).full_tensor()
         parts = (DTensor.from_local(part, mesh, [Replicate()] * mesh.ndim) for part in self.change.forward([whole]))
         return {  # cloned, or each would keep the memory of the whole
             name: part.redistribute(mesh, placements).to_local().clone() for name, part in zip(target_patterns, parts)
         }
+
+
+def names_of(first: str, ends: list[str]) -> list[str]:
+    """Names of the tensors that one tensor fills: the first one, and the ends of all."""
+    return [first.removesuffix(ends[0]) + end for end in ends]
 
 
 def names_in(checkpoint_files: list[str]) -> set[str]:
@@ -256,15 +81,17 @@ def loading_transforms(names: Collection[str], config: RetNetConfig) -> list[Wei
     dialect = dialect_of(names)
     if dialect is None:
         return []
-    changes = dialect.changes(config, is_fused(names))
-    modules = [*dialect.modules]
-    for layer, kind in enumerate(config.layer_types if dialect.mixer else ()):
-        own = "retention" if kind == "linear_attention" else "attention"
-        modules.append((f"layers.{layer}.{dialect.mixer}", f"layers.{layer}.{own}"))
-    return [
-        *(WeightRenaming(rf"\b{re.escape(theirs)}\.", f"{ours}.") for theirs, ours in modules),
-        *(WeightConverter(end, list(ends), [RowConversion(change)]) for end, (ends, change) in changes.items()),
+    transforms: list[WeightTransform] = [
+        WeightRenaming(rf"\b{re.escape(theirs)}\.", f"{ours}.") for theirs, ours in dialect.modules_of(config)
     ]
+    for end, (ends, change) in dialect.changes(config, is_fused(names)).items():
+        transforms.append(WeightConverter(end, list(ends), [RowConversion(change)]))
+    if dialect.experts is not None:
+        gate, up, down = (f".mlp.experts.*.{name}.weight" for name in dialect.experts)
+        joined = [MergeModulelist(dim=0), Concatenate(dim=1)]
+        transforms.append(WeightConverter([gate, up], ".mlp.experts.gate_up_proj", joined))
+        transforms.append(WeightConverter([down], ".mlp.experts.down_proj", [MergeModulelist(dim=0)]))
+    return transforms
 
 
 def with_transforms(load_config: Any, transforms: list[WeightTransform]) -> Any:
@@ -313,7 +140,7 @@ def load_any_dialect(model: PreTrainedModel, state_dict, checkpoint_files, load_
 class DialectLoading:
     """What a RetNet does while `from_pretrained` loads it, as a base class of its models."""
 
-    _keys_to_ignore_on_load_unexpected = [TORCHSCALE.unused]
+    _keys_to_ignore_on_load_unexpected = [dialect.unused for dialect in DIALECTS if dialect.unused]
 
     @staticmethod
     def _load_pretrained_model(model: PreTrainedModel, state_dict, checkpoint_files, load_config, *args, **kwargs):

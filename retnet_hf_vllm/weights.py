@@ -9,7 +9,7 @@ from itertools import chain
 from torch import Tensor
 
 from retnet_hf import RetNetConfig
-from retnet_hf.loading import Dialect, dialect_of
+from retnet_hf.dialects import Dialect, dialect_of
 
 
 OURS = r"\.(retention|attention)\.o_proj\.weight$"

@@ -153,6 +153,12 @@ def ours(theirs) -> RetNetForCausalLM:
     return eager(from_minimax(theirs.state_dict(), theirs.config.to_dict()))
 
 
+@pytest.fixture(scope="module")
+def plain_minimax() -> MiniMaxForCausalLM:
+    """Without factors on its branches, as published ones are."""
+    return small_minimax(linear_attn_beta_factor=1, full_attn_beta_factor=1, mlp_beta_factor=1)
+
+
 def eager(model: RetNetForCausalLM) -> RetNetForCausalLM:
     """The model with the experts' reference implementation: PyTorch's grouped products have no float64."""
     model.set_experts_implementation("eager")
@@ -401,9 +407,7 @@ def test_a_folder_of_each_family_is_converted_to_one_of_ours(family, retnet_hf, 
     assert json.loads(Path("made/config.json").read_text())["model_type"] == "retnet"
 
 
-@pytest.mark.parametrize(
-    "case", [*(case for case in CASES if family_of(case) != "ring"), "transnormer/published_like, unnamed"]
-)
+@pytest.mark.parametrize("case", [*CASES, "transnormer/published_like, unnamed"])
 def test_a_folder_loads_as_it_is_and_is_saved_under_our_names(case, tmp_path, caplog):
     case, _, unnamed = case.partition(", ")  # published files of TransNormerLLM state no model_type
     data = golden(case, SMALL)
@@ -437,11 +441,44 @@ def test_a_field_that_has_no_counterpart_is_an_error_of_from_pretrained_too(tmp_
         RetNetForCausalLM.from_pretrained(tmp_path)
 
 
-def test_minimax_stays_the_model_of_transformers_and_ours_says_to_convert_it(theirs, tmp_path):
-    theirs.save_pretrained(tmp_path)
-    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)) is MiniMaxForCausalLM
-    assert type(AutoModel.from_pretrained(tmp_path)) is MiniMaxModel
-    with pytest.raises(ValueError, match="got 'minimax', of which `retnet-hf convert` makes a folder"):
+def test_a_minimax_folder_loads_as_it_is_and_stays_the_model_of_transformers_for_auto_classes(plain_minimax, tmp_path):
+    ids = prompts()[0]
+    plain_minimax.save_pretrained(tmp_path / "theirs")
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")) is MiniMaxForCausalLM
+    assert type(AutoModel.from_pretrained(tmp_path / "theirs")) is MiniMaxModel
+    model, report = RetNetForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
+    eager(model)
+    assert not any(report.values()), report
+    with torch.no_grad():
+        close(model(ids).logits, plain_minimax(ids).logits, 1e-5)
+    model.save_pretrained(tmp_path / "ours")
+    names = load_file(tmp_path / "ours" / "model.safetensors").keys()
+    assert not [name for name in names if "self_attn" in name or "moe" in name]
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert all(torch.equal(again.state_dict()[name], value) for name, value in model.state_dict().items())
+
+
+def test_the_published_layout_of_minimax_loads_as_it_is(plain_minimax, tmp_path):
+    state_dict, config = published_minimax(plain_minimax)
+    write(tmp_path, state_dict, config | {"model_type": "minimax_text_01"})
+    model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert type(model) is RetNetForCausalLM
+    assert not any(report.values()), report
+    expected = FORMATS["minimax"].plan(shapes_of(state_dict), config).build(state_dict)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in expected.state_dict().items())
+
+
+def test_factors_on_branches_of_a_minimax_are_for_convert(plain_minimax, tmp_path):
+    plain_minimax.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"mlp_beta_factor": 0.5}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="mlp_beta_factor in config.json must be 1 or absent, got 0.5: `retnet-hf convert`"):
+        RetNetForCausalLM.from_pretrained(tmp_path)
+
+
+def test_minicpm_sala_is_refused_in_a_sentence_that_says_where_it_would_differ(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "minicpm_sala"}))
+    with pytest.raises(ValueError, match="block-sparse beyond the dense_len \\(8192\\) tokens"):
         RetNetForCausalLM.from_pretrained(tmp_path)
 
 

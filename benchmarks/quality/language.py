@@ -24,6 +24,7 @@ class LanguageCell(Cell):
 
     kind: ClassVar[str] = "language"
     noise: ClassVar[float] = 0.02
+    thorough: ClassVar[bool] = True  # or the loss at the trained length alone
     text: str = "king-james"
     tokens: int = 700_000
     learning_rate: float = 3e-3
@@ -48,13 +49,14 @@ class LanguageCell(Cell):
         def scores(ids: torch.Tensor, length: int) -> dict[str, Any]:
             return score(losses_of, ids, length, setting.scored_tokens)._asdict()
 
-        others = [text for text in setting.other_texts if text != self.text]
+        others = [text for text in setting.other_texts if text != self.text and self.thorough]
+        lengths = setting.lengths if self.thorough else setting.lengths[:1]
         return {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "state": {str(length): state_numbers(model, length) for length in setting.lengths},
+            "state": {str(length): state_numbers(model, length) for length in lengths if self.thorough},
             "training": run._asdict(),
             "choosing": scores(stream(self.text, "choosing"), setting.block),
-            "reporting": {str(length): scores(stream(self.text, "reporting"), length) for length in setting.lengths},
+            "reporting": {str(length): scores(stream(self.text, "reporting"), length) for length in lengths},
             "other texts": {text: scores(stream(text, "reporting"), setting.block) for text in others},
         }
 

@@ -22,7 +22,7 @@ from transformers import (
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf.decay_schedules import scheduled_decays
 
-from . import delta_chunks, rwkv_sums
+from . import delta_chunks, parts, rwkv_sums
 from .decoder import Decoder
 from .h3 import H3
 from .hyena import Hyena
@@ -30,13 +30,16 @@ from .settings import Setting
 from .window import WindowAttention, add_window
 
 
-def decays(schedule: str, heads: int) -> str | list[float]:
+def decays(schedule: str, heads: int) -> str | list[float] | list[list[float]]:
     """What `RetNetConfig.decay_schedule` takes.
 
     Args:
         schedule: a name that it knows; "geometric FIRST LAST", γ = exp(-1/τ) with time constants τ in tokens from FIRST to
-            LAST, each a fixed multiple of the one before; "alibi", those of ALiBi's slopes (arXiv 2108.12409); "constant τ".
+            LAST, each a fixed multiple of the one before; "alibi", those of ALiBi's slopes (arXiv 2108.12409); "constant τ";
+            or such a schedule for each layer, with commas between them.
     """
+    if "," in schedule:
+        return [decays(part, heads) for part in schedule.split(",")]
     name, *span = schedule.split()
     if name == "geometric":
         return scheduled_decays(name, heads, [float(constant) for constant in span])
@@ -51,10 +54,16 @@ def retnet(
     schedule: str = "power_of_two",
     heads: int | None = None,
     window: int | None = None,
+    exchanged: dict[str, Any] | None = None,
     **options: Any,
 ) -> nn.Module:
-    """RetNet; with a window, softmax attention over so many tokens beside the retention of every layer."""
+    """RetNet; with a window, softmax attention over so many tokens beside the retention of every layer.
+
+    Args:
+        exchanged: parts that `parts.exchange` puts in the place of its own.
+    """
     heads = heads or size.heads
+    parts.install_features()
     fields = {
         "vocab_size": size.vocabulary,
         "hidden_size": size.hidden_size,
@@ -69,7 +78,7 @@ def retnet(
         for layer in model.model.layers:
             beside = WindowAttention(size.hidden_size, size.hidden_size // size.heads, window)
             add_window(layer.retention, beside)
-    return model
+    return model if exchanged is None else parts.exchange(model, exchanged, width)
 
 
 def linear_transformer(size: Setting, width: int, **options: Any) -> nn.Module:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import search
 from .cells import Cell
 from .images import ImageCell
 from .language import LanguageCell
@@ -192,7 +193,9 @@ class Plan:
     def study(self, name: str) -> Iterator[Cell]:
         """The cells of a study."""
         size, language = self.size, self.language
-        if name == "longer":
+        if name == "search":
+            yield from search.cells(self.setting)
+        elif name == "longer":
             yield from self.rows(MAIN, language, tokens=size.middle)
         elif name == "longest":
             yield from self.rows(MAIN, language, tokens=size.long)

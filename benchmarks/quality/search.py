@@ -1,0 +1,104 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The search for the RetNet that learns best: every candidate that was tried, on one seed of the King James Bible."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from .language import LanguageCell
+
+
+BY_DEPTH = "geometric 1 32,geometric 2 128,geometric 2 256,geometric 2 512"
+BASE = {"schedule": BY_DEPTH, "use_head_norm": False, "feature_map": "relu"}
+RATES = (6e-3, 1.2e-2)
+LIKE_RWKV = {"mixer": "rwkv", "feed_forward": "rwkv", "norm": "layer", "start": "rwkv"}
+SMALL = {"use_embedding_norm": True}  # embeddings of any size
+
+
+@dataclass(frozen=True)
+class SearchCell(LanguageCell):
+    """A candidate. Only the losses at the trained length are kept."""
+
+    kind: ClassVar[str] = "search"
+    thorough: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """Readable in part: the names of candidates are longer than those of files may be."""
+        whole = super().name
+        readable = whole.partition(self.text)[0].replace("schedule=", "")[:100]
+        return f"{readable}-{self.learning_rate}-{self.seed}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+
+def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
+    """Options of a RetNet and learning rates, the most telling first."""
+
+    def base(**options: Any) -> dict[str, Any]:
+        return BASE | options
+
+    def parts(**exchanged: Any) -> dict[str, Any]:
+        return {"exchanged": exchanged}
+
+    like, divided = LIKE_RWKV, {"norm": "layer", "start": "rwkv", "divisor": 1e-2}
+    return [
+        (BASE, RATES),
+        # RWKV v4 without shifts, and its parts replaced by ours one by one
+        (base(**SMALL, exchanged=like), RATES[1:]),
+        (base(**SMALL, exchanged={**like, "mixer": None}), RATES),
+        (base(**SMALL, exchanged={**like, "feed_forward": None}), RATES),
+        (base(**SMALL, exchanged={**like, "norm": None}), RATES[1:]),
+        (base(exchanged=like), RATES[1:]),
+        (base(**SMALL, exchanged={**like, "start": "torch"}), RATES[1:]),
+        (base(exchanged={**like, "start": "torch"}), RATES[1:]),
+        # retention in RWKV's surroundings, with sums that are divided
+        (base(**SMALL, use_rotary=False, exchanged=divided), RATES),
+        (base(**SMALL, exchanged={"norm": "layer", "start": "rwkv"}), RATES),
+        (
+            base(
+                **SMALL, use_rotary=False, value_expansion=1, exchanged={"norm": "layer", "start": "rwkv", "divisor": 1e-2}
+            ),
+            RATES[1:],
+        ),
+        (
+            base(
+                **SMALL,
+                use_rotary=False,
+                feature_map="exponential",
+                exchanged={"norm": "layer", "start": "rwkv", "divisor": 1e-2},
+            ),
+            RATES[1:],
+        ),
+        # ours
+        (base(use_rotary=False, **parts(divisor=1e-2)), RATES[:1]),
+        (base(use_rotary=False), RATES[:1]),
+        (base(tie_word_embeddings=True), RATES[:1]),
+        (base(key_expansion=0.5), RATES[:1]),
+        (base(hidden_act="relu2"), RATES[:1]),
+        (base(hidden_act="relu2", use_gated_mlp=False), RATES[:1]),
+        (base(output_gate_act="sigmoid"), RATES[:1]),
+        (base(value_act="silu"), RATES[:1]),
+        (base(**parts(out_scale=0.1)), RATES[:1]),
+        (base(**parts(start="orthogonal")), RATES[:1]),
+        (base(**parts(start="torch")), RATES[:1]),
+        (base(embedding_multiplier=11.3), RATES[:1]),
+        (base(embedding_multiplier=50), RATES[:1]),
+        (base(feature_map="relu2"), RATES[:1]),
+        (base(feature_map="silu"), RATES[:1]),
+        (base(feature_map="elu_plus_one"), RATES[:1]),
+        (base(feature_map="softplus"), RATES[:1]),
+        (base(feature_map="exponential"), RATES[:1]),
+        (base(**parts(value_residual=True)), RATES[:1]),
+        (base(**parts(bonus=True)), RATES[:1]),
+        (base(use_qk_norm=True), RATES[:1]),
+        (base(use_head_norm=True, head_norm_groups=1), RATES[:1]),
+        (base(use_head_norm=True, head_norm_groups=2), RATES[:1]),
+    ]
+
+
+def cells(setting: str) -> Iterator[SearchCell]:
+    """All candidates as cells."""
+    for options, rates in candidates():
+        for rate in rates:
+            yield SearchCell("retnet", options, learning_rate=rate, setting=setting)
