@@ -33,6 +33,20 @@ class ServedArchitecture(ModelArchConfigConvertorBase):
             attends = hf_config.is_hybrid or hf_config.retention_window is not None
             hf_config.architectures = [HYBRID if attends else RETENTION_ALONE]
 
+    def softmax_sizes(self) -> tuple[int, int, int, int]:
+        """Heads, key/value heads, size of a key and of a value of the layers that vLLM has pages for."""
+        kinds = self.hf_config.layer_types
+        return self.hf_config.mixer_sizes(next((layer for layer, kind in enumerate(kinds) if kind != "linear_attention"), 0))
+
+    def get_total_num_attention_heads(self) -> int:
+        return self.softmax_sizes()[0]
+
+    def get_total_num_kv_heads(self) -> int:
+        return self.softmax_sizes()[1]
+
+    def get_head_size(self) -> int:
+        return self.softmax_sizes()[2]
+
     def derive_max_model_len_and_key(self) -> tuple[float, str]:
         return 2**30, "state"
 
@@ -56,6 +70,8 @@ class ServingChecks(MambaModelConfig):
         for name, value in (
             ("num_attention_heads", config.num_attention_heads),
             ("num_key_value_heads", config.num_key_value_heads),
+            ("attention_num_heads", config.attention_num_heads or 0),
+            ("attention_num_key_value_heads", config.attention_num_key_value_heads or 0),
             ("intermediate_size", config.intermediate_size),
             ("head_norm_groups", config.head_norm_groups or config.num_attention_heads),
         ):

@@ -6,16 +6,14 @@ from retnet_hf import RetNetConfig
 
 
 def refuse_what_has_no_memory(config: RetNetConfig) -> None:
-    """Raises ValueError for layers that vLLM's tables have no place for: each table is for layers that are alike."""
-    for name, same in (
-        ("num_experts", None),
-        ("learned_rotary_layers", None),
-        ("attention_num_heads", config.num_attention_heads),
-        ("attention_num_key_value_heads", config.num_key_value_heads),
-        ("attention_head_dim", config.head_dim),
-    ):
-        value = getattr(config, name)
-        if value not in (None, same):
-            raise ValueError(
-                f"{name} must be {same} to be served by vLLM, got {value}: `retnet-hf serve` serves this model."
-            )
+    """Raises ValueError for layers that vLLM's tables have no place for: those of all softmax attention are alike."""
+    if config.num_experts is not None:
+        raise ValueError(
+            f"num_experts must be None to be served by vLLM, got {config.num_experts}: `retnet-hf serve` serves this model."
+        )
+    sizes = {config.mixer_sizes(layer)[1:] for layer in range(config.num_hidden_layers)}
+    if config.retention_window is not None and len(sizes) > 1:
+        raise ValueError(
+            f"retention_window must be None to be served by vLLM, got {config.retention_window}, since softmax layers have "
+            "other heads than retention: `retnet-hf serve` serves this model."
+        )

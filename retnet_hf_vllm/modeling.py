@@ -50,8 +50,8 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
             if kind == "linear_attention":
                 kept = StateSlots(self.config, layer, name, vllm_config)
             else:
-                window, scaling = self.config.attention_window(kind), self.config.head_dim**-0.5
-                kept = PagedAttention(self.config, name, vllm_config, window, scaling)
+                window, scaling = self.config.attention_window(kind), self.config.mixer_sizes(layer)[2] ** -0.5
+                kept = PagedAttention(self.config, layer, name, vllm_config, window, scaling)
             self.state.layers.append(kept)
 
     @classmethod

@@ -17,8 +17,8 @@ class PagedAttention(StateLayer):
     """One layer's keys and values, as the model sees them.
 
     Args:
-        prefix: by which vLLM knows the layer. window: how many tokens one sees at the most, itself included.
-        scaling: of the scores.
+        layer: number of the layer. prefix: by which vLLM knows it. window: how many tokens one sees at the most, itself
+            included. scaling: of the scores.
 
     Where keys and values differ in size, the shorter ones get zeros, which change no score and no sum.
     """
@@ -27,17 +27,17 @@ class PagedAttention(StateLayer):
     supports_packed_documents = True
 
     def __init__(
-        self, config: RetNetConfig, prefix: str, vllm_config: VllmConfig, window: int | None, scaling: float
+        self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig, window: int | None, scaling: float
     ) -> None:
         super().__init__()
         ranks = vllm_config.parallel_config.tensor_parallel_size
-        self.heads, self.value_head_dim = config.num_attention_heads // ranks, config.value_head_dim
-        self.head_size = max(config.head_dim, config.value_head_dim)
+        heads, groups, head_dim, self.value_head_dim = config.mixer_sizes(layer)
+        self.heads, self.head_size = heads // ranks, max(head_dim, self.value_head_dim)
         self.attention = Attention(
             num_heads=self.heads,
             head_size=self.head_size,
             scale=scaling,
-            num_kv_heads=config.num_key_value_heads // ranks,
+            num_kv_heads=groups // ranks,
             cache_config=vllm_config.cache_config,
             quant_config=vllm_config.quant_config,
             per_layer_sliding_window=window,

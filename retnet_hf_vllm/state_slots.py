@@ -51,7 +51,8 @@ class RetentionBackend(LinearAttentionBackend):
 def slot_shape(config: RetNetConfig, ranks: int) -> tuple[int, int, int]:
     """(M, K, V) of a slot on each of so many ranks. Slots of all layers are as large as the largest."""
     retention = (layer for layer, kind in enumerate(config.layer_types) if kind == "linear_attention")
-    return max(map(config.state_heads, retention)) // ranks, config.head_dim, config.value_head_dim
+    matrices, key_sizes, value_sizes = zip(*map(config.state_shape, retention))
+    return max(matrices) // ranks, max(key_sizes), max(value_sizes)
 
 
 class StateSlots(MambaBase, RetNetStateLayer):
@@ -67,11 +68,14 @@ class StateSlots(MambaBase, RetNetStateLayer):
     def __init__(self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig) -> None:
         RetNetStateLayer.__init__(self)
         ranks = vllm_config.parallel_config.tensor_parallel_size
-        self.shape, self.matrices = slot_shape(config, ranks), config.state_heads(layer) // ranks
+        matrices, self.key_size, _ = config.state_shape(layer)
+        self.shape, self.matrices = slot_shape(config, ranks), matrices // ranks
         self.prefix = prefix
         self.window = None
         if config.retention_window is not None:
-            self.window = PagedAttention(config, f"{prefix}.window", vllm_config, config.retention_window, scaling=1.0)
+            self.window = PagedAttention(
+                config, layer, f"{prefix}.window", vllm_config, config.retention_window, scaling=1.0
+            )
         known = vllm_config.compilation_config.static_forward_context
         if prefix in known:
             raise ValueError(f"Duplicate layer name: {prefix}")
@@ -93,7 +97,7 @@ class StateSlots(MambaBase, RetNetStateLayer):
     @property
     def matrices_of_slots(self) -> Tensor:
         """(S, M, K, V)"""
-        return self.kv_cache[0][:, : self.matrices]
+        return self.kv_cache[0][:, : self.matrices, : self.key_size]
 
     def choose(self, slots: Tensor, next_position: Tensor) -> None:
         """The slots (D,) and positions (D,) of the requests of a step."""

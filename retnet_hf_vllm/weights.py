@@ -9,7 +9,7 @@ from itertools import chain
 from torch import Tensor
 
 from retnet_hf import RetNetConfig
-from retnet_hf.dialects import Dialect, dialect_of
+from retnet_hf.dialects import Dialect, dialect_of, renamed
 
 
 OURS = r"\.(retention|attention)\.o_proj\.weight$"
@@ -36,7 +36,7 @@ def _ours(name: str, weight: Tensor, config: RetNetConfig, dialect: Dialect | No
         if dialect.unused and re.search(dialect.unused, name):
             return
         fused = name.endswith(".mlp.gate_proj.weight") and len(weight) == 2 * config.intermediate_size
-        names, change = dialect.change(dialect.ours(name), config, fused)
+        names, change = dialect.change(renamed(name, dialect.modules_of(config)), config, fused)
         weights = change.forward([weight])
     for name, weight in zip(names, weights, strict=True):
         headless = not name.startswith(("model.", "lm_head."))  # of a model without a head

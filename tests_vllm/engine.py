@@ -32,6 +32,8 @@ MODELS = {
         "hybrid",
         WIDE | {"num_key_value_heads": 2, "decay_schedule": "geometric"},
     ),
+    "softmax attention of other heads, gated": ("hypenet", WIDE | {"attention_head_dim": 64, "num_key_value_heads": 2}),
+    "learned angles": ("transnormer", {}),
 }
 
 

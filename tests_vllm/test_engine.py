@@ -5,12 +5,15 @@
 import pytest
 import torch
 from engine import MODELS, engine, expected, generated, greedy, model_of, prompts
+from golden import SMALL, golden
 from small_models import VOCAB_SIZE, rounding, shake
 from test_checkpoint_loading import foreign, write_folder
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from retnet_hf import RetNetForCausalLM
+from retnet_hf_conversion.hypenet import to_hypenet
+from retnet_hf_conversion.transnormer import from_transnormer
 from retnet_hf_linearization.transfer import transfer
 from retnet_hf_vllm import register
 
@@ -102,6 +105,20 @@ def test_published_folders_are_served_as_they_are(dialect, tmp_path):
     write_folder(tmp_path, state_dict, config, layout="sharded")
     with engine(tmp_path) as llm:
         assert generated(llm, prompts((5, 30), seed=6)) == expected(model, prompts((5, 30), seed=6))
+
+
+@pytest.mark.parametrize("family", ["hypenet", "transnormer"])
+def test_folders_of_heirs_are_served_as_they_are(family, tmp_path):
+    if family == "hypenet":
+        model = model_of("softmax attention of other heads, gated")
+        state_dict, config = to_hypenet(model)
+    else:
+        data = golden("transnormer/published_like", SMALL)
+        model, state_dict, config = from_transnormer(data.state_dict, data.config), data.state_dict, data.config
+    write_folder(tmp_path, state_dict, config, layout="sharded")
+    asked = [[token % model.config.vocab_size for token in prompt] for prompt in prompts((5, 30), seed=6)]
+    with engine(tmp_path) as llm:
+        assert generated(llm, asked) == expected(model, asked)
 
 
 def test_in_bfloat16_each_token_is_among_the_best_of_the_model_in_bfloat16(tmp_path):

@@ -38,6 +38,9 @@ def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
     def base(**options: Any) -> dict[str, Any]:
         return BASE | options
 
+    def started(exchanged: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+        return base(**SMALL, **options, exchanged={"start": "torch", **(exchanged or {})})
+
     def parts(**exchanged: Any) -> dict[str, Any]:
         return {"exchanged": exchanged}
 
@@ -52,6 +55,37 @@ def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
         (base(exchanged=like), RATES[1:]),
         (base(**SMALL, exchanged={**like, "start": "torch"}), RATES[1:]),
         (base(exchanged={**like, "start": "torch"}), RATES[1:]),
+        # with PyTorch's start
+        (base(**SMALL, exchanged={"start": "torch"}), RATES),
+        (base(**SMALL, exchanged={"start": "torch", "norm": "layer"}), RATES),
+        (base(exchanged={"start": "torch"}), RATES),
+        (base(**SMALL, exchanged={**like, "mixer": None, "start": "torch"}), RATES),
+        (base(**SMALL, exchanged={**like, "feed_forward": None, "start": "torch"}), RATES),
+        (base(**SMALL, exchanged={**like, "norm": None, "start": "torch"}), RATES[1:]),
+        (base(**SMALL, use_rotary=False, exchanged={"start": "torch", "divisor": 1e-2}), RATES),
+        # what helps beside that start
+        (started(tie_word_embeddings=True), RATES[:1]),
+        (started(use_head_norm=True), RATES[:1]),
+        (started(use_rotary=False), RATES[:1]),
+        (base(**SMALL, initializer_range=0.05), RATES[:1]),
+        (base(**SMALL, initializer_range=0.1), RATES[:1]),
+        (base(initializer_range=0.05), RATES[:1]),
+        (started(feature_map="silu"), RATES[:1]),
+        (started(feature_map="relu2"), RATES[:1]),
+        (started(feature_map=None), RATES[:1]),
+        (started(feature_map="exponential"), RATES[:1]),
+        (started(feature_map="elu_plus_one"), RATES[:1]),
+        (started(key_expansion=0.5), RATES[:1]),
+        (started(value_expansion=1), RATES[:1]),
+        (started(hidden_act="relu2"), RATES[:1]),
+        (started(hidden_act="relu2", use_gated_mlp=False), RATES[:1]),
+        (started(output_gate_act="sigmoid"), RATES[:1]),
+        (started(value_act="silu"), RATES[:1]),
+        (started({"out_scale": 0.35}), RATES[:1]),
+        (started({"value_residual": True}), RATES[:1]),
+        (started({"bonus": True}), RATES[:1]),
+        (started(use_qk_norm=True), RATES[:1]),
+        (started(head_norm_groups=1, use_head_norm=True), RATES[:1]),
         # retention in RWKV's surroundings, with sums that are divided
         (base(**SMALL, use_rotary=False, exchanged=divided), RATES),
         (base(**SMALL, exchanged={"norm": "layer", "start": "rwkv"}), RATES),
