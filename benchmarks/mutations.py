@@ -169,6 +169,28 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "streaming",
         [("        if not _is_within_epoch(state):", "        if False:")],
     ),
+    "weight_changes": (
+        "conversion_heirs",
+        [
+            ("return list(tensors[0].tensor_split(self.parts))", "return list(tensors[0].tensor_split(self.parts))[::-1]"),
+            (
+                "unflatten(0, (self.heads, self.parts, -1)).unbind(1)]",
+                "unflatten(0, (self.parts, self.heads, -1)).unbind(0)]",
+            ),
+            ("[first[0][:half], rest[0], first[0][half:], rest[1]]", "[first[0], rest[0], rest[1]]"),
+        ],
+    ),
+    "dialects": (
+        "conversion_heirs",
+        [
+            ('modules.append((f"layers.{layer}.{self.mixer}", f"layers.{layer}.{own}"))', "pass"),
+            ("return Change() if turned == config.head_dim else", "return Change() if turned else"),
+            (
+                "Rows([heads * size, groups * size, groups * size], [turn, turn",
+                "Rows([heads * size, groups * size, groups * size], [turn, Change()",
+            ),
+        ],
+    ),
     "state_fingerprint": ("state_algebra configuration", [("*WITHOUT_EFFECT)]", '"rms_norm_eps")]')]),
 }
 

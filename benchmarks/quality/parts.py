@@ -120,7 +120,8 @@ def exchange(model: nn.Module, parts: dict[str, Any], width: int) -> nn.Module:
             matrices and small embeddings, "orthogonal", these matrices alone, or "torch", the usual start of PyTorch;
             divisor, the least sum of weights that the output is divided by; value_residual, whether later layers add the
             values of the first one; bonus, a learned weight of each token itself; out_scale, a factor on the last matrix of
-            each branch.
+            each branch; embedding, the standard deviation of embeddings at the start; head, a factor on the matrix of the
+            head.
         width: of the feed-forward.
     """
     config, base = model.config, model.model
@@ -139,6 +140,10 @@ def exchange(model: nn.Module, parts: dict[str, Any], width: int) -> nn.Module:
         base.norm = nn.LayerNorm(size)
         base.embed_norm = None if base.embed_norm is None else nn.LayerNorm(size)
     restart(model, parts.get("start"), parts.get("out_scale", 1.0))
+    with torch.no_grad():
+        if "embedding" in parts:
+            base.embed_tokens.weight.normal_(std=parts["embedding"])
+        model.lm_head.weight.mul_(parts.get("head", 1.0))
     return model
 
 
