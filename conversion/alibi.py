@@ -9,16 +9,19 @@ from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.foreign_config import alibi_schedule
 
 
-def require_alibi(config: RetNetConfig, target_format: str, factors: Sequence[float] | None) -> None:
+def require_alibi(
+    config: RetNetConfig, target_format: str, factors: Sequence[float] | None, interleaved: bool = True
+) -> None:
     """The decays that the layers of the other format have.
 
     Args:
         factors: on the slopes of each layer; None if there are none.
+        interleaved: whether the slopes are those of two schedules where heads are no power of two.
 
     Raises:
         ValueError: where the configuration has others.
     """
-    schedule, given = alibi_schedule(config.num_attention_heads), config.layer_decay_factors
+    schedule, given = alibi_schedule(config.num_attention_heads) if interleaved else "alibi", config.layer_decay_factors
     same = given is None if factors is None else given is not None and all(map(math.isclose, given, factors))
     if config.decay_schedule != schedule or not same:
         raise ValueError(

@@ -74,30 +74,28 @@ class Dropped(Change):
 
 
 class Joined(Change):
-    """Weights of experts, each in so many tensors, as one tensor (experts, rows, columns), times a factor."""
+    """Weights of experts, each in so many tensors, as one tensor (experts, rows, columns)."""
 
-    def __init__(self, experts: int, tensors: int, factor: float = 1.0) -> None:
-        self.experts, self.tensors, self.factor = experts, tensors, factor
+    def __init__(self, experts: int, tensors: int) -> None:
+        self.experts, self.tensors = experts, tensors
         self.label = f"{experts} experts joined"
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        joined = torch.stack(tensors).unflatten(0, (self.experts, self.tensors)).flatten(1, 2)
-        return [joined if self.factor == 1 else joined * self.factor]
+        return [torch.stack(tensors).unflatten(0, (self.experts, self.tensors)).flatten(1, 2)]
 
     def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        joined = tensors[0] if self.factor == 1 else tensors[0] / self.factor
-        return list(joined.unflatten(1, (self.tensors, -1)).flatten(0, 1).unbind(0))
+        return list(tensors[0].unflatten(1, (self.tensors, -1)).flatten(0, 1).unbind(0))
 
 
 class Scaled(Change):
-    """The values times a factor."""
+    """What another change makes, times a factor."""
 
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-        self.label = f"times {factor:g}"
+    def __init__(self, change: Change, factor: float) -> None:
+        self.change, self.factor = change, factor
+        self.label = f"{change.label}, times {factor:g}"
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0] * self.factor]
+        return [tensor * self.factor for tensor in self.change.forward(tensors)]
 
     def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        return [tensors[0] / self.factor]
+        return self.change.backward([tensor / self.factor for tensor in tensors])

@@ -105,7 +105,7 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
     }
 
     def theirs(name: str) -> str:
-        name = FLA.theirs(name)
+        name = FLA.theirs(name, ours)
         return name if ours.use_output_gate else name.replace("g_norm_swish_gate", "g_norm")
 
     moves = dialect_moves(

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from retnet_hf.configuration_hypenet import FIXED_IN_HYPENET, fields_of_hypenet
 from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.dialects import HYPENET, dialect_of
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from .alibi import require_alibi
-from .changes import Tied
 from .errors import CheckpointError
-from .plan import Move, Plan, model_from
+from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors
 from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
@@ -29,31 +29,13 @@ DESCRIPTION = "HypeNet (thunlp/hybrid-linear-attention), of layers lightning-att
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
-    return (config or {}).get("model_type") == "hypenet" or any(name.endswith(".self_attn.z_proj.weight") for name in names)
+    return (config or {}).get("model_type") == "hypenet" or dialect_of(names) is HYPENET
 
 
 def planned_moves(ours: RetNetConfig, tied_twice: bool) -> list[Move]:
     """Every move of the layout. `tied_twice`: whether the checkpoint has a head even if it is tied to the embedding."""
-    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
-    if ours.tie_word_embeddings:
-        moves = [Move((embedding, head), (embedding,), Tied()) if tied_twice else Move((embedding,), (embedding,))]
-    else:
-        moves = [Move((embedding,), (embedding,)), Move((head,), (head,))]
-    moves.append(Move(("model.norm.weight",), ("model.norm.weight",)))
-    for layer, kind in enumerate(ours.layer_types):
-        prefix = f"model.layers.{layer}"
-        mixer = "retention" if kind == "linear_attention" else "attention"
-        names = {
-            f"self_attn.{name}": f"{mixer}.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-        }
-        if mixer == "retention":
-            names |= {"self_attn.z_proj": "retention.g_proj", "self_attn.o_norm": "retention.head_norm"}
-        elif ours.attention_gate_act is not None:
-            names["self_attn.o_gate"] = "attention.g_proj"
-        names |= {"input_layernorm": "retention_norm", "post_attention_layernorm": "mlp_norm"}
-        names |= {f"mlp.{name}_proj": f"mlp.{name}_proj" for name in ("gate", "up", "down")}
-        moves += [Move((f"{prefix}.{theirs}.weight",), (f"{prefix}.{own}.weight",)) for theirs, own in names.items()]
-    return moves
+    copy = "lm_head.weight" if ours.tie_word_embeddings and tied_twice else None
+    return dialect_moves(HYPENET, ours, saved_tensors(empty_model(RetNetForCausalLM, ours)), copy=copy)
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:

@@ -9,6 +9,7 @@ What their configurations mean is said in `retnet_hf/configuration_minimax.py`.
 """
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,13 +24,13 @@ from retnet_hf.configuration_minimax import (
     fields_beside_factors,
 )
 from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.dialects import MINIMAX, MINIMAX_IN_MEMORY
 from retnet_hf.modeling_retnet import RetNetForCausalLM
-from retnet_hf.weight_changes import Change, HeadsApart, RotatedFirst
 
 from .alibi import require_alibi
-from .changes import Joined, Known, Scaled
+from .changes import Known, Scaled
 from .errors import CheckpointError
-from .plan import Move, Plan, model_from
+from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors
 from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
@@ -49,53 +50,15 @@ def planned_moves(ours: RetNetConfig, betas: Mapping[str, float], together: bool
         betas: the factor on each kind of branch, which becomes a part of its last projection.
         together: whether all experts of a layer are two tensors, as in the memory of transformers' models.
     """
-    last, heads = ours.num_hidden_layers - 1, ours.num_attention_heads
-    turned = round(ours.head_dim * ours.rope_parameters.get("partial_rotary_factor", 1))
-    turn = Change() if turned == ours.head_dim else RotatedFirst(ours.head_dim, turned)
-    moves = [
-        Move(("model.embed_tokens.weight",), ("model.embed_tokens.weight",)),
-        Move(("model.layers.0.input_layernorm.weight",), ("model.embed_norm.weight",)),
-        Move(("model.norm.weight",), (f"model.layers.{last}.mlp_norm.weight",)),
-    ]
-    if not ours.tie_word_embeddings:
-        moves.append(Move(("lm_head.weight",), ("lm_head.weight",)))
-    for layer, kind in enumerate(ours.layer_types):
-        theirs, own = f"model.layers.{layer}", f"model.layers.{layer}"
-        mixer, attention = f"{theirs}.self_attn", f"{own}.attention"
-        moves.append(Move((f"{theirs}.post_attention_layernorm.weight",), (f"{own}.retention_norm.weight",)))
-        if layer < last:
-            moves.append(Move((f"model.layers.{layer + 1}.input_layernorm.weight",), (f"{own}.mlp_norm.weight",)))
-        by_beta = Scaled(betas[kind]) if betas[kind] != 1 else Change()
-        if kind == "linear_attention":
-            attention = f"{own}.retention"
-            projections = tuple(f"{attention}.{name}_proj.weight" for name in "qkv")
-            moves += [
-                Move((f"{mixer}.qkv_proj.weight",), projections, HeadsApart(heads, 3)),
-                Move((f"{mixer}.output_gate.weight",), (f"{attention}.g_proj.weight",)),
-                Move((f"{mixer}.norm.weight",), (f"{attention}.head_norm.weight",)),
-                Move((f"{mixer}.out_proj.weight",), (f"{attention}.o_proj.weight",), by_beta),
-            ]
-        else:
-            moves += [
-                Move(
-                    (f"{mixer}.{name}_proj.weight",), (f"{attention}.{name}_proj.weight",), Change() if name == "v" else turn
-                )
-                for name in "qkv"
-            ]
-            moves.append(Move((f"{mixer}.o_proj.weight",), (f"{attention}.o_proj.weight",), by_beta))
-        experts, down = f"{own}.mlp.experts", Scaled(betas["mlp"]) if betas["mlp"] != 1 else Change()
-        block = f"{theirs}.mlp" if together else f"{theirs}.block_sparse_moe"
-        moves.append(Move((f"{block}.gate.weight",), (f"{own}.mlp.router.weight",)))
-        if together:
-            moves.append(Move((f"{block}.experts.gate_up_proj",), (f"{experts}.gate_up_proj",)))
-            moves.append(Move((f"{block}.experts.down_proj",), (f"{experts}.down_proj",), down))
-        else:
-            numbers = range(ours.num_experts)
-            pairs = tuple(f"{block}.experts.{number}.{name}.weight" for number in numbers for name in ("w1", "w3"))
-            moves.append(Move(pairs, (f"{experts}.gate_up_proj",), Joined(ours.num_experts, 2)))
-            rows = tuple(f"{block}.experts.{number}.w2.weight" for number in numbers)
-            moves.append(Move(rows, (f"{experts}.down_proj",), Joined(ours.num_experts, 1, betas["mlp"])))
-    return moves
+    dialect = MINIMAX_IN_MEMORY if together else MINIMAX
+    moves = dialect_moves(dialect, ours, saved_tensors(empty_model(RetNetForCausalLM, ours)))
+    last = {
+        ".retention.o_proj.weight": betas["linear_attention"],
+        ".attention.o_proj.weight": betas["full_attention"],
+        ".mlp.experts.down_proj": betas["mlp"],
+    }
+    beta = [next((beta for end, beta in last.items() if move.targets[0].endswith(end)), 1.0) for move in moves]
+    return [move if factor == 1 else replace(move, change=Scaled(move.change, factor)) for move, factor in zip(moves, beta)]
 
 
 def decay_buffers(ours: RetNetConfig, block_size: int) -> list[Move]:
@@ -186,7 +149,7 @@ def to_minimax(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         ("bidirectional", False),
     )
     layers = ours.num_hidden_layers
-    require_alibi(ours, NAME, depth_factors(layers))
+    require_alibi(ours, NAME, depth_factors(layers), interleaved=False)
     if ours.num_experts is None:
         raise ValueError(f"num_experts must be a number for the format {NAME}, got None.")
     partial = ours.rope_parameters.get("partial_rotary_factor", 1.0)

@@ -20,10 +20,10 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.dialects import Dialect
+from retnet_hf.dialects import Dialect, renamed
 from retnet_hf.weight_changes import Change
 
-from .changes import Dropped, Known, Tied
+from .changes import Dropped, Joined, Known, Tied
 from .errors import CheckpointError
 from .shapes import Shape, shapes_of
 
@@ -200,22 +200,49 @@ def xpos_buffers(prefix: str, head_dim: int, decays: list[float]) -> list[Move]:
 
 
 def dialect_moves(
-    dialect: Dialect, config: RetNetConfig, names: Iterable[str], theirs: Callable[[str], str], copy: str | None
+    dialect: Dialect,
+    config: RetNetConfig,
+    names: Iterable[str],
+    theirs: Callable[[str], str] | None = None,
+    copy: str | None = None,
 ) -> list[Move]:
     """The moves that fill a RetNet's tensors of these names from a checkpoint in a dialect.
 
     Args:
-        theirs: the foreign name for one of ours.
+        theirs: the foreign name for one of ours, where it is not that of `Dialect.theirs`.
         copy: the foreign name of a head that is a copy of the embedding, or None if there is none.
     """
+    modules = [(ours, theirs) for theirs, ours in dialect.modules_of(config)]
+    theirs = theirs or (lambda name: renamed(name, modules))
+    changes = {ends[0]: (end, ends, change) for end, (ends, change) in dialect.changes(config, fused=False).items()}
+    others = tuple(end for _, ends, _ in changes.values() for end in ends[1:])  # filled by the tensor of a first one
     moves = []
     for name in names:
-        targets, change = dialect.change(name, config)
+        if name.endswith(others):
+            continue
+        if dialect.experts is not None and ".mlp.experts." in name:
+            moves.append(experts_move(dialect.experts, name, config.num_experts, theirs))
+            continue
+        first = next((end for end in changes if name.endswith(end)), "")
+        end, ends, change = changes.get(first, ("", ("",), Change()))
+        stem = name.removesuffix(first)
         if copy is not None and name.endswith("embed_tokens.weight"):
-            moves.append(Move((theirs(name), copy), targets, Tied()))
+            moves.append(Move((theirs(name), copy), (name,), Tied()))
         else:
-            moves.append(Move((theirs(name),), targets, change))
+            moves.append(Move((theirs(stem + end),), tuple(stem + each for each in ends), change))
     return moves
+
+
+def experts_move(parts: tuple[str, str, str], name: str, experts: int, theirs: Callable[[str], str]) -> Move:
+    """The move that joins the tensors of experts.
+
+    Args:
+        parts: foreign names of gate, up and down projection. name: ours of the joint tensor.
+    """
+    prefix, _, joint = name.rpartition(".")
+    parts = parts[:2] if joint == "gate_up_proj" else parts[2:]
+    sources = tuple(theirs(f"{prefix}.{number}.{part}.weight") for number in range(experts) for part in parts)
+    return Move(sources, (name,), Joined(experts, len(parts)))
 
 
 def model_from(plan: Callable[[dict[str, Shape], dict | None], Plan], state_dict: Mapping[str, Tensor], config: Any):

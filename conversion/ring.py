@@ -12,13 +12,12 @@ from torch import Tensor
 
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.configuration_ring import FIXED, MODEL_TYPES, depth_factors, fields_of_ring, kinds_of
+from retnet_hf.dialects import RING
 from retnet_hf.modeling_retnet import RetNetForCausalLM
-from retnet_hf.weight_changes import Change, RotatedFirst, Rows
 
 from .alibi import require_alibi
-from .changes import Joined
 from .errors import CheckpointError
-from .plan import Move, Plan, model_from
+from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors
 from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
@@ -33,55 +32,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
 
 def planned_moves(ours: RetNetConfig) -> list[Move]:
     """Every move of the layout."""
-    heads, size = ours.num_attention_heads, ours.head_dim
-    turned = round(size * ours.rope_parameters.get("partial_rotary_factor", 1))
-    turn = Change() if turned == size else RotatedFirst(size, turned)
-    moves = [
-        Move(("model.word_embeddings.weight",), ("model.embed_tokens.weight",)),
-        Move(("model.norm.weight",), ("model.norm.weight",)),
-    ]
-    if not ours.tie_word_embeddings:
-        moves.append(Move(("lm_head.weight",), ("lm_head.weight",)))
-    for layer, kind in enumerate(ours.layer_types):
-        prefix = f"model.layers.{layer}"
-        theirs, own = f"{prefix}.attention", f"{prefix}.{'retention' if kind == 'linear_attention' else 'attention'}"
-        groups = ours.mixer_sizes(layer)[1]
-        joint = Rows([heads * size, groups * size, groups * size], [turn, turn, Change()])
-        moves += [
-            Move((f"{theirs}.query_key_value.weight",), tuple(f"{own}.{name}_proj.weight" for name in "qkv"), joint),
-            Move((f"{theirs}.query_layernorm.weight",), (f"{own}.q_norm.weight",), turn),
-            Move((f"{theirs}.key_layernorm.weight",), (f"{own}.k_norm.weight",), turn),
-            Move((f"{theirs}.dense.weight",), (f"{own}.o_proj.weight",)),
-            Move((f"{prefix}.input_layernorm.weight",), (f"{prefix}.retention_norm.weight",)),
-            Move((f"{prefix}.post_attention_layernorm.weight",), (f"{prefix}.mlp_norm.weight",)),
-        ]
-        if kind == "linear_attention":
-            moves.append(Move((f"{theirs}.g_proj.weight",), (f"{own}.g_proj.weight",)))
-            moves.append(Move((f"{theirs}.g_norm.weight",), (f"{own}.head_norm.weight",)))
-        moves += feed_forward_moves(ours, f"{prefix}.mlp", ours.has_experts(layer))
-    return moves
-
-
-def feed_forward_moves(ours: RetNetConfig, mlp: str, of_experts: bool) -> list[Move]:
-    """The moves of one layer's feed-forward."""
-    networks = [(mlp, mlp)]
-    moves = []
-    if of_experts:
-        networks = [(f"{mlp}.shared_experts", f"{mlp}.shared")] if ours.n_shared_experts else []
-        numbers, experts = range(ours.num_experts), f"{mlp}.experts"
-        pairs = tuple(f"{experts}.{number}.{name}_proj.weight" for number in numbers for name in ("gate", "up"))
-        downs = tuple(f"{experts}.{number}.down_proj.weight" for number in numbers)
-        moves += [
-            Move((f"{mlp}.gate.weight",), (f"{mlp}.router.weight",)),
-            Move(pairs, (f"{experts}.gate_up_proj",), Joined(ours.num_experts, 2)),
-            Move(downs, (f"{experts}.down_proj",), Joined(ours.num_experts, 1)),
-        ]
-        if ours.use_router_bias:
-            moves.append(Move((f"{mlp}.gate.expert_bias",), (f"{mlp}.router.bias",)))
-    names = ("gate", "up", "down")
-    return moves + [
-        Move((f"{theirs}.{name}_proj.weight",), (f"{own}.{name}_proj.weight",)) for theirs, own in networks for name in names
-    ]
+    return dialect_moves(RING, ours, saved_tensors(empty_model(RetNetForCausalLM, ours)))
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:

@@ -104,7 +104,7 @@ def planned_moves(
     """
 
     def theirs(name: str) -> str:
-        return head if name == "lm_head.weight" else body + TORCHSCALE.theirs(name.removeprefix("model."))
+        return head if name == "lm_head.weight" else body + TORCHSCALE.theirs(name.removeprefix("model."), ours)
 
     copy = head if ours.tie_word_embeddings and tied_twice else None
     moves = dialect_moves(TORCHSCALE, ours, saved_tensors(empty_model(model_class, ours)), theirs, copy)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.configuration_transnormer import ACTIVATIONS, EPSILON, depth_factors, fields_of_transnormer
+from retnet_hf.dialects import TRANSNORMER, dialect_of
 from retnet_hf.modeling_retnet import RetNetForCausalLM
-from retnet_hf.weight_changes import Split, Squeezed
 
 from .alibi import require_alibi
 from .errors import CheckpointError
-from .plan import Move, Plan, model_from
+from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors
 from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
@@ -28,25 +28,12 @@ DESCRIPTION = "TransNormerLLM (OpenNLPLab/TransNormerLLM-*)"
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
-    return any(name.endswith(".token_mixer.qkvu_proj.weight") for name in names)
+    return dialect_of(names) is TRANSNORMER
 
 
 def planned_moves(ours: RetNetConfig) -> list[Move]:
     """Every move of the layout."""
-    moves = [Move((name,), (name,)) for name in ("model.embed_tokens.weight", "lm_head.weight")]
-    for layer in range(ours.num_hidden_layers):
-        mixer, own = f"model.layers.{layer}.token_mixer", f"model.layers.{layer}.retention"
-        parts = tuple(f"{own}.{name}_proj.weight" for name in "qkvg")
-        moves += [
-            Move((f"{mixer}.qkvu_proj.weight",), parts, Split(4)),
-            Move((f"{mixer}.out_proj.weight",), (f"{own}.o_proj.weight",)),
-        ]
-        if layer in (ours.learned_rotary_layers or ()):
-            moves.append(Move((f"{mixer}.lrpe.theta",), (f"{own}.learned_rotation.angle",), Squeezed()))
-        names = zip(("l1", "l2", "l3"), ("gate", "up", "down"))
-        channel, mlp = f"model.layers.{layer}.channel_mixer", f"model.layers.{layer}.mlp"
-        moves += [Move((f"{channel}.{theirs}.weight",), (f"{mlp}.{name}_proj.weight",)) for theirs, name in names]
-    return moves
+    return dialect_moves(TRANSNORMER, ours, saved_tensors(empty_model(RetNetForCausalLM, ours)))
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:

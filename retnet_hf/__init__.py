@@ -105,7 +105,8 @@ def __dir__() -> list[str]:
 for _config_class in _MODELS:
     register(_config_class, partial(_models, _config_class))
 for _family in HEIRS:
-    transformers.AutoConfig.register(_family.model_type, _family, exist_ok=True)
+    if _family.model_type not in transformers.CONFIG_MAPPING:  # another library's, or one that transformers has by now
+        transformers.AutoConfig.register(_family.model_type, _family)
 when_imported("transformers.models.auto.image_processing_auto", _register_image_processors)
 when_imported("peft.utils", _register_target_modules)
 when_imported("fla.models.retnet", partial(claim_model_type, RetNetConfig))  # which takes the model_type "retnet"

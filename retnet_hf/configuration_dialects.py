@@ -30,7 +30,7 @@ WITHOUT_EFFECT_IN_TRANSFORMERS = frozenset((
     "pruned_heads", "tf_legacy_loss", "tie_encoder_decoder", "torchscript", "use_bfloat16",
 ))  # fmt: skip
 # Keys that are no fields of a configuration, but that transformers reads where they have a value.
-_READ_BY_TRANSFORMERS = frozenset((
+READ_BY_TRANSFORMERS = frozenset((
     "attn_implementation", "experts_implementation", "model_type", "name_or_path", "num_labels", "output_attentions",
     "partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta", "sep_token_id",
     "task_specific_params", "tokenizer_class", "torch_dtype",
@@ -74,7 +74,7 @@ def read_dialect(given: dict[str, Any], aliases: Collection[str]) -> tuple[dict[
     else:
         return {}, left
 
-    known = {*aliases, "hidden_ratio", *_READ_BY_TRANSFORMERS}
+    known = {*aliases, "hidden_ratio", *READ_BY_TRANSFORMERS}
     kept = {key: value for key, value in left.items() if value is not None and (key in known or key.startswith("_"))}
     without_effect = _WITHOUT_EFFECT_IN_TORCHSCALE | WITHOUT_EFFECT_IN_TRANSFORMERS | set(GenerationConfig().to_dict())
     unknown = left.keys() - known - without_effect - {key for key in left if key.startswith("_")}

@@ -20,6 +20,7 @@ READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     **dict.fromkeys(MINIMAX, fields_of_minimax),
     **dict.fromkeys(RING, fields_of_ring),
 }
+OF_EXPERTS = (*MINIMAX, *RING)
 REFUSED = {
     "minicpm_sala": "its softmax layers are block-sparse beyond the dense_len (8192) tokens of its sparse_config, and have "
     "no norms of queries and keys, which its layers of retention have"
@@ -49,6 +50,12 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
     family = family_of(content)
     if family is None:
         return content
-    kept = ("torch_dtype", "dtype", "quantization_config", "num_labels", "attn_implementation", "_commit_hash")
+    if content.get("quantization_config"):
+        raise ValueError(
+            f"quantization_config in config.json has no counterpart for the family {family}: load the weights that are not "
+            "quantised, with a quantization_config as an argument"
+        )
+    labels = ("num_labels", "id2label", "label2id", "problem_type")
+    kept = ("torch_dtype", "dtype", "attn_implementation", "_commit_hash", *labels)
     others = {name: content[name] for name in kept if content.get(name) is not None}
     return {"model_type": "retnet"} | READERS[family](content) | others

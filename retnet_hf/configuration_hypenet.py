@@ -87,8 +87,16 @@ def fields_of_hypenet(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def rope_theta(config: dict[str, Any]) -> float:
-    """The base of the rotation, which newer files keep among `rope_parameters`."""
-    return (config.get("rope_parameters") or {}).get("rope_theta") or config.get("rope_theta", 10000.0)
+    """The base of the rotation, which newer files keep among `rope_parameters`.
+
+    Raises:
+        ValueError: for a rotation by another rule.
+    """
+    base, stated = config.get("rope_theta", 10000.0), config.get("rope_parameters") or {}
+    plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": stated.get("rope_theta")}
+    if stated != {name: plain.get(name) for name in stated}:
+        raise ValueError(f"rope_parameters in config.json must be of rope_type default, for whole heads, got {stated!r}")
+    return stated.get("rope_theta") or base
 
 
 def log_base(scaling: str | float | None) -> float | None:

@@ -62,6 +62,8 @@ def fields_beside_factors(content: dict[str, Any]) -> dict[str, Any]:
     config = ForeignConfig(content, "minimax", WITHOUT_EFFECT)
     factors_of_branches(config)
     config.require_one_value(sliding_window=None, shared_intermediate_size=0, postnorm=True, use_qk_norm=False)
+    if "attn_type_list" in config and not config.get("postnorm"):  # without it, the stream is not normalised there
+        raise ValueError("postnorm in config.json must be True for the format minimax, got none")
     layers, heads, hidden = config["num_hidden_layers"], config["num_attention_heads"], config["hidden_size"]
     head_dim = config.get("head_dim") or hidden // heads
     kinds = config.get("layer_types")

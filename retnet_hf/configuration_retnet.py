@@ -50,7 +50,7 @@ class RetNetConfig(PreTrainedConfig):
     r"""Configuration of a RetNet (arXiv 2307.08621). The defaults are those of the fla-hub checkpoints, at 1.3B.
 
     A published `config.json` of either dialect, flash-linear-attention's or torchscale's and syncdoth's, is read as it is:
-    their spellings are translated, as are those of HypeNet and TransNormerLLM. It is saved in ours.
+    their spellings are translated, as are those of HypeNet, TransNormerLLM, MiniMax and Ring. It is saved in ours.
 
     Args:
         vocab_size (`int`): number of tokens.
@@ -276,6 +276,11 @@ class RetNetConfig(PreTrainedConfig):
         """As in transformers, and for files of other families, too: see `configuration_heirs.py`."""
         content, kwargs = super().get_config_dict(*args, **kwargs)
         return fields_of(content), kwargs
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "RetNetConfig":
+        """As in transformers, and for the fields of other families, too."""
+        return super().from_dict(fields_of(config_dict), **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:
         keep_model_type(type(self))
@@ -585,10 +590,14 @@ class HeirConfig:
 
     model_type = ""
 
+    def __new__(cls, **content: Any) -> RetNetConfig:
+        """The configuration of a model that the family's fields describe."""
+        return RetNetConfig.from_dict({"model_type": cls.model_type} | content)
+
     @staticmethod
     def from_dict(content: dict[str, Any], **kwargs: Any) -> RetNetConfig:
         """As `RetNetConfig.from_dict`."""
-        return RetNetConfig.from_dict(fields_of(content), **kwargs)
+        return RetNetConfig.from_dict(content, **kwargs)
 
 
 # of the families that transformers has no models of

@@ -38,7 +38,7 @@ def kinds_of(layers: int, group: int) -> list[str]:
 
 def depth_factors(layers: int) -> list[float]:
     """Factors on ALiBi's slopes: layers are counted from -1."""
-    return [1 - (layer - 1) / (layers - 1) + 1e-5 for layer in range(layers)]
+    return [1 - (layer - 1) / max(layers - 1, 1) + 1e-5 for layer in range(layers)]
 
 
 def fields_of_ring(content: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +51,14 @@ def fields_of_ring(content: dict[str, Any]) -> dict[str, Any]:
     config.require_one_value(**FIXED)
     hidden, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
     size = config.get("head_dim") or hidden // heads
-    partial = config["rotary_dim"] / size if config.get("rotary_dim") else config.get("partial_rotary_factor", 1.0)
+    partial = config.get("partial_rotary_factor", (config.get("rotary_dim") or size) / size)
+    if config.get("rotary_dim") not in (None, partial * size):
+        raise ValueError(
+            f"rotary_dim in config.json must be partial_rotary_factor ({partial}) times the head size ({size}), or absent, "
+            f"got {config['rotary_dim']}"
+        )
+    if config["layer_group_size"] < 1:
+        raise ValueError(f"layer_group_size in config.json must be at least 1, got {config['layer_group_size']}")
     width, shared = config["moe_intermediate_size"], config.get("num_shared_experts") or 0
     if config.get("moe_shared_expert_intermediate_size") not in (None, width) and shared:
         raise ValueError(

@@ -6,9 +6,8 @@
 under our own names.
 """
 
-import re
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from .configuration_retnet import RetNetConfig
 from .weight_changes import Change, HeadsApart, PairsApart, RotatedFirst, Rows, Split, Squeezed
@@ -24,6 +23,7 @@ class Dialect:
         interleaved: whether queries and keys are rotated in pairs (2i, 2i+1), where ours are (i, i + K/2).
         unused: pattern of tensors that follow from the configuration.
         mixer: their name for what is `retention` or `attention` here, by the kind of the layer.
+        parts: (their name, our name) of modules of our `retention` and of our `attention`, where `mixer` is given.
         norms_ahead: whether the norm of a branch is named after the branch that follows it, and that of the last
             feed-forward is the last norm of the model.
         changed: tensors whose values change: end of our name, ends of the tensors of ours that it fills, and the change.
@@ -36,29 +36,32 @@ class Dialect:
     interleaved: bool = False
     unused: str | None = None
     mixer: str | None = None
+    parts: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     norms_ahead: bool = False
     changed: tuple[tuple[str, tuple[str, ...], Callable[[RetNetConfig], Change]], ...] = ()
     experts: tuple[str, str, str] | None = None
 
     def ours(self, name: str) -> str:
-        """Our name for one of theirs, of a dialect whose names do not depend on the kind of the layer."""
+        """Our name for one of theirs, of a dialect whose names do not depend on the configuration."""
         return renamed(name, self.modules)
 
-    def theirs(self, name: str) -> str:
+    def theirs(self, name: str, config: RetNetConfig) -> str:
         """Their name for one of ours."""
-        return renamed(name, [(ours, theirs) for theirs, ours in self.modules])
+        return renamed(name, [(ours, theirs) for theirs, ours in self.modules_of(config)])
 
     def modules_of(self, config: RetNetConfig) -> list[tuple[str, str]]:
         """(their name, our name) in a model of this configuration, replaced in this order."""
-        modules, last = [], config.num_hidden_layers - 1
+        modules, last = list(self.modules), config.num_hidden_layers - 1
+        for layer, kind in enumerate(config.layer_types if self.mixer else ()):
+            own = "retention" if kind == "linear_attention" else "attention"
+            theirs, ours = f"layers.{layer}.{self.mixer}", f"layers.{layer}.{own}"
+            modules += [(f"{theirs}.{part}", f"{ours}.{name}") for part, name in self.parts.get(own, ())]
+            modules.append((theirs, ours))
         if self.norms_ahead:
             modules.append(("layers.0.input_layernorm", "embed_norm"))
             modules += [(f"layers.{layer + 1}.input_layernorm", f"layers.{layer}.mlp_norm") for layer in range(last)]
-            modules.append(("model.norm", f"model.layers.{last}.mlp_norm"))
-        for layer, kind in enumerate(config.layer_types if self.mixer else ()):
-            own = "retention" if kind == "linear_attention" else "attention"
-            modules.append((f"layers.{layer}.{self.mixer}", f"layers.{layer}.{own}"))
-        return [*self.modules, *modules]
+            modules.append(("norm", f"layers.{last}.mlp_norm"))
+        return modules
 
     def changes(self, config: RetNetConfig, fused: bool) -> dict[str, tuple[tuple[str, ...], Change]]:
         """The tensors whose values change: suffix of our name -> (suffixes of the tensors of ours that it fills, change).
@@ -84,9 +87,10 @@ class Dialect:
 
 def renamed(name: str, modules: Iterable[tuple[str, str]]) -> str:
     """A name in which modules have other names."""
+    name = f".{name}"
     for old, new in modules:
-        name = re.sub(rf"\b{re.escape(old)}\.", f"{new}.", name)
-    return name
+        name = name.replace(f".{old}.", f".{new}.")
+    return name[1:]
 
 
 def rotated_first(config: RetNetConfig) -> Change:
@@ -141,14 +145,9 @@ TORCHSCALE = Dialect(
 HYPENET = Dialect(
     name="hypenet",
     sign=".self_attn.z_proj.weight",
-    modules=(
-        ("self_attn.z_proj", "retention.g_proj"),
-        ("self_attn.o_norm", "retention.head_norm"),
-        ("self_attn.o_gate", "attention.g_proj"),
-        ("input_layernorm", "retention_norm"),
-        ("post_attention_layernorm", "mlp_norm"),
-    ),
+    modules=(("input_layernorm", "retention_norm"), ("post_attention_layernorm", "mlp_norm")),
     mixer="self_attn",
+    parts={"retention": (("z_proj", "g_proj"), ("o_norm", "head_norm")), "attention": (("o_gate", "g_proj"),)},
 )
 
 TRANSNORMER = Dialect(
@@ -174,13 +173,11 @@ MINIMAX = Dialect(
     modules=(
         ("block_sparse_moe.gate", "mlp.router"),
         ("block_sparse_moe", "mlp"),
-        ("self_attn.output_gate", "retention.g_proj"),
-        ("self_attn.out_proj", "retention.o_proj"),
-        ("self_attn.norm", "retention.head_norm"),
         ("post_attention_layernorm", "retention_norm"),
     ),
     unused=r"\.(self_attn|retention)\.(slope_rate|(query|key|diagonal)_decay)$",
     mixer="self_attn",
+    parts={"retention": (("output_gate", "g_proj"), ("out_proj", "o_proj"), ("norm", "head_norm"))},
     norms_ahead=True,
     changed=(
         (
@@ -191,6 +188,15 @@ MINIMAX = Dialect(
         *((f".attention.{name}_proj.weight", (f".attention.{name}_proj.weight",), rotated_first) for name in "qk"),
     ),
     experts=("w1", "w3", "w2"),
+)
+
+# as transformers' models have it in memory, with the experts of a layer in two tensors
+MINIMAX_IN_MEMORY = replace(
+    MINIMAX,
+    name="minimax in memory",
+    sign=".self_attn.output_gate.weight",
+    modules=(("mlp.gate", "mlp.router"), ("post_attention_layernorm", "retention_norm")),
+    experts=None,
 )
 
 
@@ -204,21 +210,19 @@ def _of_ring(mixer: str, kind: str) -> list[tuple[str, tuple[str, ...], Callable
     ]
 
 
+_PARTS_OF_RING = ("query_layernorm", "q_norm"), ("key_layernorm", "k_norm"), ("dense", "o_proj")
 RING = Dialect(
     name="ring",
     sign=".attention.query_key_value.weight",
     modules=(
         ("word_embeddings", "embed_tokens"),
-        ("attention.query_layernorm", "attention.q_norm"),
-        ("attention.key_layernorm", "attention.k_norm"),
-        ("attention.g_norm", "attention.head_norm"),
-        ("attention.dense", "attention.o_proj"),
         ("input_layernorm", "retention_norm"),
         ("post_attention_layernorm", "mlp_norm"),
         ("mlp.gate", "mlp.router"),
         ("mlp.shared_experts", "mlp.shared"),
     ),
     mixer="attention",
+    parts={"retention": (*_PARTS_OF_RING, ("g_norm", "head_norm")), "attention": _PARTS_OF_RING},
     changed=(
         (".mlp.router.expert_bias", (".mlp.router.bias",), lambda _: Change()),
         *_of_ring("retention", "linear_attention"),
@@ -227,7 +231,7 @@ RING = Dialect(
     experts=("gate_proj", "up_proj", "down_proj"),
 )
 
-DIALECTS = (FLA, TORCHSCALE, HYPENET, TRANSNORMER, MINIMAX, RING)
+DIALECTS = (FLA, TORCHSCALE, HYPENET, TRANSNORMER, MINIMAX, MINIMAX_IN_MEMORY, RING)
 
 
 def dialect_of(names: Collection[str]) -> Dialect | None:

@@ -9,7 +9,10 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
-from .configuration_dialects import WITHOUT_EFFECT_IN_TRANSFORMERS
+from .configuration_dialects import READ_BY_TRANSFORMERS, WITHOUT_EFFECT_IN_TRANSFORMERS
+
+
+ROTATION = {"partial_rotary_factor", "rope_scaling", "rope_theta"}
 
 
 class ForeignConfig(dict):
@@ -26,6 +29,8 @@ class ForeignConfig(dict):
         self.target_format, self.without_effect, self.read = target_format, without_effect, set()
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise ValueError(f"{name} is missing in config.json, which the format {self.target_format} has")
         self.read.add(name)
         return super().__getitem__(name)
 
@@ -50,7 +55,7 @@ class ForeignConfig(dict):
     def require_all_read(self) -> None:
         """Raises ValueError for a field with a value that was not read and is not known to be without effect."""
         of_transformers = {*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), *WITHOUT_EFFECT_IN_TRANSFORMERS}
-        others = {"initializer_range", "model_type", "torch_dtype", "use_cache"}
+        others = {"initializer_range", "use_cache", *READ_BY_TRANSFORMERS} - ROTATION
         for name in self.keys() - self.read - of_transformers - others:
             off = self.get(name) in (None, False, "", [], {})
             if not off and not name.startswith("_") and not re.fullmatch(self.without_effect, name):

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """How `from_pretrained` reads a folder of published weights in any dialect of `dialects.py`.
 
-What transformers does not promise to keep is used in `names_in`, `RowConversion`, `loading_transforms`, `with_transforms`,
-`forget_transforms` and `tensor_parallel_share`, and nowhere else.
+What transformers does not promise to keep is used in `names_in`, `RowConversion`, `RowConverter`, `loading_transforms`,
+`with_transforms`, `forget_transforms` and `tensor_parallel_share`, and nowhere else.
 """
 
 import re
@@ -66,6 +66,34 @@ class RowConversion(ConversionOps):
         }
 
 
+class RowConverter(WeightConverter):
+    """One foreign tensor that fills one or more of ours.
+
+    Transformers quantises the first of them alone. Here each is quantised that the quantizer is for.
+    """
+
+    __slots__ = ()
+
+    def convert(self, layer_name: str, model=None, config=None, hf_quantizer=None, loading_info=None) -> dict[str, Tensor]:
+        quantize, self.quantization_operation = self.quantization_operation, None
+        tensors = super().convert(layer_name, model, config, hf_quantizer, loading_info)
+        made = {}
+        for name, tensor in tensors.items():
+            if quantize is None or not hf_quantizer.param_needs_quantization(model, name):
+                made[name] = tensor
+            else:
+                made |= quantize.convert(
+                    {name: tensor},
+                    source_patterns=self.source_patterns,
+                    target_patterns=self.target_patterns,
+                    full_layer_name=name,
+                    model=model,
+                    config=config,
+                    missing_keys=loading_info.missing_keys if loading_info else None,
+                )
+        return made
+
+
 def names_of(first: str, ends: list[str]) -> list[str]:
     """Names of the tensors that one tensor fills: the first one, and the ends of all."""
     return [first.removesuffix(ends[0]) + end for end in ends]
@@ -85,7 +113,7 @@ def loading_transforms(names: Collection[str], config: RetNetConfig) -> list[Wei
         WeightRenaming(rf"\b{re.escape(theirs)}\.", f"{ours}.") for theirs, ours in dialect.modules_of(config)
     ]
     for end, (ends, change) in dialect.changes(config, is_fused(names)).items():
-        transforms.append(WeightConverter(end, list(ends), [RowConversion(change)]))
+        transforms.append(RowConverter(end, list(ends), [RowConversion(change)]))
     if dialect.experts is not None:
         gate, up, down = (f".mlp.experts.*.{name}.weight" for name in dialect.experts)
         joined = [MergeModulelist(dim=0), Concatenate(dim=1)]

@@ -397,6 +397,7 @@ class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
         "attentions": [RetNetRetention, RetNetAttention],
         "router_logits": OutputRecorder(Router, index=0),
     }
+    _keep_in_fp32_modules_strict = ["router.bias"]  # rounded, it would choose other experts
     _supports_sdpa = True  # in the layers of a hybrid that are not retention
     _supports_flash_attn = True
     _supports_attention_backend = True

@@ -10,14 +10,18 @@ TESTED = "0.32"  # of vLLM
 
 def register() -> None:
     """Makes RetNets known to the vLLM of this process."""
+    from transformers import CONFIG_MAPPING
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFIG_CONVERTORS
 
     import retnet_hf  # noqa: F401, registers its configuration with the Auto classes
+    from retnet_hf.configuration_heirs import OF_EXPERTS
 
     from .configuration import HYBRID, RETENTION_ALONE, ServedArchitecture, ServingChecks
 
+    for model_type in OF_EXPERTS:  # vLLM's own classes serve these
+        CONFIG_MAPPING._extra_content.pop(model_type, None)
     MODEL_ARCH_CONFIG_CONVERTORS["retnet"] = ServedArchitecture
     for architecture in (RETENTION_ALONE, HYBRID):
         ModelRegistry.register_model(architecture, f"retnet_hf_vllm.modeling:{architecture}")

@@ -18,10 +18,18 @@ from golden import SMALL, Golden, golden
 from safetensors.torch import load_file, save_file
 from small_models import close
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, MiniMaxConfig, MiniMaxForCausalLM, MiniMaxModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    MiniMaxConfig,
+    MiniMaxForCausalLM,
+    MiniMaxModel,
+    TorchAoConfig,
+)
 from transformers.models.minimax import modeling_minimax
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
 from retnet_hf_conversion import hypenet, minimax, ring, transnormer
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.hypenet import from_hypenet, to_hypenet
@@ -332,7 +340,7 @@ BAD_FOLDERS = {
     "ring, too many experts": ("ring", "num_experts", 12, "experts.8.gate_proj.weight is missing"),
     "ring, another rotation": ("ring", "rope_scaling", {"rope_type": "yarn", "factor": 4.0}, "rope_scaling"),
     "ring, compressed keys": ("ring", "kv_lora_rank", 512, "kv_lora_rank in config.json"),
-    "ring, no rule of scores": ("ring", "score_function", None, "'score_function' is missing"),
+    "ring, no rule of scores": ("ring", "score_function", None, "score_function is missing in config.json"),
     "ring, an unknown field": (
         "ring",
         "num_kv_heads_for_linear_attn",
@@ -432,6 +440,124 @@ def test_a_folder_loads_as_it_is_and_is_saved_under_our_names(case, tmp_path, ca
     assert saved <= again.state_dict().keys()
     with torch.no_grad():
         close(again(data.tensors["input_ids"]).logits, data.tensors["logits"], 1e-5)
+
+
+@pytest.mark.parametrize("family", ["hypenet", "transnormer", "minimax", "ring"])
+def test_each_part_of_a_tensor_is_quantised_while_it_is_loaded(family, tmp_path, plain_minimax):
+    """As in a folder of ours, where each has a tensor of its own."""
+    pytest.importorskip("torchao")
+    from torchao.quantization import IntxWeightOnlyConfig
+    from torchao.quantization.granularity import PerAxis
+
+    folder_of(family, tmp_path / "theirs", plain_minimax)
+    RetNetForCausalLM.from_pretrained(tmp_path / "theirs").save_pretrained(tmp_path / "ours")
+    eight_bits = TorchAoConfig(IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PerAxis(0)))
+    ours, model = (
+        RetNetForCausalLM.from_pretrained(tmp_path / name, quantization_config=eight_bits, dtype=torch.float32)
+        for name in ("ours", "theirs")
+    )
+    ids = torch.arange(3, 27)[None]
+    with torch.no_grad():
+        close(model(ids).logits, ours(ids).logits, 1e-5)
+    plain = {name for name, weight in model.named_parameters() if type(weight.data) is torch.Tensor}
+    assert not [name for name in plain if name.endswith("k_proj.weight")]
+
+
+def test_the_bias_of_a_router_stays_in_float32(tmp_path):
+    """Rounded to bfloat16, it would choose other experts."""
+    data = golden("ring/published_like", SMALL)
+    biases = {name: value + 4.001 for name, value in data.state_dict.items() if name.endswith("expert_bias")}
+    others = {name: value.bfloat16() for name, value in data.state_dict.items()}
+    write(tmp_path, others | biases, data.config)
+    model = RetNetForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert model.dtype == torch.bfloat16
+    for name, bias in biases.items():
+        layer = int(name.split(".")[2])
+        assert torch.equal(model.model.layers[layer].mlp.router.bias, bias)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("hypenet", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters in config.json must be of"),
+        ("hypenet", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters in config.json must be of"),
+        ("hypenet", {"quantization_config": {"quant_method": "gptq"}}, "load the weights that are not quantised"),
+        ("ring", {"rotary_dim": 2}, "rotary_dim in config.json must be partial_rotary_factor"),
+        ("ring", {"layer_group_size": 0}, "layer_group_size in config.json must be at least 1"),
+        ("ring", {"hidden_size": None}, "hidden_size is missing in config.json"),
+    ],
+)
+def test_a_field_that_means_another_function_is_refused(family, fields, message):
+    content = golden(f"{family}/published_like", SMALL).config | fields
+    content = {name: value for name, value in content.items() if value is not None}
+    with pytest.raises(ValueError, match=message):
+        RetNetConfig.from_dict(content)
+
+
+def test_published_fields_of_minimax_without_norms_of_the_stream_are_refused(plain_minimax):
+    _, content = published_minimax(plain_minimax)
+    with pytest.raises(ValueError, match="postnorm in config.json must be True"):
+        RetNetConfig.from_dict({name: value for name, value in content.items() if name != "postnorm"})
+
+
+@pytest.mark.parametrize("family", READERS)
+def test_fields_of_transformers_are_kept_or_passed_over(family):
+    content = golden(f"{family}/published_like", SMALL).config
+    labels = {"0": "no", "1": "yes", "2": "perhaps"}
+    of_transformers = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "name_or_path": "a/b",
+        "id2label": labels,
+        "label2id": {label: int(number) for number, label in labels.items()},
+        "problem_type": "single_label_classification",
+        "attn_implementation": "eager",
+    }
+    config, plain = RetNetConfig.from_dict(content | of_transformers), RetNetConfig.from_dict(content)
+    assert config.id2label == {0: "no", 1: "yes", 2: "perhaps"}
+    assert config.num_labels == 3
+    assert config.problem_type == "single_label_classification"
+    differ = ("id2label", "label2id", "problem_type", "_attn_implementation")
+    assert {name: value for name, value in config.to_dict().items() if name not in differ} == {
+        name: value for name, value in plain.to_dict().items() if name not in differ
+    }
+
+
+def test_a_base_is_read_from_either_place():
+    content = golden("hypenet/published_like", SMALL).config
+    base = content.pop("rope_theta", 10000.0)
+    for fields in ({"rope_theta": base}, {"rope_parameters": {"rope_type": "default", "rope_theta": base}}):
+        assert RetNetConfig.from_dict(content | fields).rope_parameters["rope_theta"] == base
+    both = {"rope_theta": base, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
+    assert RetNetConfig.from_dict(content | both).rope_parameters["rope_theta"] == base
+
+
+def test_auto_config_makes_our_configuration_of_the_fields_of_a_family():
+    content = golden("hypenet/published_like", SMALL).config
+    fields = {name: value for name, value in content.items() if name != "model_type"}
+    assert AutoConfig.for_model("hypenet", **fields).to_dict() == RetNetConfig.from_dict(content).to_dict()
+
+
+@pytest.mark.parametrize("layout", ["without a head", "in memory"])
+def test_other_layouts_of_transformers_minimax_load(layout, plain_minimax, tmp_path):
+    if layout == "in memory":
+        plain_minimax.save_pretrained(tmp_path, save_original_format=False)
+        loaded, report = RetNetForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+        loaded = eager(loaded).model
+    else:
+        plain_minimax.model.save_pretrained(tmp_path)
+        loaded, report = RetNetModel.from_pretrained(tmp_path, output_loading_info=True)
+        eager(loaded)
+    assert not any(report.values()), report
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        close(loaded(ids).last_hidden_state, plain_minimax.model(ids).last_hidden_state, 1e-5)
+
+
+def test_a_minimax_of_heads_that_are_no_power_of_two_is_there_and_back():
+    theirs = small_minimax(hidden_size=48, num_attention_heads=6, num_key_value_heads=2)
+    model = from_minimax(theirs.state_dict(), theirs.config.to_dict())
+    state_dict, _ = to_minimax(model)
+    assert state_dict.keys() == theirs.state_dict().keys()
 
 
 def test_a_field_that_has_no_counterpart_is_an_error_of_from_pretrained_too(tmp_path):

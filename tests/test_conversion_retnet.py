@@ -340,10 +340,10 @@ def test_a_torchscale_preset_of_another_width_is_still_expressible():
 def test_each_name_of_a_dialect_becomes_ours_and_theirs_again(dialect):
     model = small_model("torchscale" if dialect is TORCHSCALE else "fla", use_embedding_norm=dialect is TORCHSCALE)
     names = list(model.state_dict())
-    theirs = [dialect.theirs(name) for name in names]
+    theirs = [dialect.theirs(name, model.config) for name in names]
     assert len(set(theirs)) == len(names)
     assert [dialect.ours(name) for name in theirs] == names
-    assert [dialect.theirs(dialect.ours(name)) for name in theirs] == theirs
+    assert [dialect.theirs(dialect.ours(name), model.config) for name in theirs] == theirs
     without_prefix = [name.removeprefix("model.") for name in theirs]
     assert [dialect.ours(name) for name in without_prefix] == [name.removeprefix("model.") for name in names]
 

@@ -8,10 +8,11 @@ from engine import MODELS, engine, expected, generated, greedy, model_of, prompt
 from golden import SMALL, golden
 from small_models import VOCAB_SIZE, rounding, shake
 from test_checkpoint_loading import foreign, write_folder
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from retnet_hf import RetNetForCausalLM
+from retnet_hf.configuration_heirs import OF_EXPERTS
 from retnet_hf_conversion.hypenet import to_hypenet
 from retnet_hf_conversion.transnormer import from_transnormer
 from retnet_hf_linearization.transfer import transfer
@@ -119,6 +120,12 @@ def test_folders_of_heirs_are_served_as_they_are(family, tmp_path):
     asked = [[token % model.config.vocab_size for token in prompt] for prompt in prompts((5, 30), seed=6)]
     with engine(tmp_path) as llm:
         assert generated(llm, asked) == expected(model, asked)
+
+
+def test_families_of_experts_stay_with_the_classes_of_vllm():
+    register()
+    assert "hypenet" in CONFIG_MAPPING
+    assert not [name for name in OF_EXPERTS if name != "minimax" and name in CONFIG_MAPPING]
 
 
 def test_in_bfloat16_each_token_is_among_the_best_of_the_model_in_bfloat16(tmp_path):

@@ -191,5 +191,25 @@ def equalised(make: Callable[[int], nn.Module], parameters: int) -> nn.Module:
 
 
 def of_equal_size(model: str, options: dict[str, Any], size: Setting) -> nn.Module:
-    """A model of as many parameters as every other of the setting."""
-    return equalised(lambda width: RIVALS[model](size, width, **options), size.parameters)
+    """A model of as many parameters as every other of the setting.
+
+    Args:
+        options: of the model; `fan_in`, of any of them: see `start_by_fan_in`.
+    """
+    options = dict(options)
+    fan_in = options.pop("fan_in", False)
+
+    def make(width: int) -> nn.Module:
+        made = RIVALS[model](size, width, **options)
+        return start_by_fan_in(made, size.hidden_size) if fan_in else made
+
+    return equalised(make, size.parameters)
+
+
+def start_by_fan_in(model: nn.Module, hidden_size: int) -> nn.Module:
+    """The model with a norm of its embeddings, and with matrices of PyTorch's start, U(±1/√fan_in)."""
+    model.set_input_embeddings(nn.Sequential(model.get_input_embeddings(), nn.RMSNorm(hidden_size, eps=1e-6)))
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+    return model

@@ -135,8 +135,14 @@ def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
     ]
 
 
+RIVALS = ("llama", "gated-delta-net", "mamba2", "rwkv")
+
+
 def cells(setting: str) -> Iterator[SearchCell]:
-    """All candidates as cells."""
+    """All candidates as cells, and rivals with the start that helped the most."""
+    for rival in RIVALS:
+        for rate in (3e-3, *RATES):
+            yield SearchCell(rival, {"fan_in": True}, learning_rate=rate, setting=setting)
     for options, rates in candidates():
         for rate in rates:
             yield SearchCell("retnet", options, learning_rate=rate, setting=setting)
