@@ -183,7 +183,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "dialects": (
         "conversion_heirs",
         [
-            ('modules.append((f"layers.{layer}.{self.mixer}", f"layers.{layer}.{own}"))', "pass"),
+            ("modules.append((theirs, ours))", "pass"),
             ("return Change() if turned == config.head_dim else", "return Change() if turned else"),
             (
                 "Rows([heads * size, groups * size, groups * size], [turn, turn",

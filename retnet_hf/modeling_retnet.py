@@ -397,7 +397,6 @@ class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
         "attentions": [RetNetRetention, RetNetAttention],
         "router_logits": OutputRecorder(Router, index=0),
     }
-    _keep_in_fp32_modules_strict = ["router.bias"]  # rounded, it would choose other experts
     _supports_sdpa = True  # in the layers of a hybrid that are not retention
     _supports_flash_attn = True
     _supports_attention_backend = True
@@ -443,6 +442,8 @@ class RetNetModel(RetNetPreTrainedModel):
         pre_norm = config.norm_position == "pre"
         self.norm = norm() if pre_norm else nn.Identity()
         self.decay = RetNetDecay(config)
+        if config.use_router_bias:  # rounded, it would choose other experts
+            self._keep_in_fp32_modules_strict = ["router.bias"]
         self.rotary = self.attention_rotary = None
         if config.use_rotary and config.rotary_layers != "softmax_attention":
             self.rotary = RetNetRotaryEmbedding(config)

@@ -18,6 +18,7 @@ from benchmarks.quality.language import LanguageCell
 from benchmarks.quality.long_convolution import long_convolution
 from benchmarks.quality.rivals import RIVALS, decays, of_equal_size
 from benchmarks.quality.rwkv_sums import weighted_sum
+from benchmarks.quality.search import SearchCell
 from benchmarks.quality.settings import SETTINGS, Setting
 from benchmarks.quality.state import decode_step, state_numbers
 from benchmarks.quality.studies import ABLATIONS, COMPARISON, HEADS, IMAGES, WINDOW, Plan
@@ -392,5 +393,5 @@ def test_guessing_is_naming_one_of_the_values_not_asked_for_yet():
 def test_committed_cells_are_what_their_names_say():
     for path in sorted(report.RESULTS.rglob("*.json")):
         cell = dict(json.loads(path.read_text(encoding="utf-8"))["cell"])
-        kind = {"language": LanguageCell, "recall": recall.RecallCell, "images": images.ImageCell}[cell.pop("kind")]
-        assert kind(**cell).path(report.RESULTS) == path
+        kinds = {kind.kind: kind for kind in (LanguageCell, SearchCell, recall.RecallCell, images.ImageCell)}
+        assert kinds[cell.pop("kind")](**cell).path(report.RESULTS) == path

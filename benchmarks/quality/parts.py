@@ -121,7 +121,7 @@ def exchange(model: nn.Module, parts: dict[str, Any], width: int) -> nn.Module:
             divisor, the least sum of weights that the output is divided by; value_residual, whether later layers add the
             values of the first one; bonus, a learned weight of each token itself; out_scale, a factor on the last matrix of
             each branch; embedding, the standard deviation of embeddings at the start; head, a factor on the matrix of the
-            head.
+            head; shift, whether what a branch reads is mixed with the token before, "both", "mixer" or "feed_forward".
         width: of the feed-forward.
     """
     config, base = model.config, model.model
@@ -134,6 +134,11 @@ def exchange(model: nn.Module, parts: dict[str, Any], width: int) -> nn.Module:
             layer.mlp = ReceptanceFeedForward(size, width, number, layers, feed_forward == "rwkv shifted")
         if parts.get("norm") == "layer":
             layer.retention_norm, layer.mlp_norm = nn.LayerNorm(size), nn.LayerNorm(size)
+        shift = parts.get("shift")
+        if shift in ("both", "mixer"):
+            layer.retention_norm = nn.Sequential(layer.retention_norm, Shift(size, number, layers))
+        if shift in ("both", "feed_forward"):
+            layer.mlp_norm = nn.Sequential(layer.mlp_norm, Shift(size, number, layers))
         if {"divisor", "value_residual", "bonus"} & set(parts):
             SearchedRetention.search(layer.retention, parts, first_values)
     if parts.get("norm") == "layer":

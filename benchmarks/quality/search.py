@@ -11,6 +11,9 @@ from .language import LanguageCell
 
 
 BY_DEPTH = "geometric 1 32,geometric 2 128,geometric 2 256,geometric 2 512"
+EVENLY = "geometric 1 32,geometric 1.26 80.6,geometric 1.59 203,geometric 2 512"
+FROM_HALF = "geometric 0.5 16,geometric 1 64,geometric 2 128,geometric 2 256"
+FURTHER = "geometric 1 64,geometric 2 256,geometric 2 512,geometric 2 2048"
 BASE = {"schedule": BY_DEPTH, "use_head_norm": False, "feature_map": "relu"}
 RATES = (6e-3, 1.2e-2)
 LIKE_RWKV = {"mixer": "rwkv", "feed_forward": "rwkv", "norm": "layer", "start": "rwkv"}
@@ -41,20 +44,15 @@ def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
     def started(exchanged: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
         return base(**SMALL, **options, exchanged={"start": "torch", **(exchanged or {})})
 
+    def divided(exchanged: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+        return started({"divisor": 1e-2, **(exchanged or {})}, use_rotary=False, **options)
+
     def parts(**exchanged: Any) -> dict[str, Any]:
         return {"exchanged": exchanged}
 
-    like, divided = LIKE_RWKV, {"norm": "layer", "start": "rwkv", "divisor": 1e-2}
+    like, sums = LIKE_RWKV, {"norm": "layer", "start": "rwkv", "divisor": 1e-2}
     return [
         (BASE, RATES),
-        # RWKV v4 without shifts, and its parts replaced by ours one by one
-        (base(**SMALL, exchanged=like), RATES[1:]),
-        (base(**SMALL, exchanged={**like, "mixer": None}), RATES),
-        (base(**SMALL, exchanged={**like, "feed_forward": None}), RATES),
-        (base(**SMALL, exchanged={**like, "norm": None}), RATES[1:]),
-        (base(exchanged=like), RATES[1:]),
-        (base(**SMALL, exchanged={**like, "start": "torch"}), RATES[1:]),
-        (base(exchanged={**like, "start": "torch"}), RATES[1:]),
         # with PyTorch's start
         (base(**SMALL, exchanged={"start": "torch"}), RATES),
         (base(**SMALL, exchanged={"start": "torch", "norm": "layer"}), RATES),
@@ -64,9 +62,32 @@ def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
         (base(**SMALL, exchanged={**like, "norm": None, "start": "torch"}), RATES[1:]),
         (base(**SMALL, use_rotary=False, exchanged={"start": "torch", "divisor": 1e-2}), RATES),
         # what helps beside that start
+        (started({"shift": "both"}), RATES),
+        (divided(exchanged={"shift": "both"}), RATES[1:]),
+        (started(use_rotary=False), RATES),
+        (divided(feature_map="exponential"), RATES[1:]),
+        (divided(feature_map="elu_plus_one"), RATES[1:]),
+        (divided(feature_map="relu2"), RATES[1:]),
+        (divided(exchanged={"divisor": 1.0}), RATES[1:]),
+        (divided(schedule=EVENLY), RATES[1:]),
+        (divided(tie_word_embeddings=True), RATES[1:]),
+        (divided(output_gate_act="sigmoid"), RATES[1:]),
+        (divided(value_expansion=1), RATES[1:]),
+        (divided(key_expansion=0.5), RATES[1:]),
+        (divided(hidden_act="relu2", use_gated_mlp=False), RATES[1:]),
+        (divided(exchanged={"out_scale": 0.35}), RATES[1:]),
+        (divided(exchanged={"bonus": True}), RATES[1:]),
+        (divided(exchanged={"value_residual": True}), RATES[1:]),
+        (divided(value_act="silu"), RATES[1:]),
+        (started({"shift": "mixer"}), RATES[:1]),
+        (started({"shift": "feed_forward"}), RATES[:1]),
+        (started(schedule=FROM_HALF), RATES[:1]),
+        (started(schedule="geometric 2 512"), RATES[:1]),
+        (started(schedule="geometric 1 64"), RATES[:1]),
+        (started(schedule=FURTHER), RATES[:1]),
+        (started(schedule=EVENLY), RATES[:1]),
         (started(tie_word_embeddings=True), RATES[:1]),
         (started(use_head_norm=True), RATES[:1]),
-        (started(use_rotary=False), RATES[:1]),
         (base(**SMALL, initializer_range=0.05), RATES[:1]),
         (base(**SMALL, initializer_range=0.1), RATES[:1]),
         (base(initializer_range=0.05), RATES[:1]),
@@ -90,8 +111,16 @@ def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
         (started({"bonus": True}), RATES[:1]),
         (started(use_qk_norm=True), RATES[:1]),
         (started(head_norm_groups=1, use_head_norm=True), RATES[:1]),
+        # RWKV v4 without shifts, and its parts replaced by ours one by one
+        (base(**SMALL, exchanged=like), RATES[1:]),
+        (base(**SMALL, exchanged={**like, "mixer": None}), RATES),
+        (base(**SMALL, exchanged={**like, "feed_forward": None}), RATES),
+        (base(**SMALL, exchanged={**like, "norm": None}), RATES[1:]),
+        (base(exchanged=like), RATES[1:]),
+        (base(**SMALL, exchanged={**like, "start": "torch"}), RATES[1:]),
+        (base(exchanged={**like, "start": "torch"}), RATES[1:]),
         # retention in RWKV's surroundings, with sums that are divided
-        (base(**SMALL, use_rotary=False, exchanged=divided), RATES),
+        (base(**SMALL, use_rotary=False, exchanged=sums), RATES),
         (base(**SMALL, exchanged={"norm": "layer", "start": "rwkv"}), RATES),
         (
             base(
@@ -140,9 +169,9 @@ RIVALS = ("llama", "gated-delta-net", "mamba2", "rwkv")
 
 def cells(setting: str) -> Iterator[SearchCell]:
     """All candidates as cells, and rivals with the start that helped the most."""
-    for rival in RIVALS:
-        for rate in (3e-3, *RATES):
-            yield SearchCell(rival, {"fan_in": True}, learning_rate=rate, setting=setting)
     for options, rates in candidates():
         for rate in rates:
             yield SearchCell("retnet", options, learning_rate=rate, setting=setting)
+    for rival in RIVALS:
+        for rate in (3e-3, *RATES):
+            yield SearchCell(rival, {"fan_in": True}, learning_rate=rate, setting=setting)
