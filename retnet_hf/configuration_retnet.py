@@ -18,7 +18,7 @@ from .retention_forms import FORMS
 from .state_fingerprint import state_fingerprint
 
 
-INITIALIZATIONS = ("xavier", "deepnet", "normal")
+INITIALIZATIONS = ("xavier", "deepnet", "normal", "fan_in")
 ROTARY_LAYERS = ("linear_attention", "softmax_attention")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -101,6 +101,8 @@ class RetNetConfig(PreTrainedConfig):
             shared by all heads. Alias of the latter: `elementwise_affine`.
         head_norm_groups (`int`, *optional*): the norm is over so many groups of consecutive heads, with a weight for each
             number; over each head if absent. head_norm_eps (`float`, *optional*): its epsilon; `rms_norm_eps` if absent.
+        use_score_norm (`bool`): whether the output is divided by max(|Σ_m γ^(n-m) q_n·k_m|, 1), the sum of its weights: the
+            normalisation of scores of the paper (section 2.4), in the place of a head norm, which would undo it.
         use_gated_mlp (`bool`): down(act(gate x) * up x) instead of down(act(up x)).
         feature_map (`str` or `list[str]`, *optional*): activation applied to queries and keys, a name of ACT2FN; or for each
             layer a name or None. value_act (`str`, *optional*): the same of the values.
@@ -129,8 +131,9 @@ class RetNetConfig(PreTrainedConfig):
             feed-forward.
         initialization (`str`): "xavier", the paper's (gain 2^-2.5 for q, k, v and gate, 2^-1 for the output projection);
             "deepnet", the same divided by (8 L)^(1/4) for values, output projection and feed-forward; "normal",
-            N(0, initializer_range) everywhere.
-        initializer_range (`float`): standard deviation of embeddings and head, and of "normal".
+            N(0, initializer_range) everywhere; "fan_in", U(-1/√n, 1/√n) of matrices with n columns, which small models learn
+            fastest from, beside `use_embedding_norm`.
+        initializer_range (`float`): standard deviation of embeddings and, but for "fan_in", of the head, and of "normal".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head sizes if absent.
         kernels (`str`): what computes retention on a GPU: "torch", operations of PyTorch; "triton", experimental kernels of
@@ -200,6 +203,7 @@ class RetNetConfig(PreTrainedConfig):
     use_output_gate: bool = True
     output_gate_act: str = "silu"
     use_head_norm: bool = True
+    use_score_norm: bool = False
     head_norm_affine: bool = True
     head_norm_groups: int | None = None
     head_norm_eps: float | None = None
@@ -432,7 +436,7 @@ class RetNetConfig(PreTrainedConfig):
     def state_shape(self, layer: int) -> tuple[int, int, int]:
         """(M, K, V), the matrices of a sequence in the state of a layer of retention."""
         longer = 2 if layer in (self.learned_rotary_layers or ()) else 1
-        return self.state_heads(layer), self.head_dim * longer, self.value_head_dim
+        return self.state_heads(layer), self.head_dim * longer, self.value_head_dim + self.use_score_norm
 
     def feature_map_of(self, layer: int) -> str | None:
         """The name of the feature map of a layer."""
@@ -533,6 +537,11 @@ class RetNetConfig(PreTrainedConfig):
         """Checks of the options in which layers of retention and of softmax attention differ."""
         heads, layers = self.num_attention_heads, self.num_hidden_layers
         groups, factors = self.head_norm_groups, self.layer_decay_factors
+        check.require(
+            not (self.use_score_norm and self.use_head_norm),
+            "use_score_norm",
+            "False beside use_head_norm=True, which would undo it",
+        )
         check.require(
             groups is None or (groups > 0 and heads % groups == 0 and self.use_head_norm),
             "head_norm_groups",

@@ -156,6 +156,14 @@ class RetNetGroupRMSNorm(nn.Module):
         return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
+class RetNetScoreNorm(nn.Module):
+    """Divides by the sum of the weights, the last number of a head: R / max(|Σ R|, 1), section 2.4 of the paper."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, H, T, V + 1) -> (B, H, T, V)."""
+        return hidden_states[..., :-1] / hidden_states[..., -1:].abs().clamp(min=1)
+
+
 class RetNetLearnedRotation(nn.Module):
     """Learned positions of queries and keys: (x cos θt, x sin θt), with an angle θ for each number of each head.
 
@@ -249,7 +257,7 @@ class RetNetRetention(RetNetTokenMixer):
             self.learned_rotation = RetNetLearnedRotation(heads, self.head_dim)
         eps, affine = config.head_norm_eps or config.rms_norm_eps, config.head_norm_affine
         if not config.use_head_norm:
-            self.head_norm = nn.Identity()
+            self.head_norm = RetNetScoreNorm() if config.use_score_norm else nn.Identity()
         elif config.head_norm_groups is None:
             self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, eps, affine)
         else:
@@ -258,7 +266,7 @@ class RetNetRetention(RetNetTokenMixer):
     def forward(
         self, hidden_states: Tensor, plan: Plan, past_key_values: Cache | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the plan computes it."""
+        """Returns the mixed tokens (B, T, D), and the map (B, H, T, T), before any norm, if the plan computes it."""
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         output, maps = self.gated_retention(hidden_states, *self.heads(hidden_states), plan, past)
         return self.o_proj(output), maps
@@ -270,7 +278,10 @@ class RetNetRetention(RetNetTokenMixer):
         query, key = plan.rotate(self.feature_map(query), self.feature_map(key))
         if self.learned_rotation is not None:
             query, key = (self.learned_rotation(vectors, plan.position) for vectors in (query, key))
-        output, maps = plan.retain(self.layer_idx, query, key, self.value_act(value), past)  # (B, H, T, V)
+        value = self.value_act(value)
+        if self.config.use_score_norm:
+            value = F.pad(value, (0, 1), value=1.0)  # what is retained of it is the sum of the weights
+        output, maps = plan.retain(self.layer_idx, query, key, value, past)  # (B, H, T, V)
         output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
         return output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn), maps
 
@@ -415,13 +426,23 @@ class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
             init.copy_(module.angle, 10000 ** (-torch.arange(size) / size).expand_as(module.angle))
         elif isinstance(module, (Router, Experts)):
             for weight in module.parameters(recurse=False):
-                init.normal_(weight, std=self.config.initializer_range)
+                self._draw(weight)
             if getattr(module, "bias", None) is not None:
                 init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear) and self.config.initialization == "fan_in":
+            self._draw(module.weight)
         elif hasattr(module, "xavier_gain") and self.config.initialization != "normal":
             depth = (8 * self.config.num_hidden_layers) ** 0.25
             shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0
             init.xavier_uniform_(module.weight, gain=module.xavier_gain / shrink)
+
+    def _draw(self, weight: Tensor) -> None:
+        """A matrix (…, n) of "fan_in", or of "normal"."""
+        if self.config.initialization == "fan_in":
+            bound = weight.shape[-1] ** -0.5
+            init.uniform_(weight, -bound, bound)
+        else:
+            init.normal_(weight, std=self.config.initializer_range)
 
 
 class RetNetModel(RetNetPreTrainedModel):

@@ -297,10 +297,11 @@ def layer_programs(
             continue
         operands = [parameter.detach() for parameter in twin.parameters()]
         turns = config.use_rotary and config.rotary_layers != "softmax_attention"
-        mixer, matrices = layer.retention, config.state_heads(layer.retention.layer_idx)
+        mixer = layer.retention
+        matrices, key_size, value_size = config.state_shape(mixer.layer_idx)
         inputs = (
             torch.zeros(1, 1, config.hidden_size, dtype=mixer.q_proj.weight.dtype),
-            torch.zeros(1, matrices, mixer.head_dim, mixer.value_head_dim),
+            torch.zeros(1, matrices, key_size, value_size),
             torch.ones(1, matrices, 1, 1),
             [torch.ones(1, 1, 1, mixer.head_dim) for _ in range(4 if turns else 0)],
             operands,

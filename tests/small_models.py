@@ -61,6 +61,19 @@ DIALECTS = {
         "retention_window": 4,
         "decay_schedule": [[0.6, 0.998], [1.0, 1.0], [1.0, 1.0], [0.95, 0.95]],
     },
+    # what learns best from scratch: no head norm, scores that are divided by their sum, ReLU features, no rotation
+    "from scratch": {
+        "num_attention_heads": 4,
+        "intermediate_size": 40,
+        "value_expansion": 2.0,
+        "use_embedding_norm": True,
+        "use_head_norm": False,
+        "use_score_norm": True,
+        "feature_map": "relu",
+        "use_rotary": False,
+        "initialization": "fan_in",
+        "decay_schedule": [[0.4, 0.6, 0.9, 0.97], [0.6, 0.9, 0.97, 0.998]],
+    },
     # torchscale's: post-norm with DeepNet's factor, embeddings scaled and normalised, the decays of the paper's runs
     "torchscale": {
         "num_attention_heads": 2,

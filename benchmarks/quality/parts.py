@@ -107,7 +107,7 @@ class SearchedRetention(RetNetRetention):
         if self.bonus is not None:
             output = output + self.bonus * (query * key).sum(-1, keepdim=True) * columns
         if self.least_sum is not None:
-            output = output[..., :-1] / output[..., -1:].clamp(min=self.least_sum)
+            output = output[..., :-1] / output[..., -1:].abs().clamp(min=self.least_sum)
         output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
         return output if self.g_proj is None else output * self.gate_fn(self.g_proj(hidden_states)), maps
 

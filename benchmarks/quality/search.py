@@ -35,20 +35,24 @@ class SearchCell(LanguageCell):
         return f"{readable}-{self.learning_rate}-{self.seed}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
 
+def base(**options: Any) -> dict[str, Any]:
+    return BASE | options
+
+
+def started(exchanged: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    return base(**SMALL, **options, exchanged={"start": "torch", **(exchanged or {})})
+
+
+def divided(exchanged: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    return started({"divisor": 1e-2, **(exchanged or {})}, use_rotary=False, **options)
+
+
+def parts(**exchanged: Any) -> dict[str, Any]:
+    return {"exchanged": exchanged}
+
+
 def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
     """Options of a RetNet and learning rates, the most telling first."""
-
-    def base(**options: Any) -> dict[str, Any]:
-        return BASE | options
-
-    def started(exchanged: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-        return base(**SMALL, **options, exchanged={"start": "torch", **(exchanged or {})})
-
-    def divided(exchanged: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-        return started({"divisor": 1e-2, **(exchanged or {})}, use_rotary=False, **options)
-
-    def parts(**exchanged: Any) -> dict[str, Any]:
-        return {"exchanged": exchanged}
 
     like, sums = LIKE_RWKV, {"norm": "layer", "start": "rwkv", "divisor": 1e-2}
     return [
@@ -69,6 +73,8 @@ def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
         (divided(feature_map="elu_plus_one"), RATES[1:]),
         (divided(feature_map="relu2"), RATES[1:]),
         (divided(exchanged={"divisor": 1.0}), RATES[1:]),
+        (started({"divisor": 1.0}), RATES),
+        (started({"divisor": 1e-2}), RATES[1:]),
         (divided(schedule=EVENLY), RATES[1:]),
         (divided(tie_word_embeddings=True), RATES[1:]),
         (divided(output_gate_act="sigmoid"), RATES[1:]),
@@ -164,11 +170,24 @@ def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
     ]
 
 
+def longer() -> list[tuple[dict[str, Any], float]]:
+    """Options and learning rates of trainings on more tokens."""
+    return [
+        (divided(exchanged={"shift": "both"}), 6e-3),
+        (divided(), 6e-3),
+        (started(), 6e-3),
+        (started({"shift": "both"}), 6e-3),
+        (divided(), 1.2e-2),
+    ]
+
+
 RIVALS = ("llama", "gated-delta-net", "mamba2", "rwkv")
 
 
 def cells(setting: str) -> Iterator[SearchCell]:
     """All candidates as cells, and rivals with the start that helped the most."""
+    for options, rate in longer():
+        yield SearchCell("retnet", options, tokens=2_000_000, learning_rate=rate, setting=setting)
     for options, rates in candidates():
         for rate in rates:
             yield SearchCell("retnet", options, learning_rate=rate, setting=setting)
