@@ -84,8 +84,13 @@ class FieldChecks:
             numbers = len(schedule) == heads and all(0 < decay <= 1 for decay in schedule)
             self.require(numbers, "decay_schedule", f"a list of num_attention_heads ({heads}) numbers in (0, 1]")
 
-    def decay_range(self) -> None:
-        """The first and the last time constant of the schedule "geometric"."""
-        span = self.config.decay_range
+    def decay_range(self, layers: int = 0) -> None:
+        """The first and the last time constant of the schedule "geometric", or a list of such pairs for so many layers."""
+        stated = self.config.decay_range
         allowed = "a pair of time constants in tokens, the first at least 0.1 and the second not below it"
-        self.require(len(span) == 2 and 0.1 <= span[0] <= span[1], "decay_range", allowed)
+        if stated and isinstance(stated[0], list):
+            spans, allowed = stated, f"{allowed}, or a list of one for each of the {layers} layers"
+            self.require(len(spans) == layers, "decay_range", allowed)
+        else:
+            spans = [stated]
+        self.require(all(len(span) == 2 and 0.1 <= span[0] <= span[1] for span in spans), "decay_range", allowed)

@@ -71,8 +71,8 @@ class RetNetConfig(PreTrainedConfig):
             docs/results.md says why); "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1 (a Linear Transformer); one
             number in (0, 1] per head; or for each layer such a list.
         layer_decay_factors (`list[float]`, *optional*): a factor on ln γ for each layer.
-        decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens. A single head has
-            their geometric mean.
+        decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens; or for each layer such
+            a pair. A single head has their geometric mean.
         use_rotary (`bool`): rotate queries and keys by position (xPos without magnitude, which is RoPE).
         layer_types (`list[str]`, *optional*): what mixes the tokens in each layer, by the names of transformers:
             "linear_attention", retention (all, if absent); "full_attention", softmax attention; "sliding_attention", the
@@ -183,7 +183,7 @@ class RetNetConfig(PreTrainedConfig):
     key_expansion: float | int = 1.0
     value_expansion: float | int = 2.0
     decay_schedule: str | list[float] | list[int | float] | list[list[int | float]] = "power_of_two"
-    decay_range: list[float | int] | tuple[float | int, ...] = (2, 512)
+    decay_range: list[float | int] | tuple[float | int, ...] | list[list[float | int]] = (2, 512)
     layer_decay_factors: list[float | int] | None = None
     layer_types: list[str] | None = None
     sliding_window: int | None = None
@@ -411,15 +411,15 @@ class RetNetConfig(PreTrainedConfig):
     @property
     def has_decays_per_layer(self) -> bool:
         """Whether each layer has decays of its own."""
-        per_layer = isinstance(self.decay_schedule, list) and isinstance(self.decay_schedule[0], list)
-        return per_layer or self.layer_decay_factors is not None
+        stated = self.decay_range if self.decay_schedule == "geometric" else self.decay_schedule
+        return isinstance(stated[0], list) or self.layer_decay_factors is not None
 
     def decays(self, layer: int = 0) -> list[float]:
         """γ of each head of a layer, in double precision."""
-        schedule = self.decay_schedule
-        if isinstance(schedule, list) and isinstance(schedule[0], list):
-            schedule = schedule[layer]
-        decays = scheduled_decays(schedule, self.num_attention_heads, self.decay_range)
+        schedule, span = (
+            stated[layer] if isinstance(stated[0], list) else stated for stated in (self.decay_schedule, self.decay_range)
+        )
+        decays = scheduled_decays(schedule, self.num_attention_heads, span)
         factors = self.layer_decay_factors
         return decays if factors is None else [decay ** factors[layer] for decay in decays]
 
@@ -508,7 +508,7 @@ class RetNetConfig(PreTrainedConfig):
             )
         else:
             check.decay_schedule(DECAY_SCHEDULES)
-        check.decay_range()
+        check.decay_range(layers)
         kinds = ("linear_attention", "full_attention", "sliding_attention")
         check.require(
             len(self.layer_types) == layers and all(kind in kinds for kind in self.layer_types),

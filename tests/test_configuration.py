@@ -175,6 +175,17 @@ def test_heads_of_one_group_with_one_decay_share_a_state():
     assert state(2, "none", **hybrid)[2].state_size == 2 * 8 * 8 + 2 * 2 * (8 + 8)
 
 
+def test_each_layer_may_have_a_range_of_its_own():
+    sizes = {"hidden_size": 240, "num_attention_heads": 3, "decay_schedule": "geometric"}
+    spans = [[1, 32], [2, 512]]
+    config = RetNetConfig(**sizes, num_hidden_layers=2, decay_range=spans)
+    assert config.has_decays_per_layer
+    for layer, span in enumerate(spans):
+        assert config.decays(layer) == RetNetConfig(**sizes, decay_range=span).decays()
+    again = RetNetConfig.from_dict(json.loads(config.to_json_string()))
+    assert again.decays(1) == config.decays(1) != config.decays(0)
+
+
 @pytest.mark.parametrize(
     ("heads", "decay_range", "constants"),
     [
@@ -222,6 +233,8 @@ def test_sizes_for_training_from_scratch_have_geometric_decays_and_published_one
         ({"decay_range": [2]}, r"decay_range must be a pair of time constants in tokens.*, got \[2\]"),
         ({"decay_range": [0, 8]}, r"decay_range must be .* the first at least 0.1 .*, got \[0, 8\]"),
         ({"decay_range": [8, 2]}, r"decay_range must be .* the second not below it, got \[8, 2\]"),
+        ({"decay_range": [[2, 8]]}, r"decay_range must be .* a list of one for each of the 24 layers, got \[\[2, 8\]\]"),
+        ({"decay_range": [[2, 8]] * 23 + [[8, 2]]}, r"decay_range must be .* a list of one for each of the 24 layers"),
         ({"hidden_act": "swush"}, "hidden_act must be a name of .*, got 'swush'"),
         ({"feature_map": "swush"}, "feature_map must be a name of"),
         ({"retention_form": "fast"}, "retention_form must be one of auto, parallel, recurrent, chunkwise, got 'fast'"),

@@ -47,14 +47,9 @@ def divided(exchanged: dict[str, Any] | None = None, **options: Any) -> dict[str
     return started({"divisor": 1e-2, **(exchanged or {})}, use_rotary=False, **options)
 
 
-def parts(**exchanged: Any) -> dict[str, Any]:
-    return {"exchanged": exchanged}
-
-
 def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
     """Options of a RetNet and learning rates, the most telling first."""
-
-    like, sums = LIKE_RWKV, {"norm": "layer", "start": "rwkv", "divisor": 1e-2}
+    like = LIKE_RWKV
     return [
         (BASE, RATES),
         # with PyTorch's start
@@ -85,6 +80,14 @@ def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
         (divided(exchanged={"bonus": True}), RATES[1:]),
         (divided(exchanged={"value_residual": True}), RATES[1:]),
         (divided(value_act="silu"), RATES[1:]),
+        (divided(exchanged={"embedding": 0.1}), RATES[1:]),
+        (divided(exchanged={"embedding": 1.0}), RATES[1:]),
+        (divided(exchanged={"head": 0.1}), RATES[1:]),
+        (divided(use_qk_norm=True), RATES[1:]),
+        (divided(schedule=FROM_HALF), RATES[1:]),
+        (divided(schedule=FURTHER), RATES[1:]),
+        (divided(schedule="geometric 2 512"), RATES[1:]),
+        (divided(), (2.4e-2,)),
         (started({"shift": "mixer"}), RATES[:1]),
         (started({"shift": "feed_forward"}), RATES[:1]),
         (started(schedule=FROM_HALF), RATES[:1]),
@@ -125,59 +128,18 @@ def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
         (base(exchanged=like), RATES[1:]),
         (base(**SMALL, exchanged={**like, "start": "torch"}), RATES[1:]),
         (base(exchanged={**like, "start": "torch"}), RATES[1:]),
-        # retention in RWKV's surroundings, with sums that are divided
-        (base(**SMALL, use_rotary=False, exchanged=sums), RATES),
-        (base(**SMALL, exchanged={"norm": "layer", "start": "rwkv"}), RATES),
-        (
-            base(
-                **SMALL, use_rotary=False, value_expansion=1, exchanged={"norm": "layer", "start": "rwkv", "divisor": 1e-2}
-            ),
-            RATES[1:],
-        ),
-        (
-            base(
-                **SMALL,
-                use_rotary=False,
-                feature_map="exponential",
-                exchanged={"norm": "layer", "start": "rwkv", "divisor": 1e-2},
-            ),
-            RATES[1:],
-        ),
-        # ours
-        (base(use_rotary=False, **parts(divisor=1e-2)), RATES[:1]),
-        (base(use_rotary=False), RATES[:1]),
-        (base(tie_word_embeddings=True), RATES[:1]),
-        (base(key_expansion=0.5), RATES[:1]),
-        (base(hidden_act="relu2"), RATES[:1]),
-        (base(hidden_act="relu2", use_gated_mlp=False), RATES[:1]),
-        (base(output_gate_act="sigmoid"), RATES[:1]),
-        (base(value_act="silu"), RATES[:1]),
-        (base(**parts(out_scale=0.1)), RATES[:1]),
-        (base(**parts(start="orthogonal")), RATES[:1]),
-        (base(**parts(start="torch")), RATES[:1]),
-        (base(embedding_multiplier=11.3), RATES[:1]),
-        (base(embedding_multiplier=50), RATES[:1]),
-        (base(feature_map="relu2"), RATES[:1]),
-        (base(feature_map="silu"), RATES[:1]),
-        (base(feature_map="elu_plus_one"), RATES[:1]),
-        (base(feature_map="softplus"), RATES[:1]),
-        (base(feature_map="exponential"), RATES[:1]),
-        (base(**parts(value_residual=True)), RATES[:1]),
-        (base(**parts(bonus=True)), RATES[:1]),
-        (base(use_qk_norm=True), RATES[:1]),
-        (base(use_head_norm=True, head_norm_groups=1), RATES[:1]),
-        (base(use_head_norm=True, head_norm_groups=2), RATES[:1]),
     ]
 
 
-def longer() -> list[tuple[dict[str, Any], float]]:
-    """Options and learning rates of trainings on more tokens."""
+def longer() -> list[tuple[dict[str, Any], float, int]]:
+    """Options, learning rates and numbers of tokens of longer trainings."""
     return [
-        (divided(exchanged={"shift": "both"}), 6e-3),
-        (divided(), 6e-3),
-        (started(), 6e-3),
-        (started({"shift": "both"}), 6e-3),
-        (divided(), 1.2e-2),
+        (started(), 6e-3, 4_000_000),
+        (divided(), 6e-3, 4_000_000),
+        (divided(exchanged={"shift": "both"}), 6e-3, 2_000_000),
+        (divided(), 6e-3, 2_000_000),
+        (started(), 6e-3, 2_000_000),
+        (divided(), 1.2e-2, 2_000_000),
     ]
 
 
@@ -186,8 +148,8 @@ RIVALS = ("llama", "gated-delta-net", "mamba2", "rwkv")
 
 def cells(setting: str) -> Iterator[SearchCell]:
     """All candidates as cells, and rivals with the start that helped the most."""
-    for options, rate in longer():
-        yield SearchCell("retnet", options, tokens=2_000_000, learning_rate=rate, setting=setting)
+    for options, rate, tokens in longer():
+        yield SearchCell("retnet", options, tokens=tokens, learning_rate=rate, setting=setting)
     for options, rates in candidates():
         for rate in rates:
             yield SearchCell("retnet", options, learning_rate=rate, setting=setting)
