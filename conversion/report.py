@@ -25,7 +25,7 @@ def moves_table(plan: Plan, shapes: dict[str, Shape]) -> Table:
     rows: dict[tuple[str, ...], list[Move]] = {}
     for move in plan.moves:
         alike = tuple(re.sub(r"\d+", "#", name) for name in (*move.sources, "→", *move.targets))
-        shape = " ".join("x".join(map(str, shapes[name])) for name in move.sources)
+        shape = " ".join(dict.fromkeys("x".join(map(str, shapes[name])) for name in move.sources))
         rows.setdefault((*alike, shape, move.change.label), []).append(move)
 
     table = Table(box=None, pad_edge=False)
@@ -35,11 +35,19 @@ def moves_table(plan: Plan, shapes: dict[str, Shape]) -> Table:
     for (*_, shape, label), moves in rows.items():
         first, last = moves[0], moves[-1]
         theirs, ours = (
-            " + ".join(map(_span, *names)) for names in ((first.sources, last.sources), (first.targets, last.targets))
+            " + ".join(_spans(*names)) for names in ((first.sources, last.sources), (first.targets, last.targets))
         )
         lines = [theirs, f"  → {ours}" if ours else "  → nothing"] + ([] if type(first.change) is Change else [f"  {label}"])
         table.add_row("\n".join(lines), shape, str(sum(len(move.sources) for move in moves)))
     return table
+
+
+def _spans(first: tuple[str, ...], last: tuple[str, ...]) -> list[str]:
+    """Names of the first and of the last move as one for each kind: experts.0-7.gate_proj for those of eight experts."""
+    alike: dict[str, list[str]] = {}
+    for name in (*first, *last):
+        alike.setdefault(re.sub(r"\d+", "#", name), []).append(name)
+    return [_span(names[0], names[-1]) for names in alike.values()]
 
 
 def _span(first: str, last: str) -> str:
@@ -106,7 +114,8 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
 
 def decay_table(config: RetNetConfig) -> Table:
     """γ of each head and how long it remembers; of each layer, where they differ."""
-    layers = range(config.num_hidden_layers) if config.has_decays_per_layer else range(1)
+    retaining = [layer for layer, kind in enumerate(config.layer_types) if kind == "linear_attention"]
+    layers = retaining if config.has_decays_per_layer else retaining[:1]
     names = (["layer"] if config.has_decays_per_layer else []) + ["head", "decay γ", "half-life in tokens", "1 % left after"]
     table = Table(*names)
     for column in table.columns:

@@ -58,4 +58,4 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
     labels = ("num_labels", "id2label", "label2id", "problem_type")
     kept = ("torch_dtype", "dtype", "attn_implementation", "_commit_hash", *labels)
     others = {name: content[name] for name in kept if content.get(name) is not None}
-    return {"model_type": "retnet"} | READERS[family](content) | others
+    return {"model_type": "retnet", "architectures": ["RetNetForCausalLM"]} | READERS[family](content) | others

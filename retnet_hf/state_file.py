@@ -56,6 +56,8 @@ def write_state(path: str | os.PathLike, tensors: dict[str, Tensor], fingerprint
         tensors: by name, "layers.0.recurrent_states" for example. fingerprint: of the configuration. mark: of the weights.
     """
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # layers may share positions, which a file of safetensors holds once for each
+    tensors = {name: tensor if tensor.is_floating_point() else tensor.clone() for name, tensor in tensors.items()}
     metadata = {"format": FORMAT, "fingerprint": fingerprint, "sha256": _checksum(tensors)}
     metadata |= {} if mark is None else {"weights": mark}
     path = Path(path)

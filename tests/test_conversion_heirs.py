@@ -409,6 +409,8 @@ def test_a_folder_of_each_family_is_converted_to_one_of_ours(family, retnet_hf, 
     state_dict, config = folder_of(family, tmp_path / "source", theirs)
     answer = retnet_hf("convert", "source", "made", "--license", "mit")
     assert answer.code == 0, answer.err
+    if family == "ring":
+        assert "experts.0-7.gate_proj.weight" in answer.out  # in the table, in one name
     made = RetNetForCausalLM.from_pretrained("made", dtype="auto")
     expected = FORMATS[family].plan(shapes_of(state_dict), config).build(state_dict)
     assert all(torch.equal(made.state_dict()[name], value) for name, value in expected.state_dict().items())
@@ -515,6 +517,7 @@ def test_fields_of_transformers_are_kept_or_passed_over(family):
     config, plain = RetNetConfig.from_dict(content | of_transformers), RetNetConfig.from_dict(content)
     assert config.id2label == {0: "no", 1: "yes", 2: "perhaps"}
     assert config.num_labels == 3
+    assert config.architectures == ["RetNetForCausalLM"]  # which `transformers serve` reads
     assert config.problem_type == "single_label_classification"
     differ = ("id2label", "label2id", "problem_type", "_attn_implementation")
     assert {name: value for name, value in config.to_dict().items() if name not in differ} == {

@@ -145,6 +145,17 @@ def test_a_batch_of_different_requests_generates_what_each_does_alone():
         assert together[row, 4:].tolist() == alone[0, whole.shape[1] :].tolist()
 
 
+@pytest.mark.parametrize("dialect", ["hybrid", "hypenet", "minimax", "ring"])
+def test_a_state_is_saved_after_one_call_of_the_model(dialect, tmp_path):
+    """Layers of softmax attention that read the same tokens may share the tensors of their positions."""
+    model = small_model(dialect)
+    with torch.no_grad():
+        state = model(random_ids(2, 9), use_cache=True).past_key_values
+    state.save(tmp_path / "state.safetensors")
+    loaded, more = RetNetState.load(tmp_path / "state.safetensors", model), random_ids(2, 5, seed=1)
+    assert torch.equal(read(model, more, loaded).logits, read(model, more, state).logits)
+
+
 def test_a_saved_state_goes_on_in_another_process(tmp_path):
     model = MODELS[torch.float32]
     prompt = random_ids(1, 20, 5)

@@ -28,8 +28,9 @@ def convert(
 ) -> None:
     """Turn a checkpoint of another implementation into a folder that transformers loads.
 
-    Formats: fla, torchscale, syncdoth; vir_official, vir_pulfer, rmt, poolformer; yet_another_retnet is recognised only.
-    Folders of fla and syncdoth need no conversion: from_pretrained reads them as they are.
+    Formats: fla, torchscale, syncdoth; hypenet, transnormer, minimax, ring; vir_official, vir_pulfer, rmt, poolformer;
+    yet_another_retnet is recognised only. Folders of fla, syncdoth, and the second four need no conversion:
+    RetNetForCausalLM.from_pretrained reads them as they are.
 
     [bold]Examples[/bold]
 

@@ -65,7 +65,8 @@ def generate(
     written = continue_text(network, tokenizer, text, arguments, emit)
     emit("\n")
     state = getattr(written.state, "nbytes", None)
-    size = "" if state is None else f"; the state takes {state:,} bytes, whatever the length"
+    grows = getattr(network.config, "is_hybrid", False)
+    size = "" if state is None else f"; the state takes {state:,} bytes{'' if grows else ', whatever the length'}"
     print(f"{written.new_tokens} tokens, {written.tokens_per_second:,.1f} tokens/s{size}", file=sys.stderr)
 
 
