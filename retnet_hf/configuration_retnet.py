@@ -24,11 +24,12 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 # name: (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, value_expansion)
 _SHAPES = {
-    # those for training from scratch, in the proportions of the paper, and with decays that learn faster at these sizes
+    # those for training from scratch, in the proportions of the paper
     "tiny": (128, 4, 2, 384, 2.0),
     "mini": (256, 6, 4, 768, 2.0),
     "small": (512, 8, 8, 1408, 2.0),
     "base": (768, 12, 6, 2048, 2.0),
+    "medium": (1024, 24, 8, 2816, 2.0),
     # arXiv 2307.08621 table 2: plain feed-forward, and the decays of its training runs
     "1.3B": (2048, 24, 8, 4096, 2.0),
     "2.7B": (2560, 32, 10, 5120, 2.0),
@@ -42,7 +43,15 @@ _SHAPES = {
     "torchscale-13b": (5120, 40, 20, 8560, 8560 / 5120),
     "torchscale-65b": (8192, 64, 32, 13824, 13824 / 8192),
 }
-_FROM_SCRATCH = ("tiny", "mini", "small", "base")
+# what small models learn best with (docs/results.md), in the sizes for training from scratch
+_FROM_SCRATCH = ("tiny", "mini", "small", "base", "medium")
+_LEARNS_BEST = {
+    "initialization": "fan_in",
+    "use_embedding_norm": True,
+    "use_head_norm": False,
+    "feature_map": "relu",
+    "decay_schedule": "geometric",
+}
 
 
 @strict
@@ -101,8 +110,6 @@ class RetNetConfig(PreTrainedConfig):
             shared by all heads. Alias of the latter: `elementwise_affine`.
         head_norm_groups (`int`, *optional*): the norm is over so many groups of consecutive heads, with a weight for each
             number; over each head if absent. head_norm_eps (`float`, *optional*): its epsilon; `rms_norm_eps` if absent.
-        use_score_norm (`bool`): whether the output is divided by max(|Σ_m γ^(n-m) q_n·k_m|, 1), the sum of its weights: the
-            normalisation of scores of the paper (section 2.4), in the place of a head norm, which would undo it.
         use_gated_mlp (`bool`): down(act(gate x) * up x) instead of down(act(up x)).
         feature_map (`str` or `list[str]`, *optional*): activation applied to queries and keys, a name of ACT2FN; or for each
             layer a name or None. value_act (`str`, *optional*): the same of the values.
@@ -203,7 +210,6 @@ class RetNetConfig(PreTrainedConfig):
     use_output_gate: bool = True
     output_gate_act: str = "silu"
     use_head_norm: bool = True
-    use_score_norm: bool = False
     head_norm_affine: bool = True
     head_norm_groups: int | None = None
     head_norm_eps: float | None = None
@@ -264,7 +270,8 @@ class RetNetConfig(PreTrainedConfig):
         sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "value_expansion")
         fields = dict(zip(sizes, _SHAPES[name], strict=True))
         if name in _FROM_SCRATCH:
-            fields["decay_schedule"] = "geometric"
+            fields |= _LEARNS_BEST
+            fields["decay_range"] = _growing_ranges(overrides.get("num_hidden_layers", fields["num_hidden_layers"]))
         elif name in ("1.3B", "2.7B", "6.7B"):
             fields |= {"use_gated_mlp": False, "hidden_act": "gelu", "decay_schedule": "log_linear"}
         elif name.startswith("torchscale"):
@@ -436,7 +443,7 @@ class RetNetConfig(PreTrainedConfig):
     def state_shape(self, layer: int) -> tuple[int, int, int]:
         """(M, K, V), the matrices of a sequence in the state of a layer of retention."""
         longer = 2 if layer in (self.learned_rotary_layers or ()) else 1
-        return self.state_heads(layer), self.head_dim * longer, self.value_head_dim + self.use_score_norm
+        return self.state_heads(layer), self.head_dim * longer, self.value_head_dim
 
     def feature_map_of(self, layer: int) -> str | None:
         """The name of the feature map of a layer."""
@@ -538,11 +545,6 @@ class RetNetConfig(PreTrainedConfig):
         heads, layers = self.num_attention_heads, self.num_hidden_layers
         groups, factors = self.head_norm_groups, self.layer_decay_factors
         check.require(
-            not (self.use_score_norm and self.use_head_norm),
-            "use_score_norm",
-            "False beside use_head_norm=True, which would undo it",
-        )
-        check.require(
             groups is None or (groups > 0 and heads % groups == 0 and self.use_head_norm),
             "head_norm_groups",
             f"a divisor of num_attention_heads ({heads}) beside use_head_norm=True, or None",
@@ -592,6 +594,12 @@ class RetNetConfig(PreTrainedConfig):
         )
         base = self.attention_log_base
         check.require(base is None or base > 1, "attention_log_base", "a number above 1, or None")
+
+
+def _growing_ranges(layers: int) -> list[list[float]]:
+    """Ranges of decay that grow by one factor from layer to layer: from 1 to 32 tokens, to 2 to 512 tokens."""
+    shares = (layer / max(layers - 1, 1) for layer in range(layers))
+    return [[round(2**share, 3), round(32 * 16**share, 3)] for share in shares]
 
 
 class HeirConfig:

@@ -156,14 +156,6 @@ class RetNetGroupRMSNorm(nn.Module):
         return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-class RetNetScoreNorm(nn.Module):
-    """Divides by the sum of the weights, the last number of a head: R / max(|Σ R|, 1), section 2.4 of the paper."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, H, T, V + 1) -> (B, H, T, V)."""
-        return hidden_states[..., :-1] / hidden_states[..., -1:].abs().clamp(min=1)
-
-
 class RetNetLearnedRotation(nn.Module):
     """Learned positions of queries and keys: (x cos θt, x sin θt), with an angle θ for each number of each head.
 
@@ -257,7 +249,7 @@ class RetNetRetention(RetNetTokenMixer):
             self.learned_rotation = RetNetLearnedRotation(heads, self.head_dim)
         eps, affine = config.head_norm_eps or config.rms_norm_eps, config.head_norm_affine
         if not config.use_head_norm:
-            self.head_norm = RetNetScoreNorm() if config.use_score_norm else nn.Identity()
+            self.head_norm = nn.Identity()
         elif config.head_norm_groups is None:
             self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, eps, affine)
         else:
@@ -266,7 +258,7 @@ class RetNetRetention(RetNetTokenMixer):
     def forward(
         self, hidden_states: Tensor, plan: Plan, past_key_values: Cache | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the mixed tokens (B, T, D), and the map (B, H, T, T), before any norm, if the plan computes it."""
+        """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the plan computes it."""
         past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         output, maps = self.gated_retention(hidden_states, *self.heads(hidden_states), plan, past)
         return self.o_proj(output), maps
@@ -278,10 +270,7 @@ class RetNetRetention(RetNetTokenMixer):
         query, key = plan.rotate(self.feature_map(query), self.feature_map(key))
         if self.learned_rotation is not None:
             query, key = (self.learned_rotation(vectors, plan.position) for vectors in (query, key))
-        value = self.value_act(value)
-        if self.config.use_score_norm:
-            value = F.pad(value, (0, 1), value=1.0)  # what is retained of it is the sum of the weights
-        output, maps = plan.retain(self.layer_idx, query, key, value, past)  # (B, H, T, V)
+        output, maps = plan.retain(self.layer_idx, query, key, self.value_act(value), past)  # (B, H, T, V)
         output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
         return output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn), maps
 

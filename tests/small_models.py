@@ -61,18 +61,17 @@ DIALECTS = {
         "retention_window": 4,
         "decay_schedule": [[0.6, 0.998], [1.0, 1.0], [1.0, 1.0], [0.95, 0.95]],
     },
-    # what learns best from scratch: no head norm, scores that are divided by their sum, ReLU features, no rotation
+    # what learns best from scratch: no head norm, ReLU features, decays that reach further in the second layer
     "from scratch": {
         "num_attention_heads": 4,
         "intermediate_size": 40,
         "value_expansion": 2.0,
         "use_embedding_norm": True,
         "use_head_norm": False,
-        "use_score_norm": True,
         "feature_map": "relu",
-        "use_rotary": False,
         "initialization": "fan_in",
-        "decay_schedule": [[0.4, 0.6, 0.9, 0.97], [0.6, 0.9, 0.97, 0.998]],
+        "decay_schedule": "geometric",
+        "decay_range": [[1, 8], [2, 64]],
     },
     # torchscale's: post-norm with DeepNet's factor, embeddings scaled and normalised, the decays of the paper's runs
     "torchscale": {

@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -201,14 +202,45 @@ def test_geometric_decays_have_time_constants_that_grow_by_one_factor(heads, dec
     assert [-1 / math.log(decay) for decay in config.decays()] == pytest.approx(constants, rel=1e-9)
 
 
-def test_sizes_for_training_from_scratch_have_geometric_decays_and_published_ones_keep_theirs():
-    schedules = {name: RetNetConfig.from_preset(name).decay_schedule for name in RetNetConfig.presets()}
-    geometric = {name for name, schedule in schedules.items() if schedule == "geometric"}
-    assert geometric == {"tiny", "mini", "small", "base"}
-    assert {schedules[name] for name in ("1.3B", "2.7B", "6.7B")} == {"log_linear"}
-    assert {schedules[name] for name in schedules if name.startswith("torchscale")} == {"power_of_two"}
-    assert RetNetConfig().decay_schedule == "power_of_two"  # of config.json files that do not say
+FROM_SCRATCH = {"tiny", "mini", "small", "base", "medium"}
+
+
+def test_sizes_for_training_from_scratch_have_what_learns_best_and_published_ones_keep_theirs():
+    plain = RetNetConfig()
+    for name in RetNetConfig.presets():
+        config = RetNetConfig.from_preset(name)
+        best = name in FROM_SCRATCH
+        assert config.decay_schedule == ("geometric" if best else "power_of_two" if "scale" in name else "log_linear")
+        assert config.use_head_norm is not best
+        assert config.use_embedding_norm is best
+        assert config.feature_map == ("relu" if best else None)
+        assert config.initialization == ("fan_in" if best else "xavier")
+    assert plain.decay_schedule == "power_of_two"  # of config.json files that do not say
+    assert plain.use_head_norm
     assert RetNetConfig.from_preset("tiny", decay_schedule="log_linear").decay_schedule == "log_linear"
+
+
+def test_decays_of_sizes_for_training_from_scratch_reach_further_from_layer_to_layer():
+    config = RetNetConfig.from_preset("tiny", num_hidden_layers=3, num_attention_heads=2)
+    constants = [[-1 / math.log(decay) for decay in config.decays(layer)] for layer in range(3)]
+    expected = [[1, 32], [2**0.5, 32 * 4], [2, 512]]
+    assert all(one == pytest.approx(other, rel=1e-3) for one, other in zip(constants, expected))
+
+
+def test_a_config_json_that_was_written_before_is_the_model_that_it_was():
+    """That of the size "tiny", before it had what learns best."""
+    content = json.loads((Path(__file__).parent / "golden" / "config_before_0.1.json").read_text(encoding="utf-8"))
+    config = RetNetConfig.from_dict(content)
+    written = json.loads(config.to_json_string())
+    assert {name: written[name] for name in content if name != "transformers_version"} == {
+        name: value for name, value in content.items() if name != "transformers_version"
+    }
+    assert config.state_fingerprint == "97d835034babce4f"
+    names = {name for name, _ in RetNetForCausalLM(config).named_parameters() if "layers" not in name or "layers.0." in name}
+    projections = {f"model.layers.0.retention.{name}_proj.weight" for name in "qkvgo"}
+    feed_forward = {f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")}
+    norms = {f"model.layers.0.{name}.weight" for name in ("retention.head_norm", "retention_norm", "mlp_norm")}
+    assert names == projections | feed_forward | norms | {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
 
 
 @pytest.mark.parametrize(
@@ -240,7 +272,6 @@ def test_sizes_for_training_from_scratch_have_geometric_decays_and_published_one
         ({"retention_form": "fast"}, "retention_form must be one of auto, parallel, recurrent, chunkwise, got 'fast'"),
         ({"norm_position": "mid"}, "norm_position must be one of pre, post, got 'mid'"),
         ({"initialization": "he"}, "initialization must be one of xavier, deepnet, normal, fan_in, got 'he'"),
-        ({"use_score_norm": True}, "use_score_norm must be False beside use_head_norm=True, which would undo it, got True"),
         ({"chunk_size": 0}, "chunk_size must be a positive integer or None, got 0"),
         ({"hidden_dropout": 1.0}, r"hidden_dropout must be in \[0, 1\), got 1.0"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps must be positive, got 0.0"),
@@ -343,7 +374,6 @@ CHANGES = {
     "use_output_gate": False,
     "output_gate_act": "gelu",
     "use_head_norm": False,
-    "use_score_norm": (True, {"use_head_norm": False}),
     "head_norm_affine": False,
     "use_gated_mlp": False,
     "feature_map": "relu",

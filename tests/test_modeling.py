@@ -20,7 +20,6 @@ OPTIONS = {
     "gelu_gate": {"output_gate_act": "gelu"},
     "no_head_norm": {"use_head_norm": False},
     "plain_head_norm": {"head_norm_affine": False},
-    "score_norm": {"use_head_norm": False, "use_score_norm": True, "feature_map": "relu"},
     "no_rotation": {"use_rotary": False},
     "rotary_endpoint": {"rotary_endpoint": True},
     "plain_mlp": {"use_gated_mlp": False, "hidden_act": "gelu"},
@@ -78,7 +77,7 @@ def test_every_option_changes_the_function(options):
         model.load_state_dict(default.state_dict())
         assert (model(tokens).logits - default(tokens).logits).abs().max().item() > 1e-3
     else:
-        own_weights = {"linear_transformer", "no_gate", "no_head_norm", "plain_head_norm", "plain_mlp", "score_norm"}
+        own_weights = {"linear_transformer", "no_gate", "no_head_norm", "plain_head_norm", "plain_mlp"}
         assert options in own_weights | {"grouped_heads", "small_keys", "embedding", "post_norm"}
 
 
@@ -214,30 +213,6 @@ def test_fan_in_draws_every_matrix_as_pytorch_draws_a_linear_layer():
         assert bound == pytest.approx(weight.abs().max().item(), rel=0.02), name
         assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05), name
     assert model.model.embed_tokens.weight.std().item() == pytest.approx(0.02, rel=0.05)
-
-
-@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
-def test_a_score_norm_divides_each_output_by_the_sum_of_its_weights_where_that_is_above_one(form):
-    model = small_model("from scratch", use_rotary=True, feature_map=None).double()  # so that sums have either sign
-    ids = random_ids(2, 21)
-    captured = {}
-
-    def hook(module, args, kwargs, output):
-        captured["value"], captured["gate"] = module.heads(args[0])[2], module.gate_fn(module.g_proj(args[0]))
-        captured["output"] = output[0]
-
-    retention = model.model.layers[1].retention
-    with torch.no_grad():
-        maps = model(ids, output_attentions=True).attentions[1]
-        handle = retention.register_forward_hook(hook, with_kwargs=True)
-        model(ids, retention_form=form)
-        handle.remove()
-        sums = maps.sum(-1, keepdim=True)
-        assert (sums > 1).any()
-        assert (sums < -1).any()
-        divided = maps @ captured["value"] / sums.abs().clamp(min=1)
-        expected = retention.o_proj(divided.transpose(1, 2).flatten(2) * captured["gate"])
-    close(captured["output"], expected, 1e-10)
 
 
 def test_retention_maps_are_what_the_layer_multiplies_its_values_with():

@@ -33,7 +33,7 @@ MODELS = {
         WIDE | {"num_key_value_heads": 2, "decay_schedule": "geometric"},
     ),
     "softmax attention of other heads, gated": ("hypenet", WIDE | {"attention_head_dim": 64, "num_key_value_heads": 2}),
-    "score norm": ("from scratch", {}),
+    "from scratch": ("from scratch", {}),
     "learned angles": ("transnormer", {}),
 }
 

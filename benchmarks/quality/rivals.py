@@ -81,6 +81,18 @@ def retnet(
     return model if exchanged is None else parts.exchange(model, exchanged, width)
 
 
+def retnet_from_scratch(size: Setting, width: int, **options: Any) -> nn.Module:
+    """RetNet, with what the sizes for training from scratch have."""
+    fields = {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "intermediate_size": width,
+    }
+    return RetNetForCausalLM(RetNetConfig.from_preset("tiny", **(fields | options)))
+
+
 def linear_transformer(size: Setting, width: int, **options: Any) -> nn.Module:
     """No decay, no gate, no rotation, positive features (arXiv 2006.16236); the norm of each head in place of its sum."""
     fields = {"schedule": "none", "use_output_gate": False, "use_rotary": False, "feature_map": "relu"}
@@ -162,6 +174,7 @@ def hyena(size: Setting, width: int, **options: Any) -> nn.Module:
 
 RIVALS: dict[str, Callable[..., nn.Module]] = {
     "retnet": retnet,
+    "retnet-from-scratch": retnet_from_scratch,
     "llama": llama,
     "linear-transformer": linear_transformer,
     "rwkv": rwkv,

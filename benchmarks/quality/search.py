@@ -133,13 +133,38 @@ def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
 
 def longer() -> list[tuple[dict[str, Any], float, int]]:
     """Options, learning rates and numbers of tokens of longer trainings."""
+    middle, long = 2_000_000, 4_000_000
+    beside_start = (
+        started(schedule=EVENLY),
+        started(use_head_norm=True),
+        started({"embedding": 1.0}),
+        started(tie_word_embeddings=True),
+        started({"bonus": True}),
+        started(output_gate_act="sigmoid"),
+        started(hidden_act="relu2", use_gated_mlp=False),
+        started({"out_scale": 0.35}),
+        started(feature_map="relu2"),
+        started(feature_map="silu"),
+        started({"value_residual": True}),
+        started(use_qk_norm=True),
+        started({"head": 0.1}),
+        started(value_act="silu"),
+        started(key_expansion=0.5),
+        started(value_expansion=1),
+        started(feature_map=None),
+        started(schedule="geometric 2 512"),
+    )
     return [
-        (started(), 6e-3, 4_000_000),
-        (divided(), 6e-3, 4_000_000),
-        (divided(exchanged={"shift": "both"}), 6e-3, 2_000_000),
-        (divided(), 6e-3, 2_000_000),
-        (started(), 6e-3, 2_000_000),
-        (divided(), 1.2e-2, 2_000_000),
+        (started(), 6e-3, long),
+        (divided(), 6e-3, long),
+        (divided(exchanged={"shift": "both"}), 6e-3, middle),
+        (started({"shift": "both"}), 6e-3, middle),
+        (divided(), 6e-3, middle),
+        (started(), 6e-3, middle),
+        *((options, 6e-3, middle) for options in beside_start),
+        (started(), 3e-3, middle),
+        (started(), 1.2e-2, middle),
+        (divided(), 1.2e-2, middle),
     ]
 
 

@@ -45,6 +45,14 @@ COMPARISON = (  # those that are trained fastest first
     Row("Mamba2", "mamba2", {}),
     Row("RWKV v4", "rwkv", {}),
 )
+# with the start that helps every model
+BEST = (
+    Row("RetNet", "retnet-from-scratch", {}),
+    Row("Transformer (Llama)", "llama", {"fan_in": True}),
+    Row("Gated DeltaNet", "gated-delta-net", {"fan_in": True}),
+    Row("RWKV v4", "rwkv", {"fan_in": True}),
+    Row("Mamba2", "mamba2", {"fan_in": True}),
+)
 # on recall beyond this width: attention, and retention with its decays and without
 WIDTH_OF_ALL = 64
 WIDER = tuple(row for row in COMPARISON if row.model in ("llama", "retnet", "linear-transformer"))
@@ -195,6 +203,10 @@ class Plan:
         size, language = self.size, self.language
         if name == "search":
             yield from search.cells(self.setting)
+        elif name == "best":
+            for row in BEST:
+                for tokens in (size.short, size.middle, size.long):
+                    yield from self.rows((row,), language, tokens=tokens)
         elif name == "longer":
             yield from self.rows(MAIN, language, tokens=size.middle)
         elif name == "longest":
