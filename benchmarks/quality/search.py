@@ -5,19 +5,18 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from .language import LanguageCell
 
 
+SHORT, MIDDLE, LONG = 700_000, 2_000_000, 4_000_000
+RATES = SLOW, FAST = 6e-3, 1.2e-2
 BY_DEPTH = "geometric 1 32,geometric 2 128,geometric 2 256,geometric 2 512"
-EVENLY = "geometric 1 32,geometric 1.26 80.6,geometric 1.59 203,geometric 2 512"
-FROM_HALF = "geometric 0.5 16,geometric 1 64,geometric 2 128,geometric 2 256"
-FURTHER = "geometric 1 64,geometric 2 256,geometric 2 512,geometric 2 2048"
+EVENLY = "geometric 1 32,geometric 1.26 80.6,geometric 1.59 203,geometric 2 512"  # that of the named sizes
 BASE = {"schedule": BY_DEPTH, "use_head_norm": False, "feature_map": "relu"}
-RATES = (6e-3, 1.2e-2)
 LIKE_RWKV = {"mixer": "rwkv", "feed_forward": "rwkv", "norm": "layer", "start": "rwkv"}
-SMALL = {"use_embedding_norm": True}  # embeddings of any size
+NORM = {"use_embedding_norm": True}
 
 
 @dataclass(frozen=True)
@@ -35,149 +34,120 @@ class SearchCell(LanguageCell):
         return f"{readable}-{self.learning_rate}-{self.seed}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
 
-def base(**options: Any) -> dict[str, Any]:
-    return BASE | options
+class Candidate(NamedTuple):
+    """What was tried: a title, the options of a RetNet, and (tokens, learning rate) of each training."""
+
+    title: str
+    options: dict[str, Any]
+    trainings: tuple[tuple[int, float], ...]
+    model: str = "retnet"
 
 
-def started(exchanged: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    return base(**SMALL, **options, exchanged={"start": "torch", **(exchanged or {})})
+SHORT_BOTH = tuple((SHORT, rate) for rate in RATES)
+SHORT_FAST, MIDDLE_SLOW, LONG_SLOW = ((SHORT, FAST),), ((MIDDLE, SLOW),), ((LONG, SLOW),)
 
 
-def divided(exchanged: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
-    return started({"divisor": 1e-2, **(exchanged or {})}, use_rotary=False, **options)
+def base(title: str, *trainings: tuple[tuple[int, float], ...], **options: Any) -> Candidate:
+    """With the start of the paper."""
+    return Candidate(title, BASE | options, sum(trainings, ()))
 
 
-def candidates() -> list[tuple[dict[str, Any], tuple[float, ...]]]:
-    """Options of a RetNet and learning rates, the most telling first."""
-    like = LIKE_RWKV
+def started(
+    title: str, *trainings: tuple[tuple[int, float], ...], exchanged: dict[str, Any] | None = None, **options: Any
+) -> Candidate:
+    """With the start by fan-in, and a norm of the embeddings."""
+    return base(title, *trainings, **NORM, **options, exchanged={"start": "torch", **(exchanged or {})})
+
+
+def divided(
+    title: str, *trainings: tuple[tuple[int, float], ...], exchanged: dict[str, Any] | None = None, **options: Any
+) -> Candidate:
+    """As `started`, with sums of weights as divisors in the place of the rotation."""
+    parts = {"divisor": 1e-2, **(exchanged or {})}
+    return started(title, *trainings, exchanged=parts, use_rotary=False, **options)
+
+
+def rwkv(title: str, *trainings: tuple[tuple[int, float], ...], exchanged: dict[str, Any], **options: Any) -> Candidate:
+    """RWKV v4 without shifts, with some parts of ours."""
+    return base(title, *trainings, **NORM, **options, exchanged=LIKE_RWKV | exchanged)
+
+
+def of_rival(title: str, model: str) -> Candidate:
+    return Candidate(title, {"fan_in": True}, tuple((SHORT, rate) for rate in (3e-3, *RATES)), model)
+
+
+# what the rows of each table share, and the rows
+GROUPS: dict[str, tuple[Candidate, ...]] = {
+    "the start": (
+        base("start of the paper", SHORT_BOTH),
+        base("start by fan-in", SHORT_BOTH, exchanged={"start": "torch"}),
+        started("start by fan-in, norm of embeddings", SHORT_BOTH, MIDDLE_SLOW, LONG_SLOW),
+        started("the same, layer norms with biases", SHORT_BOTH, exchanged={"norm": "layer"}),
+        started("the same, embeddings N(0, 1)", MIDDLE_SLOW, exchanged={"embedding": 1.0}),
+        base("embeddings N(0, 1) in the place of the norm", MIDDLE_SLOW, exchanged={"start": "torch", "embedding": 1.0}),
+        started("the same, last matrix of each branch times 0.35", MIDDLE_SLOW, exchanged={"out_scale": 0.35}),
+        started("the same, head times 0.1", MIDDLE_SLOW, exchanged={"head": 0.1}),
+    ),
+    "RWKV v4": (
+        rwkv("all of RWKV v4 but its shifts, its start", SHORT_FAST, exchanged={}),
+        rwkv("the same, our mixing", SHORT_BOTH, exchanged={"mixer": None}),
+        rwkv("the same, our feed-forward", SHORT_BOTH, exchanged={"feed_forward": None}),
+        rwkv("the same, RMS norms", SHORT_FAST, exchanged={"norm": None}),
+        base("the same, no norm of embeddings", SHORT_FAST, exchanged=LIKE_RWKV),
+        rwkv("all of RWKV v4 but its shifts, start by fan-in", SHORT_FAST, exchanged={"start": "torch"}),
+        rwkv("the same, our mixing", SHORT_BOTH, exchanged={"start": "torch", "mixer": None}),
+        rwkv("the same, our feed-forward", SHORT_BOTH, exchanged={"start": "torch", "feed_forward": None}),
+        rwkv("the same, RMS norms", SHORT_FAST, exchanged={"start": "torch", "norm": None}),
+        base("the same, no norm of embeddings", SHORT_FAST, exchanged={**LIKE_RWKV, "start": "torch"}),
+    ),
+    "beside the start": (
+        started("decays that grow evenly with depth", MIDDLE_SLOW, schedule=EVENLY),
+        started("decays of 2 to 512 in every layer", MIDDLE_SLOW, schedule="geometric 2 512"),
+        started("head norm", MIDDLE_SLOW, use_head_norm=True),
+        started("no feature map", MIDDLE_SLOW, feature_map=None),
+        started("SiLU features", MIDDLE_SLOW, feature_map="silu"),
+        started("squared ReLU features", MIDDLE_SLOW, feature_map="relu2"),
+        started("norm of queries and keys", MIDDLE_SLOW, use_qk_norm=True),
+        started("no rotation", SHORT_BOTH, use_rotary=False),
+        started("sigmoid gate", MIDDLE_SLOW, output_gate_act="sigmoid"),
+        started("SiLU of values", MIDDLE_SLOW, value_act="silu"),
+        started("key expansion 1/2", MIDDLE_SLOW, key_expansion=0.5),
+        started("value expansion 1", MIDDLE_SLOW, value_expansion=1),
+        started("values of the first layer added", MIDDLE_SLOW, exchanged={"value_residual": True}),
+        started("learned weight of the token itself", MIDDLE_SLOW, exchanged={"bonus": True}),
+        started("feed-forward of squared ReLU, no gate", MIDDLE_SLOW, hidden_act="relu2", use_gated_mlp=False),
+        started("tied embeddings", MIDDLE_SLOW, tie_word_embeddings=True),
+        started("token shift in both branches", SHORT_BOTH, MIDDLE_SLOW, LONG_SLOW, exchanged={"shift": "both"}),
+    ),
+    "sums of weights as divisors": (
+        started("divisor of at least 1, rotation", SHORT_BOTH, exchanged={"divisor": 1.0}),
+        started("divisor of at least 0.01, rotation", SHORT_FAST, exchanged={"divisor": 1e-2}),
+        divided("divisor of at least 0.01, no rotation", SHORT_BOTH, MIDDLE_SLOW, ((MIDDLE, FAST),), LONG_SLOW),
+        divided("the same, at least 1", SHORT_FAST, exchanged={"divisor": 1.0}),
+        divided("the same, decays that grow evenly", SHORT_FAST, schedule=EVENLY),
+        divided("the same, exponential features", SHORT_FAST, feature_map="exponential"),
+        divided("the same, ELU + 1 features", SHORT_FAST, feature_map="elu_plus_one"),
+        divided("the same, squared ReLU features", SHORT_FAST, feature_map="relu2"),
+        divided("the same, sigmoid gate", SHORT_FAST, output_gate_act="sigmoid"),
+        divided("the same, tied embeddings", SHORT_FAST, tie_word_embeddings=True),
+        divided("the same, token shift", SHORT_FAST, MIDDLE_SLOW, exchanged={"shift": "both"}),
+    ),
+    "rivals, with that start": (
+        of_rival("Transformer (Llama)", "llama"),
+        of_rival("Gated DeltaNet", "gated-delta-net"),
+    ),
+}
+
+
+def cells_of(candidate: Candidate, setting: str) -> list[SearchCell]:
     return [
-        (BASE, RATES),
-        # with PyTorch's start
-        (base(**SMALL, exchanged={"start": "torch"}), RATES),
-        (base(**SMALL, exchanged={"start": "torch", "norm": "layer"}), RATES),
-        (base(exchanged={"start": "torch"}), RATES),
-        (base(**SMALL, exchanged={**like, "mixer": None, "start": "torch"}), RATES),
-        (base(**SMALL, exchanged={**like, "feed_forward": None, "start": "torch"}), RATES),
-        (base(**SMALL, exchanged={**like, "norm": None, "start": "torch"}), RATES[1:]),
-        (base(**SMALL, use_rotary=False, exchanged={"start": "torch", "divisor": 1e-2}), RATES),
-        # what helps beside that start
-        (started({"shift": "both"}), RATES),
-        (divided(exchanged={"shift": "both"}), RATES[1:]),
-        (started(use_rotary=False), RATES),
-        (divided(feature_map="exponential"), RATES[1:]),
-        (divided(feature_map="elu_plus_one"), RATES[1:]),
-        (divided(feature_map="relu2"), RATES[1:]),
-        (divided(exchanged={"divisor": 1.0}), RATES[1:]),
-        (started({"divisor": 1.0}), RATES),
-        (started({"divisor": 1e-2}), RATES[1:]),
-        (divided(schedule=EVENLY), RATES[1:]),
-        (divided(tie_word_embeddings=True), RATES[1:]),
-        (divided(output_gate_act="sigmoid"), RATES[1:]),
-        (divided(value_expansion=1), RATES[1:]),
-        (divided(key_expansion=0.5), RATES[1:]),
-        (divided(hidden_act="relu2", use_gated_mlp=False), RATES[1:]),
-        (divided(exchanged={"out_scale": 0.35}), RATES[1:]),
-        (divided(exchanged={"bonus": True}), RATES[1:]),
-        (divided(exchanged={"value_residual": True}), RATES[1:]),
-        (divided(value_act="silu"), RATES[1:]),
-        (divided(exchanged={"embedding": 0.1}), RATES[1:]),
-        (divided(exchanged={"embedding": 1.0}), RATES[1:]),
-        (divided(exchanged={"head": 0.1}), RATES[1:]),
-        (divided(use_qk_norm=True), RATES[1:]),
-        (divided(schedule=FROM_HALF), RATES[1:]),
-        (divided(schedule=FURTHER), RATES[1:]),
-        (divided(schedule="geometric 2 512"), RATES[1:]),
-        (divided(), (2.4e-2,)),
-        (started({"shift": "mixer"}), RATES[:1]),
-        (started({"shift": "feed_forward"}), RATES[:1]),
-        (started(schedule=FROM_HALF), RATES[:1]),
-        (started(schedule="geometric 2 512"), RATES[:1]),
-        (started(schedule="geometric 1 64"), RATES[:1]),
-        (started(schedule=FURTHER), RATES[:1]),
-        (started(schedule=EVENLY), RATES[:1]),
-        (started(tie_word_embeddings=True), RATES[:1]),
-        (started(use_head_norm=True), RATES[:1]),
-        (base(**SMALL, initializer_range=0.05), RATES[:1]),
-        (base(**SMALL, initializer_range=0.1), RATES[:1]),
-        (base(initializer_range=0.05), RATES[:1]),
-        (started({"embedding": 0.1}), RATES[:1]),
-        (started({"embedding": 0.5}), RATES[:1]),
-        (started({"embedding": 1.0}), RATES[:1]),
-        (started({"head": 0.1}), RATES[:1]),
-        (started(feature_map="silu"), RATES[:1]),
-        (started(feature_map="relu2"), RATES[:1]),
-        (started(feature_map=None), RATES[:1]),
-        (started(feature_map="exponential"), RATES[:1]),
-        (started(feature_map="elu_plus_one"), RATES[:1]),
-        (started(key_expansion=0.5), RATES[:1]),
-        (started(value_expansion=1), RATES[:1]),
-        (started(hidden_act="relu2"), RATES[:1]),
-        (started(hidden_act="relu2", use_gated_mlp=False), RATES[:1]),
-        (started(output_gate_act="sigmoid"), RATES[:1]),
-        (started(value_act="silu"), RATES[:1]),
-        (started({"out_scale": 0.35}), RATES[:1]),
-        (started({"value_residual": True}), RATES[:1]),
-        (started({"bonus": True}), RATES[:1]),
-        (started(use_qk_norm=True), RATES[:1]),
-        (started(head_norm_groups=1, use_head_norm=True), RATES[:1]),
-        # RWKV v4 without shifts, and its parts replaced by ours one by one
-        (base(**SMALL, exchanged=like), RATES[1:]),
-        (base(**SMALL, exchanged={**like, "mixer": None}), RATES),
-        (base(**SMALL, exchanged={**like, "feed_forward": None}), RATES),
-        (base(**SMALL, exchanged={**like, "norm": None}), RATES[1:]),
-        (base(exchanged=like), RATES[1:]),
-        (base(**SMALL, exchanged={**like, "start": "torch"}), RATES[1:]),
-        (base(exchanged={**like, "start": "torch"}), RATES[1:]),
+        SearchCell(candidate.model, candidate.options, tokens=tokens, learning_rate=rate, setting=setting)
+        for tokens, rate in candidate.trainings
     ]
-
-
-def longer() -> list[tuple[dict[str, Any], float, int]]:
-    """Options, learning rates and numbers of tokens of longer trainings."""
-    middle, long = 2_000_000, 4_000_000
-    beside_start = (
-        started(schedule=EVENLY),
-        started(use_head_norm=True),
-        started({"embedding": 1.0}),
-        started(tie_word_embeddings=True),
-        started({"bonus": True}),
-        started(output_gate_act="sigmoid"),
-        started(hidden_act="relu2", use_gated_mlp=False),
-        started({"out_scale": 0.35}),
-        started(feature_map="relu2"),
-        started(feature_map="silu"),
-        started({"value_residual": True}),
-        started(use_qk_norm=True),
-        started({"head": 0.1}),
-        started(value_act="silu"),
-        started(key_expansion=0.5),
-        started(value_expansion=1),
-        started(feature_map=None),
-        started(schedule="geometric 2 512"),
-    )
-    return [
-        (started(), 6e-3, long),
-        (divided(), 6e-3, long),
-        (divided(exchanged={"shift": "both"}), 6e-3, middle),
-        (started({"shift": "both"}), 6e-3, middle),
-        (divided(), 6e-3, middle),
-        (started(), 6e-3, middle),
-        *((options, 6e-3, middle) for options in beside_start),
-        (started(), 3e-3, middle),
-        (started(), 1.2e-2, middle),
-        (divided(), 1.2e-2, middle),
-    ]
-
-
-RIVALS = ("llama", "gated-delta-net", "mamba2", "rwkv")
 
 
 def cells(setting: str) -> Iterator[SearchCell]:
-    """All candidates as cells, and rivals with the start that helped the most."""
-    for options, rate, tokens in longer():
-        yield SearchCell("retnet", options, tokens=tokens, learning_rate=rate, setting=setting)
-    for options, rates in candidates():
-        for rate in rates:
-            yield SearchCell("retnet", options, learning_rate=rate, setting=setting)
-    for rival in RIVALS:
-        for rate in (3e-3, *RATES):
-            yield SearchCell(rival, {"fan_in": True}, learning_rate=rate, setting=setting)
+    """All candidates as cells."""
+    for group in GROUPS.values():
+        for candidate in group:
+            yield from cells_of(candidate, setting)

@@ -204,9 +204,9 @@ class Plan:
         if name == "search":
             yield from search.cells(self.setting)
         elif name == "best":
-            for row in BEST:
+            for rows in (BEST[:2], BEST[2:]):
                 for tokens in (size.short, size.middle, size.long):
-                    yield from self.rows((row,), language, tokens=tokens)
+                    yield from self.rows(rows, language, tokens=tokens)
         elif name == "longer":
             yield from self.rows(MAIN, language, tokens=size.middle)
         elif name == "longest":

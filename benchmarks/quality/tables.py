@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import studies
+from . import search, studies
 from .recall import LENGTH, PAIRS, guessed
 from .statistics import Estimate, paired
 from .studies import Plan, Row
@@ -114,6 +114,39 @@ class Report:
             "First",
         ]
         return table(header, lines)
+
+    def best(self) -> str:
+        """Perplexity of the models with the start by fan-in, after each number of tokens, as far as it was measured."""
+        size, lines = self.plan.size, []
+        first, *_, last = map(str, size.lengths)
+        for row in studies.BEST:
+            after = [
+                self.measured(row, self.plan.language, tokens=tokens) for tokens in (size.short, size.middle, size.long)
+            ]
+            known = [results for results in after if results is not None]
+            if known:
+                state = [f"{known[0][0]['state'][length] / 1e3:,.0f}" for length in (first, last)]
+                shown = ["" if results is None else perplexity(results) for results in after]
+                lines.append([row.title, *state, *shown, perplexity(known[-1], last)])
+        header = ["model", f"state at {first}, thousand numbers", f"at {last}"]
+        header += [f"{tokens / 1e6:g}M tokens" for tokens in (size.short, size.middle, size.long)]
+        return table([*header, f"the last at {last}"], lines)
+
+    def search(self) -> str:
+        """Perplexity of every candidate that was tried, at the better of its learning rates; of one seed."""
+        counts = (search.SHORT, search.MIDDLE, search.LONG)
+        lines = []
+        for name, candidates in search.GROUPS.items():
+            lines.append([f"**{name}**", *[""] * len(counts)])
+            for candidate in candidates:
+                best: dict[int, tuple[float, float]] = {}
+                for cell in search.cells_of(candidate, self.plan.setting):
+                    if (result := cell.result(self.plan.folder)) is not None:
+                        found = math.exp(loss(result)), cell.learning_rate
+                        best[cell.tokens] = min(best.get(cell.tokens, found), found)
+                shown = [f"{best[count][0]:.2f} ({best[count][1]:g})" if count in best else "" for count in counts]
+                lines.append([candidate.title, *shown])
+        return table(["", *(f"{count / 1e6:g}M tokens (rate)" for count in counts)], lines)
 
     def domains(self) -> str:
         """Perplexity on texts that were not trained on."""
@@ -245,6 +278,8 @@ class Report:
         names = (
             "decays",
             "variations",
+            "best",
+            "search",
             "comparison",
             "domains",
             "ablations",
