@@ -54,6 +54,7 @@ class Setting:
         "recall",
         "other_text",
         "longest",
+        "search",
     )
     rates: tuple[float, ...] = (1.5e-3, 3e-3, 6e-3)
     pictures: int = 110_000
