@@ -105,7 +105,7 @@ def __dir__() -> list[str]:
 for _config_class in _MODELS:
     register(_config_class, partial(_models, _config_class))
 for _family in HEIRS:
-    if _family.model_type not in transformers.CONFIG_MAPPING:  # another library's, or one that transformers has by now
+    if _family.model_type not in transformers.CONFIG_MAPPING:  # what others have registered stays theirs
         transformers.AutoConfig.register(_family.model_type, _family)
 when_imported("transformers.models.auto.image_processing_auto", _register_image_processors)
 when_imported("peft.utils", _register_target_modules)

@@ -76,11 +76,7 @@ def fields_of_hypenet(content: dict[str, Any]) -> dict[str, Any]:
         hidden_act=config.get("hidden_act", "silu"),
         intermediate_size=config["intermediate_size"],
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-        initialization="normal",
-        initializer_range=config.get("initializer_range", 0.02),
-        max_position_embeddings=config.get("max_position_embeddings"),
-        tie_word_embeddings=config.get("tie_word_embeddings", False),
-        **{name: config.get(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+        **config.common_fields(),
     )
     config.require_all_read()
     return fields

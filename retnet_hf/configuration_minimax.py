@@ -103,11 +103,7 @@ def fields_beside_factors(content: dict[str, Any]) -> dict[str, Any]:
         output_router_logits=config.get("output_router_logits", False),
         router_aux_loss_coef=config.get("router_aux_loss_coef", 0.001),
         rms_norm_eps=config["rms_norm_eps"],
-        initialization="normal",
-        initializer_range=config.get("initializer_range", 0.02),
-        max_position_embeddings=config.get("max_position_embeddings"),
-        tie_word_embeddings=config.get("tie_word_embeddings", False),
-        **{name: config.get(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+        **config.common_fields(),
     )
     config.require_all_read()
     return fields

@@ -99,11 +99,7 @@ def fields_of_ring(content: dict[str, Any]) -> dict[str, Any]:
         routed_scaling_factor=config.get("routed_scaling_factor", 1.0),
         output_router_logits=config.get("output_router_logits", False),
         rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-        initialization="normal",
-        initializer_range=config.get("initializer_range", 0.02),
-        max_position_embeddings=config.get("max_position_embeddings"),
-        tie_word_embeddings=config.get("tie_word_embeddings", False),
-        **{name: config.get(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+        **config.common_fields(),
     )
     config.require_all_read()
     return fields

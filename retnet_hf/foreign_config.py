@@ -39,6 +39,16 @@ class ForeignConfig(dict):
         self.read.add(name)
         return super().get(name, default)
 
+    def common_fields(self) -> dict[str, Any]:
+        """The fields that most families share by name and meaning."""
+        return {
+            "initialization": "normal",
+            "initializer_range": self.get("initializer_range", 0.02),
+            "max_position_embeddings": self.get("max_position_embeddings"),
+            "tie_word_embeddings": self.get("tie_word_embeddings", False),
+            **{name: self.get(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+        }
+
     def require_one_value(self, **values: Any) -> None:
         """Options that change what a layer computes, with the one value of each that has a counterpart here.
 

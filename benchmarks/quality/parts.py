@@ -26,10 +26,6 @@ class ShiftedELU(Feature):
     function = staticmethod(lambda vectors: F.elu(vectors) + 1)
 
 
-class Softplus(Feature):
-    function = staticmethod(F.softplus)
-
-
 class Exponential(Feature):
     function = staticmethod(lambda vectors: vectors.clamp(max=10).exp())
 
@@ -51,37 +47,28 @@ class Shift(nn.Module):
 class ReceptanceFeedForward(nn.Module):
     """RWKV's channel mixing: sigmoid(W_r x) ⊙ W_v relu(W_k x)²."""
 
-    def __init__(self, size: int, width: int, layer: int, layers: int, shift: bool) -> None:
+    def __init__(self, size: int, width: int) -> None:
         super().__init__()
         self.key, self.value = nn.Linear(size, width, bias=False), nn.Linear(width, size, bias=False)
         self.receptance = nn.Linear(size, size, bias=False)
-        self.shifts = nn.ModuleList([Shift(size, layer, layers) if shift else nn.Identity() for _ in range(2)])
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        to_key, to_receptance = self.shifts
-        return self.receptance(to_receptance(hidden_states)).sigmoid() * self.value(
-            self.key(to_key(hidden_states)).relu().square()
-        )
+        return self.receptance(hidden_states).sigmoid() * self.value(self.key(hidden_states).relu().square())
 
 
 class WeightedSums(nn.Module):
     """RWKV's time mixing, with the call of a layer of retention."""
 
-    def __init__(self, size: int, layer: int, layers: int, shift: bool) -> None:
+    def __init__(self, size: int, layer: int, layers: int) -> None:
         super().__init__()
         self.key, self.value, self.receptance, self.output = (nn.Linear(size, size, bias=False) for _ in range(4))
-        self.shifts = nn.ModuleList([Shift(size, layer, layers) if shift else nn.Identity() for _ in range(3)])
         channel = torch.arange(size, dtype=torch.float32) / (size - 1)
         self.time_decay = nn.Parameter(-5 + 8 * channel ** (0.7 + 1.3 * layer / (layers - 1)))
         self.time_first = nn.Parameter(torch.ones(size))
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
-        key, value, receptance = (
-            project(shift(hidden_states))
-            for project, shift in zip((self.key, self.value, self.receptance), self.shifts, strict=True)
-        )
-        mixed, _ = weighted_sum(self.time_decay, self.time_first, key, value)
-        return self.output(receptance.sigmoid() * mixed), None
+        mixed, _ = weighted_sum(self.time_decay, self.time_first, self.key(hidden_states), self.value(hidden_states))
+        return self.output(self.receptance(hidden_states).sigmoid() * mixed), None
 
 
 class SearchedRetention(RetNetRetention):
@@ -116,10 +103,9 @@ def exchange(model: nn.Module, parts: dict[str, Any], width: int) -> nn.Module:
     """The RetNet with other parts.
 
     Args:
-        parts: mixer, "rwkv" or "rwkv shifted"; feed_forward, the same; norm, "layer", with biases; start, "rwkv", orthogonal
-            matrices and small embeddings, "orthogonal", these matrices alone, or "torch", the usual start of PyTorch;
-            divisor, the least sum of weights that the output is divided by; value_residual, whether later layers add the
-            values of the first one; bonus, a learned weight of each token itself; out_scale, a factor on the last matrix of
+        parts: mixer, "rwkv"; feed_forward, the same; norm, "layer", with biases; start, "rwkv", orthogonal matrices and
+            small embeddings, or "torch", the usual start of PyTorch; divisor, the least sum of weights that the output
+            is divided by; value_residual, whether later layers add the values of the first one; bonus, a learned weight of each token itself; out_scale, a factor on the last matrix of
             each branch; embedding, the standard deviation of embeddings at the start; head, a factor on the matrix of the
             head; shift, whether what a branch reads is mixed with the token before, "both", "mixer" or "feed_forward".
         width: of the feed-forward.
@@ -129,9 +115,9 @@ def exchange(model: nn.Module, parts: dict[str, Any], width: int) -> nn.Module:
     mixer, feed_forward = parts.get("mixer"), parts.get("feed_forward")
     for number, layer in enumerate(base.layers):
         if mixer is not None:
-            layer.retention = WeightedSums(size, number, layers, mixer == "rwkv shifted")
+            layer.retention = WeightedSums(size, number, layers)
         if feed_forward is not None:
-            layer.mlp = ReceptanceFeedForward(size, width, number, layers, feed_forward == "rwkv shifted")
+            layer.mlp = ReceptanceFeedForward(size, width)
         if parts.get("norm") == "layer":
             layer.retention_norm, layer.mlp_norm = nn.LayerNorm(size), nn.LayerNorm(size)
         shift = parts.get("shift")
@@ -153,11 +139,11 @@ def exchange(model: nn.Module, parts: dict[str, Any], width: int) -> nn.Module:
 
 
 @torch.no_grad()
-def restart(model: nn.Module, start: str | None, out_scale: float) -> None:
-    """Draws the matrices anew."""
+def restart(model: nn.Module, start: str | None, out_scale: float = 1.0) -> None:
+    """Draws the matrices anew, by one of the starts of `exchange`."""
     vocabulary = model.config.vocab_size
     for name, module in model.named_modules():
-        if start in ("rwkv", "orthogonal") and isinstance(module, nn.Linear):
+        if start == "rwkv" and isinstance(module, nn.Linear):
             outputs, inputs = module.weight.shape
             gain = math.sqrt(max(1, outputs / inputs)) * (0.5 if outputs == vocabulary else 1)
             if not module.weight.is_meta:
@@ -173,5 +159,4 @@ def restart(model: nn.Module, start: str | None, out_scale: float) -> None:
 def install_features() -> None:
     """Gives transformers the names of further feature maps."""
     ACT2FN.setdefault("elu_plus_one", ShiftedELU)
-    ACT2FN.setdefault("softplus", Softplus)
     ACT2FN.setdefault("exponential", Exponential)

@@ -48,6 +48,17 @@ def decays(schedule: str, heads: int) -> str | list[float] | list[list[float]]:
     return scheduled_decays(name, heads) if name == "alibi" else schedule
 
 
+def sizes(size: Setting, width: int) -> dict[str, int]:
+    """Those of a decoder with a feed-forward of this width, by transformers' names."""
+    return {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.hidden_size,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "intermediate_size": width,
+    }
+
+
 def retnet(
     size: Setting,
     width: int,
@@ -64,12 +75,8 @@ def retnet(
     """
     heads = heads or size.heads
     parts.install_features()
-    fields = {
-        "vocab_size": size.vocabulary,
-        "hidden_size": size.hidden_size,
-        "num_hidden_layers": size.layers,
+    fields = sizes(size, width) | {
         "num_attention_heads": heads,
-        "intermediate_size": width,
         "decay_schedule": decays(schedule, heads),
         "value_expansion": 2.0,
     }
@@ -83,14 +90,7 @@ def retnet(
 
 def retnet_from_scratch(size: Setting, width: int, **options: Any) -> nn.Module:
     """RetNet, with what the sizes for training from scratch have."""
-    fields = {
-        "vocab_size": size.vocabulary,
-        "hidden_size": size.hidden_size,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads,
-        "intermediate_size": width,
-    }
-    return RetNetForCausalLM(RetNetConfig.from_preset("tiny", **(fields | options)))
+    return RetNetForCausalLM(RetNetConfig.from_preset("tiny", **(sizes(size, width) | options)))
 
 
 def linear_transformer(size: Setting, width: int, **options: Any) -> nn.Module:
@@ -100,15 +100,7 @@ def linear_transformer(size: Setting, width: int, **options: Any) -> nn.Module:
 
 
 def llama(size: Setting, width: int, **options: Any) -> nn.Module:
-    fields = {
-        "vocab_size": size.vocabulary,
-        "hidden_size": size.hidden_size,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads,
-        "intermediate_size": width,
-        "max_position_embeddings": 2**16,
-        "attn_implementation": "sdpa",
-    }
+    fields = sizes(size, width) | {"max_position_embeddings": 2**16, "attn_implementation": "sdpa"}
     return LlamaForCausalLM(LlamaConfig(**(fields | options)))
 
 
@@ -222,7 +214,5 @@ def of_equal_size(model: str, options: dict[str, Any], size: Setting) -> nn.Modu
 def start_by_fan_in(model: nn.Module, hidden_size: int) -> nn.Module:
     """The model with a norm of its embeddings, and with matrices of PyTorch's start, U(±1/√fan_in)."""
     model.set_input_embeddings(nn.Sequential(model.get_input_embeddings(), nn.RMSNorm(hidden_size, eps=1e-6)))
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.reset_parameters()
+    parts.restart(model, "torch")
     return model
