@@ -105,9 +105,10 @@ def exchange(model: nn.Module, parts: dict[str, Any], width: int) -> nn.Module:
     Args:
         parts: mixer, "rwkv"; feed_forward, the same; norm, "layer", with biases; start, "rwkv", orthogonal matrices and
             small embeddings, or "torch", the usual start of PyTorch; divisor, the least sum of weights that the output
-            is divided by; value_residual, whether later layers add the values of the first one; bonus, a learned weight of each token itself; out_scale, a factor on the last matrix of
-            each branch; embedding, the standard deviation of embeddings at the start; head, a factor on the matrix of the
-            head; shift, whether what a branch reads is mixed with the token before, "both", "mixer" or "feed_forward".
+            is divided by; value_residual, whether later layers add the values of the first one; bonus, a learned weight of
+            each token itself; out_scale, a factor on the last matrix of each branch; embedding, the standard deviation
+            of embeddings at the start; head, a factor on the matrix of the head; shift, whether what a branch reads is mixed
+            with the token before, "both", "mixer" or "feed_forward".
         width: of the feed-forward.
     """
     config, base = model.config, model.model
