@@ -40,7 +40,14 @@ class LanguageCell(Cell):
             return texts.tokens(text, part, setting.vocabulary, setting.tokenizer_texts)
 
         run = train(
-            model, stream(self.text, "training"), self.tokens, self.learning_rate, self.seed, setting.block, setting.batch
+            model,
+            stream(self.text, "training"),
+            self.tokens,
+            self.learning_rate,
+            self.seed,
+            setting.block,
+            setting.batch,
+            bfloat16=setting.bfloat16,
         )
 
         def losses_of(ids: torch.Tensor) -> torch.Tensor:

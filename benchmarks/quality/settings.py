@@ -19,6 +19,7 @@ class Setting:
         short, middle, long: tokens trained on.
         seeds: of every row.
         texts: trained on, the main one first. other_texts: what models of one text are tried on too.
+        bfloat16: whether the matrix products of training have its inputs (torch.autocast).
         studies: by name, in the order in which they are measured.
         rates: of learning, tried first; if there are several, others follow until the best has a worse one on both sides.
         pictures, image_rates: as for tokens and rates, of images.
@@ -42,6 +43,7 @@ class Setting:
     other_texts: tuple[str, ...] = ("king-james", "dictionary", "fortunes", "manuals")
     tokenizer_texts: tuple[str, ...] = ("king-james", "dictionary", "fortunes")
     device: str = "cpu"
+    bfloat16: bool = False
     studies: tuple[str, ...] = (
         "decays",
         "longer",
@@ -78,6 +80,21 @@ SETTINGS = {
         image_rates=(4e-3,),
         recall_steps=100,
         recall_sizes=(64,),
+    ),
+    "larger": Setting(
+        hidden_size=256,
+        layers=8,
+        parameters=10_000_000,
+        vocabulary=4096,
+        short=1_000_000,
+        middle=1_000_000,
+        long=10_000_000,
+        seeds=(0,),
+        texts=("four-texts",),
+        other_texts=(),
+        tokenizer_texts=("four-texts",),
+        bfloat16=True,
+        studies=("larger",),
     ),
     "gpu": Setting(
         hidden_size=512,

@@ -26,7 +26,7 @@ from retnet_hf_cli.text.corpus import encode, read_documents, train_tokenizer
 
 PACKAGES = ("bible-kjv", "bible-kjv-text", "dict-gcide", "fortunes", "manpages")
 HELD_OUT = 0.05  # of the documents, once for choosing and once for reporting
-MOST_CHARACTERS = 8_000_000  # of a text of Debian
+MOST_CHARACTERS = {"four-texts": 40_000_000}  # of a text of Debian; 8 million of any other
 TOKENIZER_CHARACTERS = 1_000_000  # of each text that the tokenizer is trained on
 
 
@@ -89,7 +89,18 @@ def _read(path: str, package: str) -> bytes:
         raise MissingText(f"{path} is not here: apt-get install {package}") from error
 
 
-READERS = {"king-james": king_james, "dictionary": dictionary, "fortunes": fortunes, "manuals": manuals}
+def four_texts() -> list[str]:
+    """The documents of all of them."""
+    return [*king_james(), *dictionary(), *fortunes(), *manuals()]
+
+
+READERS = {
+    "king-james": king_james,
+    "dictionary": dictionary,
+    "fortunes": fortunes,
+    "manuals": manuals,
+    "four-texts": four_texts,
+}
 
 
 @cache
@@ -107,7 +118,7 @@ def documents(name: str) -> Split:
         whole = READERS[name]()
         random.Random(name).shuffle(whole)
         sizes = itertools.accumulate(map(len, whole))
-        whole = whole[: sum(size <= MOST_CHARACTERS for size in sizes)]
+        whole = whole[: sum(size <= MOST_CHARACTERS.get(name, 8_000_000) for size in sizes)]
     held_out = max(1, round(HELD_OUT * len(whole)))
     return Split(whole[2 * held_out :], whole[:held_out], whole[held_out : 2 * held_out])
 

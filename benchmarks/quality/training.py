@@ -80,15 +80,17 @@ def train(
     block: int = 256,
     batch: int = 8,
     points: int = 20,
+    bfloat16: bool = False,
 ) -> Run:
-    """Trains on so many tokens of the stream."""
+    """Trains on so many tokens of the stream; matrix products have inputs of bfloat16 if asked for."""
     steps = math.ceil(tokens / (block * batch))
     device = next(model.parameters()).device
     optimizer = torch.optim.AdamW(parameter_groups(model), lr=learning_rate, betas=BETAS, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_of(steps))
 
     def loss_of(ids: Tensor) -> Tensor:
-        logits = model(ids, use_cache=False).logits[:, :-1]
+        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+            logits = model(ids, use_cache=False).logits[:, :-1]
         return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
     blocks = itertools.islice(batches(stream, seed, block, batch), steps)
