@@ -94,6 +94,8 @@ class RetNetConfig(PreTrainedConfig):
         sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
         retention_window (`int`, *optional*): softmax attention over the last so many tokens, itself included, beside the
             retention of each layer of it: with its queries, keys and values, times a factor that each head learns.
+        attention_sinks (`int`): the first so many tokens of a document stay visible beside every window of softmax attention
+            (arXiv 2309.17453).
         rotary_layers (`str`, *optional*): "linear_attention" or "softmax_attention": use_rotary is for these layers alone.
         learned_rotary_layers (`list[int]`, *optional*): layers of retention whose queries and keys become
             (x cos θt, x sin θt), twice as long, with an angle θ that each number of each head learns.
@@ -195,6 +197,7 @@ class RetNetConfig(PreTrainedConfig):
     layer_types: list[str] | None = None
     sliding_window: int | None = None
     retention_window: int | None = None
+    attention_sinks: int = 0
     attention_num_heads: int | None = None
     attention_num_key_value_heads: int | None = None
     attention_head_dim: int | None = None
@@ -454,7 +457,7 @@ class RetNetConfig(PreTrainedConfig):
         """Numbers that the layers of retention keep of a sequence of any length."""
         layers = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
         matrices = sum(math.prod(self.state_shape(layer)) for layer in layers)
-        windowed = 0 if self.retention_window is None else self.retention_window - 1
+        windowed = 0 if self.retention_window is None else self.retention_window - 1 + self.attention_sinks
         return matrices + len(layers) * windowed * self.num_key_value_heads * (self.head_dim + self.value_head_dim)
 
     @property
@@ -532,6 +535,12 @@ class RetNetConfig(PreTrainedConfig):
             self.retention_window is None or (self.retention_window > 0 and not self.bidirectional),
             "retention_window",
             "a positive number of tokens, or None, which it must be in an encoder",
+        )
+        windows = slides or self.retention_window is not None
+        check.require(
+            self.attention_sinks == 0 or (self.attention_sinks > 0 and windows),
+            "attention_sinks",
+            "a number of tokens beside sliding_window or retention_window, or 0",
         )
         check.require(not (self.bidirectional and self.is_hybrid), "layer_types", "all linear_attention in an encoder")
         check.require(

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Softmax attention in a hybrid, or in a window beside retention: which tokens see which, and what a layer remembers.
+"""Softmax attention in a hybrid, or in a window beside retention: what a layer remembers, and what a call computes.
 
 A layer remembers keys and values of the tokens that later tokens may see. Each column also holds its document and its
 number, so that absent tokens stay invisible in later calls and packed documents do not see each other. Rewinding forgets the
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .attention_columns import Columns, Kept, Reach, columns_of, marked, visible
 from .eager_attention import eager_attention_forward
 from .plan import Layout, OnDevice
 from .retention_state import STATE_LAYERS, WINDOWED, RetNetStateLayer, StateLayer, first_in_use
@@ -23,62 +24,36 @@ from .retention_state import STATE_LAYERS, WINDOWED, RetNetStateLayer, StateLaye
 
 # Queries that a layer with a window takes at a time, so that time and memory are linear in the length of a text.
 QUERIES_AT_A_TIME = 1024
+EVERYTHING = Reach()
 
 
-class Columns(NamedTuple):
-    """What decides which tokens see which, for each column of a row."""
+class Reading(NamedTuple):
+    """What reading new tokens does to the columns of a state.
 
-    document: Tensor  # (B, S) int64, the number d of its document; -1 - d where the token is absent
-    count: Tensor  # (B, S) int64, present tokens up to and including this one
-    next_position: Tensor  # (B, S) int64, position after this token
-
-    def of_columns(self, columns: slice) -> "Columns":
-        """Some of the columns."""
-        return Columns(*(marks[:, columns] for marks in self))
-
-    def followed_by(self, other: "Columns") -> "Columns":
-        """These columns and, behind them, others."""
-        return Columns(*(torch.cat(pair, dim=1) for pair in zip(self, other)))
-
-
-def columns_of(layout: Layout, batch: int, past: Columns | None) -> Columns:
-    """The columns of new tokens, (B, T), whose numbers continue those of the past columns."""
-    present = torch.ones_like(layout.next_position, dtype=torch.bool) if layout.present is None else layout.present
-    present = present.expand(batch, -1)
-    document, count = torch.zeros_like(present, dtype=torch.int64), present.cumsum(-1)
-    if layout.starts is not None:
-        document = document + layout.starts.cumsum(-1)
-    if past is not None and past.count.shape[1]:
-        last = past.document[:, -1:]
-        document = document + torch.where(last < 0, -1 - last, last)
-        count = count + past.count[:, -1:]
-    return Columns(torch.where(present, document, -1 - document), count, layout.next_position.expand(batch, -1))
-
-
-def visible(queries: Columns, keys: Columns, window: int | None = None) -> Tensor:
-    """(B, 1, T, S) bool: which keys each query sees. An absent query sees absent keys, so that its output is finite.
-
-    Args:
-        window: how many tokens a query sees at most, itself included.
+    Attributes:
+        columns: old and new ones. stored: those that stay, as `kept` says.
     """
-    distance = queries.count[:, :, None] - keys.count[:, None, :]  # (B, T, S)
-    seen = (queries.document[:, :, None] == keys.document[:, None, :]) & (distance >= 0)
-    return (seen if window is None else seen & (distance < window))[:, None]
+
+    columns: Columns
+    stored: Columns
+    kept: Kept
 
 
-def columns_without_gaps(columns: Columns, window: int) -> int:
-    """How many of the last columns are present in all rows; window - 1 if no absent column follows a present one."""
-    present = columns.document >= 0
-    if bool((present[:, 1:] >= present[:, :-1]).all()):
-        return window - 1
-    return int(present.all(dim=0).flip(0).int().cumprod(0).sum())
+def _part(marks: Tensor, dim: int, places: slice | Tensor) -> Tensor:
+    """Some columns of a tensor; a copy of them, since a view would keep all columns in memory."""
+    if isinstance(places, Tensor):
+        return marks.index_select(dim, places.to(marks.device))
+    if places.start is None:
+        return marks
+    part = marks.narrow(dim, places.start, marks.shape[dim] - places.start)
+    return part if torch.compiler.is_compiling() else part.clone()
 
 
 class AttentionStateLayer(StateLayer):
     """The state of one layer of softmax attention.
 
     Args:
-        window: how many tokens a token sees at most, itself included. The state forgets what no later token can see.
+        reach: what a token sees. The state forgets what no later token can see.
 
     Attributes:
         keys, values: (B, G, S, K) rotated, and (B, G, S, V). document, count, position: (B, S), as in `Columns`.
@@ -86,16 +61,16 @@ class AttentionStateLayer(StateLayer):
 
     SAVED = ("keys", "values", "document", "count", "position", "next_position", "cumulative_length")
 
-    def __init__(self, window: int | None = None, **kwargs) -> None:
+    def __init__(self, reach: Reach = EVERYTHING, **kwargs) -> None:
         super().__init__()
-        self.window = window
-        self.is_sliding = window is not None
+        self.reach = reach
+        self.is_sliding = reach.window is not None
         self._forget()
 
     def _forget(self) -> None:
         self.keys = self.values = self.document = self.count = self.position = self.next_position = None
         self._start_record()
-        self._solid = 0 if self.window is None else self.window - 1  # last columns without gaps, at most window - 1
+        self._kept = Kept.nothing(self.reach)
 
     @property
     def columns(self) -> Columns | None:
@@ -107,52 +82,32 @@ class AttentionStateLayer(StateLayer):
         """Bytes of keys, values and columns."""
         return sum(tensor.nbytes for tensor in self.saved() if tensor is not None)
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, columns: Columns, all_present: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Reads new tokens, and returns the keys and values that they may see: those of all columns.
-
-        Args:
-            key_states, value_states: (B, G, T, K) and (B, G, T, V). columns: of the new tokens.
-            all_present: whether no new token is absent.
-        """
-        keys, values, held = key_states, value_states, 0
+    def reads(self, columns: Columns, layout: Layout) -> Reading:
+        """What new tokens do to the columns, which is the same in all layers of a kind."""
+        held, tokens = 0, columns.count.shape[1]
         if self.is_initialized:
-            held = self.keys.shape[2]
+            held, columns = self.keys.shape[2], self.columns.followed_by(columns)
+        if torch.compiler.is_compiling():
+            all_present, one_document = layout.present is None, layout.starts is None
+            kept = self._kept.after(tokens, held, self.reach, all_present, one_document, self.record_past)
+        else:
+            kept = Kept.of(columns, self.reach, self._recorded + tokens if self.record_past else 0)
+        return Reading(columns, Columns(*(_part(marks, 1, kept.columns) for marks in columns)), kept)
+
+    def update(self, key_states: Tensor, value_states: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
+        """Reads new tokens, (B, G, T, K) and (B, G, T, V), and returns keys and values of all columns that they may see."""
+        keys, values = key_states, value_states
+        if self.is_initialized:
             keys = torch.cat([self.keys, keys.to(self.dtype)], dim=2)
             values = torch.cat([self.values, values.to(self.dtype)], dim=2)
-            columns = self.columns.followed_by(columns)
         else:
             self.lazy_initialization(key_states)
-        tokens = key_states.shape[2]
-        self._recorded += tokens if self.record_past else 0
-        self.next_position = columns.next_position[:, -1].clone()
-        if self.window is not None and torch.compiler.is_compiling():
-            # a program cannot look for gaps: where a full window has none, new columns replace the oldest ones
-            self._solid = min(self._solid + tokens, self.window - 1) if all_present else 0
-            if self._solid == self.window - 1 and held >= self.window - 1 and not self.record_past:
-                kept = slice(tokens, None)
-                self.keys, self.values = keys[:, :, kept], values[:, :, kept]
-                self.document, self.count, self.position = columns.of_columns(kept)
-            else:
-                self.keys, self.values, (self.document, self.count, self.position) = keys, values, columns
-        else:
-            self._keep(keys, values, columns)
-        self.cumulative_length = self.cumulative_length + tokens
+        self._recorded += key_states.shape[2] if self.record_past else 0
+        self._kept, (self.document, self.count, self.position) = reading.kept, reading.stored
+        self.keys, self.values = (_part(numbers, 2, reading.kept.columns) for numbers in (keys, values))
+        self.next_position = reading.columns.next_position[:, -1].clone()
+        self.cumulative_length = self.cumulative_length + key_states.shape[2]
         return keys, values
-
-    def _keep(self, keys: Tensor, values: Tensor, columns: Columns) -> None:
-        """Stores the columns that a later token may see, even if `crop` removes the recorded tokens."""
-        if self.window is not None:
-            last = columns.count[:, -(1 + min(self._recorded, columns.count.shape[1] - 1))]  # at the last token that stays
-            needed = (columns.count > (last - self.window + 1)[:, None]).any(dim=0)
-            first = int(needed.to(torch.int8).argmax()) if bool(needed.any()) else columns.count.shape[1] - 1
-            if first:  # copies, since a view would keep all columns in memory
-                keys, values = keys[:, :, first:].clone(), values[:, :, first:].clone()
-                columns = Columns(*(marks.clone() for marks in columns.of_columns(slice(first, None))))
-            self._solid = columns_without_gaps(columns, self.window)
-        self.keys, self.values = keys, values
-        self.document, self.count, self.position = columns
 
     def crop(self, tokens_to_remove: int) -> None:
         """Takes back the last `-tokens_to_remove` tokens (a number ≤ 0) and begins the record anew.
@@ -167,7 +122,8 @@ class AttentionStateLayer(StateLayer):
             self.keys, self.values = self.keys[:, :, left], self.values[:, :, left]
             self.document, self.count, self.position = self.columns.of_columns(left)
             self.cumulative_length = self.cumulative_length - removed
-            self._solid = max(0, self._solid - removed)
+            front = self._kept.front if not self.reach.sinks else None
+            self._kept = Kept(slice(None), max(0, self._kept.solid - removed), front)
             if self.position.shape[1]:
                 self.next_position = self.position[:, -1].clone()
             else:
@@ -188,7 +144,7 @@ class AttentionStateLayer(StateLayer):
         self.next_position, self.cumulative_length = next_position, cumulative_length
         self.lazy_initialization(keys)
         self.record_past, self._recorded = False, 0
-        self._solid = 0 if self.window is None else columns_without_gaps(self.columns, self.window)
+        self._kept = Kept.of(self.columns, self.reach)
 
     def join_(self, layers: "list[AttentionStateLayer]") -> None:
         """Replaces the rows by those of all `layers`; the shorter ones begin with absent columns."""
@@ -232,9 +188,9 @@ class WindowedStateLayer(RetNetStateLayer):
     _WINDOWED = ("keys", "values", "document", "count", "position")
     SAVED = (*RetNetStateLayer.SAVED, *(f"window_{name}" for name in _WINDOWED))
 
-    def __init__(self, window: int, **kwargs) -> None:
+    def __init__(self, reach: Reach, **kwargs) -> None:
         super().__init__()
-        self.window = AttentionStateLayer(window)
+        self.window = AttentionStateLayer(reach)
 
     def saved(self) -> list[Tensor | None]:
         own = [self.recurrent_states, self.next_position, self.cumulative_length]
@@ -250,11 +206,6 @@ class WindowedStateLayer(RetNetStateLayer):
         matrices.dtype, matrices.device = self.dtype, self.device
         matrices.join_(layers)
         self.fill_(*matrices.saved(), *windows.saved()[: len(self._WINDOWED)])
-
-    @property
-    def columns(self) -> Columns | None:
-        """As in `AttentionStateLayer`."""
-        return self.window.columns
 
     @property
     def nbytes(self) -> int:
@@ -289,8 +240,8 @@ class WindowedStateLayer(RetNetStateLayer):
 
 STATE_LAYERS |= {
     "full_attention": lambda config: AttentionStateLayer(),
-    "sliding_attention": lambda config: AttentionStateLayer(config.sliding_window),
-    WINDOWED: lambda config: WindowedStateLayer(config.retention_window),
+    "sliding_attention": lambda config: AttentionStateLayer(Reach.of(config, "sliding_attention")),
+    WINDOWED: lambda config: WindowedStateLayer(Reach.of(config, "linear_attention")),
 }
 
 
@@ -298,7 +249,7 @@ class Block(NamedTuple):
     """Some of the new tokens, and the columns that they may see."""
 
     queries: slice  # of the new tokens
-    keys: slice  # of all columns, old and new
+    keys: slice | Tensor  # of all columns, old and new
     mask: Tensor | None  # (B, 1, queries, keys); None where each token sees itself and all before it
 
 
@@ -309,11 +260,11 @@ class AttentionPlan(OnDevice):
         config: of the model. layout: of the new tokens, (B, T). batch: B. dtype: of the hidden states.
         rotate: the rotation of queries and keys. kind: one of `layer_types`; "linear_attention" stands for the window
             beside retention.
-        past: the columns in the state of a layer of this kind. output_maps: whether to return attention weights, which
+        state: of a layer of this kind. output_maps: whether to return attention weights, which
             takes the eager implementation.
 
     Raises:
-        ValueError: for packed documents where the implementation is a flash attention, which takes no such mask.
+        ValueError: for packed documents or sinks where the implementation is a flash attention, which takes no such mask.
     """
 
     def __init__(
@@ -324,46 +275,44 @@ class AttentionPlan(OnDevice):
         dtype: torch.dtype,
         rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
         kind: str,
-        past: Columns | None = None,
+        state: "AttentionStateLayer | None" = None,
         output_maps: bool = False,
     ) -> None:
-        self.rotate, self.window = rotate, config.attention_window(kind)
+        self.rotate, self.reach = rotate, Reach.of(config, kind)
         self.implementation = "eager" if output_maps else config._attn_implementation
-        self.columns, self.all_present = columns_of(layout, batch, past), layout.present is None
-        whole = self.window is None or output_maps or self.is_flash or torch.compiler.is_compiling()
-        length = self.columns.count.shape[1]
-        self.blocks = self._blocks(layout, past, length if whole else max(QUERIES_AT_A_TIME, self.window), dtype)
+        past = None if state is None else state.columns
+        columns = columns_of(layout, batch, past)
+        self.reading = None if state is None else state.reads(columns, layout)
+        whole = self.reach.window is None or output_maps or self.is_flash or torch.compiler.is_compiling()
+        length = columns.count.shape[1]
+        size = length if whole else max(QUERIES_AT_A_TIME, self.reach.window)
+        keys = columns if past is None else self.reading.columns
+        causal = layout.present is None and layout.starts is None and past is None
+        self.blocks = self._blocks(columns, keys, causal, size, dtype)
 
     @property
     def is_flash(self) -> bool:
         """Whether the implementation is a flash attention."""
         return "flash" in (self.implementation or "")
 
-    def _blocks(self, layout: Layout, past: Columns | None, size: int, dtype: torch.dtype) -> list[Block]:
-        columns, window = self.columns, self.window
-        length = columns.count.shape[1]
-        keys = columns if past is None else past.followed_by(columns)
+    def _blocks(self, columns: Columns, keys: Columns, causal: bool, size: int, dtype: torch.dtype) -> list[Block]:
+        """Of queries in these columns, so many at a time, and of keys; `causal` if all is one document without gaps."""
+        (window, number), length = self.reach, columns.count.shape[1]
         if self.is_flash:
-            if layout.starts is not None or bool((keys.document > 0).any()):
-                given = self.implementation
-                raise ValueError(
-                    f"attn_implementation must be sdpa or eager for several documents in one row, got {given!r}."
-                )
-            present = keys.document >= 0
-            return [Block(slice(None), slice(None), None if bool(present.all()) else present)]
-        causal = layout.present is None and layout.starts is None and past is None and (window is None or length <= window)
-        if causal and self.implementation == "sdpa":
+            several, given = bool((keys.documents != keys.documents[:, :1]).any()), self.implementation
+            for refused, what in ((several, "several documents in one row"), (number, "attention_sinks")):
+                if refused:
+                    raise ValueError(f"attn_implementation must be sdpa or eager for {what}, got {given!r}.")
+            return [Block(slice(None), slice(None), None if bool(keys.present.all()) else keys.present)]
+        if causal and self.implementation == "sdpa" and (window is None or length <= window):
             return [Block(slice(None), slice(None), None)]
-        if length <= size:  # without numbers that change with the past: a program is used again
-            seen = visible(columns, keys, window)
-            mask = seen if self.implementation == "sdpa" else _as_bias(seen, dtype)
-            return [Block(slice(None), slice(None), mask)]
-        before, blocks = keys.count.shape[1] - length, []
+        sinks, before, blocks = keys.beginnings(number) if number else None, keys.count.shape[1] - length, []
         for start in range(0, length, size):
-            queries = slice(start, min(start + size, length))
-            first = _first_seen(columns, keys, start, window)
-            own = slice(first, before + queries.stop)
-            seen = visible(columns.of_columns(queries), keys.of_columns(own), window)
+            queries, own = slice(start, min(start + size, length)), slice(None)
+            if length > size:  # otherwise without numbers that change with the past: a program is used again
+                own = _seen(columns, keys, sinks, window, start, before + queries.stop)
+            shown = None if sinks is None else sinks[:, own]
+            seen = visible(columns.of_columns(queries), keys.of_columns(own), window, shown)
             blocks.append(Block(queries, own, seen if self.implementation == "sdpa" else _as_bias(seen, dtype)))
         return blocks
 
@@ -387,12 +336,12 @@ class AttentionPlan(OnDevice):
             Outputs (B, T, H, V), and weights (B, H, T, S) where the implementation returns them.
         """
         if past is not None:
-            key, value = past.update(key, value, self.columns, self.all_present)
+            key, value = past.update(key, value, self.reading)
         function = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention_forward)
         key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
         for queries, keys, mask in self.blocks:
             parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
-            outputs.append(function(module, *parts, mask, scaling=scaling, sliding_window=self.window, **kwargs))
+            outputs.append(function(module, *parts, mask, scaling=scaling, sliding_window=self.reach.window, **kwargs))
         if len(outputs) == 1:
             return outputs[0]
         return torch.cat([output for output, _ in outputs], dim=1), None
@@ -409,10 +358,16 @@ class AttentionOfState(OnDevice):
         return past.attend(query, key, value), None
 
 
-def _first_seen(columns: Columns, keys: Columns, query: int, window: int) -> int:
-    """The first column that a query, or a later one, may see in any row."""
+def _seen(columns: Columns, keys: Columns, sinks: Tensor | None, window: int, query: int, end: int) -> slice | Tensor:
+    """The columns before `end` that a query, or a later one, may see in any row."""
     within = (keys.count > columns.count[:, query, None] - window).any(dim=0)
-    return int(within.to(torch.int8).argmax())
+    first = int(within.to(torch.int8).argmax())
+    if sinks is not None:
+        wanted = sinks[:, :first] & (keys.documents[:, :first] >= columns.documents[:, query, None])
+        far = marked(wanted.any(dim=0))
+        if len(far):
+            return torch.cat([far, torch.arange(first, end, device=far.device)])
+    return slice(first, end)
 
 
 def _as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
@@ -437,10 +392,11 @@ def attention_plans(
     kinds = set(config.layer_types) - ({"linear_attention"} if config.retention_window is None else set())
     plans = {}
     for kind in sorted(kinds):
-        past = None
+        state = None
         if layers is not None:
-            past = first_in_use([layer for layer, own in zip(layers, config.layer_types) if own == kind]).columns
-        plans[kind] = AttentionPlan(config, layout, batch, dtype, rotate, kind, past, output_maps)
+            state = first_in_use([layer for layer, own in zip(layers, config.layer_types) if own == kind])
+            state = state.window if isinstance(state, WindowedStateLayer) else state
+        plans[kind] = AttentionPlan(config, layout, batch, dtype, rotate, kind, state, output_maps)
     return plans
 
 

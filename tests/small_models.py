@@ -61,6 +61,19 @@ DIALECTS = {
         "retention_window": 4,
         "decay_schedule": [[0.6, 0.998], [1.0, 1.0], [1.0, 1.0], [0.95, 0.95]],
     },
+    # windows beside which the first tokens of each document stay visible
+    "sinks": {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 48,
+        "value_expansion": 1.0,
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "sliding_attention", "linear_attention"],
+        "sliding_window": 5,
+        "retention_window": 3,
+        "attention_sinks": 2,
+        "decay_schedule": [[0.6, 0.998], [1.0, 1.0], [0.95, 0.95]],
+    },
     # what learns best from scratch: no head norm, ReLU features, decays that reach further in the second layer
     "from scratch": {
         "num_attention_heads": 4,
@@ -300,8 +313,9 @@ def remembered(layer, row: int) -> list[Tensor]:
     if hasattr(layer, "recurrent_states"):
         windowed = remembered(layer.window, row) if hasattr(layer, "window") else []
         return [layer.recurrent_states[row], *windowed]
-    count = layer.count[row]
-    seen = (layer.document[row] >= 0) & (count >= count[-1] + 2 - (layer.window or 10**9))
+    count, columns, (window, sinks) = layer.count[row], layer.columns, layer.reach
+    seen = (layer.document[row] >= 0) & (count >= count[-1] + 2 - (window or 10**9))
+    seen |= columns.beginnings(sinks)[row] & (layer.document[row] == columns.documents[row, -1])
     return [layer.keys[row, :, seen], layer.values[row, :, seen]]
 
 

@@ -340,6 +340,7 @@ CHANGES = {
     "layer_types": (["linear_attention", "full_attention"], {}),
     "sliding_window": (5, HYBRID),
     "retention_window": 3,
+    "attention_sinks": (2, {"retention_window": 3}),
     "attention_num_heads": (8, HYBRID),
     "attention_num_key_value_heads": (2, HYBRID),
     "attention_head_dim": (6, HYBRID),

@@ -13,7 +13,7 @@ from small_vision_models import VISION_FAMILIES
 
 
 HERE = Path(__file__).parent
-HYBRIDS = ("hybrid",)
+HYBRIDS = ("hybrid", "sinks")
 # How often the host may read a value, by the beginning of the name of a case: whether a mask or a boundary is there at all,
 # once for all layers. A layer of softmax attention asks what its window has left behind it.
 ALLOWED = {

@@ -32,10 +32,11 @@ from transformers import (
 )
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
+from retnet_hf.attention_columns import columns_of, visible
 from retnet_hf.cards import model_card
 from retnet_hf.gradients import rotate
 from retnet_hf.plan import layout_of
-from retnet_hf.softmax_attention import AttentionStateLayer, attention_plans, columns_of, visible
+from retnet_hf.softmax_attention import AttentionStateLayer, attention_plans
 
 
 SIZES = {
@@ -102,7 +103,7 @@ def hybrid(family="hybrid", **fields):
     return small_model(family, **fields)
 
 
-of_every_family = pytest.mark.parametrize("family", ["hybrid", *HEIRS])
+of_every_family = pytest.mark.parametrize("family", ["hybrid", "sinks", *HEIRS])
 
 
 def test_implementations_of_attention_agree():
@@ -137,6 +138,18 @@ def test_a_sliding_layer_holds_no_more_than_its_window():
     assert columns == [70, 5]
     long, short = (model(random_ids(1, length), use_cache=True).past_key_values for length in (200, 20))
     assert [memory(long.layers[index]) for index in (0, 2, 3)] == [memory(short.layers[index]) for index in (0, 2, 3)]
+
+
+def test_a_layer_with_sinks_holds_no_more_than_these_and_its_window():
+    model = hybrid("sinks")
+    state = model(random_ids(2, 50), attention_mask=torch.ones(2, 50).tril(44), use_cache=True).past_key_values
+    for token in random_ids(2, 20, seed=1).split(1, dim=1):
+        model(token, past_key_values=state)
+    assert state.layers[1].keys.shape[2] == 2 + 4
+    assert [layer.window.keys.shape[2] for layer in state.layers if hasattr(layer, "window")] == [2 + 2] * 2
+    numbers = sum(layer.window.keys.numel() + layer.window.values.numel() for layer in (state.layers[0], state.layers[2]))
+    matrices = sum(layer.recurrent_states.numel() for layer in (state.layers[0], state.layers[2]))
+    assert model.config.state_size == (numbers + matrices) // 2
 
 
 def test_a_window_beside_retention_by_definition():
@@ -175,9 +188,10 @@ def test_a_sliding_layer_counts_tokens_that_are_there():
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_blocks_of_a_window_change_nothing(monkeypatch, padded):
+@pytest.mark.parametrize("family", ["hybrid", "sinks"])
+def test_blocks_of_a_window_change_nothing(monkeypatch, family, padded):
     """Nor do they see more columns than they need, and so are linear in the length of the text."""
-    model, ids = hybrid(), random_ids(2, 61)
+    model, ids = hybrid(family), random_ids(2, 61)
     mask = torch.ones(2, 61, dtype=torch.int64)
     if padded:
         mask[0, 3:9] = mask[1, 20:31] = 0
@@ -193,7 +207,21 @@ def test_blocks_of_a_window_change_nothing(monkeypatch, padded):
     blocks = attention_plans(model.config, layout, 2, torch.float32, None, None)["sliding_attention"].blocks
     assert [(block.queries.start, block.queries.stop) for block in blocks] == [(n, min(n + 7, 61)) for n in range(0, 61, 7)]
     absent = 11 if padded else 0
-    assert all(block.keys.stop - block.keys.start <= 7 + 5 + absent for block in blocks)
+    numbers = torch.arange(61)
+    assert all(len(numbers[block.keys]) <= 7 + 5 + 2 * model.config.attention_sinks + absent for block in blocks)
+
+
+def test_blocks_see_the_sinks_of_their_documents_alone():
+    model, ids = hybrid("sinks"), random_ids(1, 40)
+    documents = torch.tensor([[0] * 11 + [1] * 13 + [2] * 16])
+    expected = torch.cat([model(part).logits for part in ids.split([11, 13, 16], dim=1)], dim=1)
+    close(model(ids, seq_idx=documents).logits, expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("retnet_hf.softmax_attention.QUERIES_AT_A_TIME", 4)
+        close(model(ids, seq_idx=documents).logits, expected)
+        layout = layout_of((1, 40), torch.device("cpu"), seq_idx=documents)
+        blocks = attention_plans(model.config, layout, 1, torch.float32, None, None)["sliding_attention"].blocks
+    assert torch.arange(40)[blocks[-1].keys].tolist() == [24, 25, *range(31, 40)]
 
 
 @of_every_family
@@ -271,25 +299,32 @@ def test_visible_by_definition():
     )
     columns = columns_of(layout, 2, None)
     there, documents = layout.present, [[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1, 2]]
-    for window in (None, 2):
-        seen = visible(columns, columns, window)[:, 0]
+    for window, sinks in ((None, 0), (2, 0), (2, 1), (1, 2)):
+        seen = visible(columns, columns, window, columns.beginnings(sinks))[:, 0]
         for row in range(2):
             for query in range(7):
                 for key in range(query + 1):
                     between = int(there[row, key : query + 1].sum())
                     expected = there[row, key] and documents[row][key] == documents[row][query]
-                    expected = expected and (window is None or between <= window)
+                    own = [
+                        place
+                        for place in range(key + 1)
+                        if there[row, place] and documents[row][place] == documents[row][key]
+                    ]
+                    expected = expected and (window is None or between <= window or len(own) <= sinks)
                     assert not there[row, query] or bool(seen[row, query, key]) == bool(expected)
                 assert not there[row, query] or not seen[row, query, query + 1 :].any()
                 assert seen[row, query].any()
 
 
 def test_flash_attention_is_refused_where_documents_share_a_row():
-    config = small_config("hybrid")
-    config._attn_implementation = "flash_attention_2"
+    config, sinks = small_config("hybrid"), small_config("sinks")
+    config._attn_implementation = sinks._attn_implementation = "flash_attention_2"
     layout = layout_of((1, 6), torch.device("cpu"), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
     with pytest.raises(ValueError, match="sdpa or eager for several documents in one row, got 'flash_attention_2'"):
         attention_plans(config, layout, 1, torch.float32, None, None)
+    with pytest.raises(ValueError, match="sdpa or eager for attention_sinks, got 'flash_attention_2'"):
+        attention_plans(sinks, layout_of((1, 6), torch.device("cpu")), 1, torch.float32, None, None)
     padded = layout_of((1, 6), torch.device("cpu"), attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1]]))
     plans = attention_plans(config, padded, 1, torch.float32, None, None)
     assert plans["full_attention"].blocks[0].mask.tolist() == [[False, False, True, True, True, True]]
@@ -301,6 +336,11 @@ def test_flash_attention_is_refused_where_documents_share_a_row():
         ({"layer_types": ["full_attention"]}, r"layer_types must be for each layer \(num_hidden_layers is 4\) one of"),
         ({"layer_types": ["chunked_attention"] * 4}, "layer_types must be for each layer"),
         ({"sliding_window": None}, "sliding_window must be a positive number of tokens.*, got None"),
+        ({"attention_sinks": -1}, "attention_sinks must be a number of tokens beside .*, or 0, got -1"),
+        (
+            {"attention_sinks": 4, "layer_types": None, "sliding_window": None, "retention_window": None},
+            "attention_sinks must be a number of tokens beside sliding_window or retention_window, or 0, got 4",
+        ),
         ({"retention_window": 0}, "retention_window must be a positive number of tokens, or None"),
         ({"bidirectional": True}, "retention_window must be .* None, which it must be in an encoder, got 4"),
         ({"bidirectional": True, "retention_window": None}, "layer_types must be all linear_attention in an encoder"),
@@ -336,9 +376,10 @@ def test_what_is_said_of_memory_is_what_is_held():
 
 
 @pytest.mark.parametrize("mask", [[1, 1, 0, 0, 0], [1, 0, 1, 0, 1], [0, 0, 1, 1, 1]])
-def test_a_compiled_window_keeps_what_stands_before_a_gap(mask):
+@pytest.mark.parametrize("family", ["hybrid", "sinks"])
+def test_a_compiled_window_keeps_what_stands_before_a_gap(mask, family):
     """A full window of columns is not a window of tokens where some of them are absent."""
-    model, ids = hybrid(sliding_window=4), random_ids(1, 11)
+    model, ids = hybrid(family, sliding_window=4), random_ids(1, 11)
     mask = torch.tensor([mask])
     compiled = torch.compile(model, backend="eager")
     state = model(ids[:, :5], attention_mask=mask, use_cache=True).past_key_values
@@ -348,9 +389,10 @@ def test_a_compiled_window_keeps_what_stands_before_a_gap(mask):
         close(compiled(token, past_key_values=state).logits[:, 0], expected[:, n])
 
 
-def test_a_compiled_window_forgets_no_token_for_one_that_is_absent():
+@pytest.mark.parametrize("family", ["hybrid", "sinks"])
+def test_a_compiled_window_forgets_no_token_for_one_that_is_absent(family):
     """A row that has no token in a step keeps all tokens of its window."""
-    model, ids = hybrid(sliding_window=4), random_ids(2, 12)
+    model, ids = hybrid(family, sliding_window=4), random_ids(2, 12)
     compiled = torch.compile(model, backend="eager")
     mask = torch.ones(2, 12, dtype=torch.int64)
     mask[0, [5, 6, 8]] = 0
@@ -362,9 +404,10 @@ def test_a_compiled_window_forgets_no_token_for_one_that_is_absent():
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(padded):
+@pytest.mark.parametrize("family", ["hybrid", "sinks"])
+def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(padded, family):
     """Not at every token (D4): Llama takes two programs, before its cache's length is taken for a variable."""
-    model, ids = hybrid(), random_ids(2, 40)
+    model, ids = hybrid(family), random_ids(2, 40)
     mask = torch.ones(2, 9, dtype=torch.int64)
     if padded:
         mask[0, :4] = mask[1, 5] = 0
@@ -377,8 +420,8 @@ def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(pad
         close(compiled(token, past_key_values=state).logits, expected)
     assert counter.frame_count <= 4
     same_state(state, eager)
-    window = state.layers[2].keys.shape[2]
-    assert window <= 9
+    windows = [layer.keys.shape[2] for layer in state.layers if getattr(layer, "is_sliding", False)]
+    assert max(windows) <= 9 + 2 * model.config.attention_sinks
 
 
 @pytest.mark.parametrize("fields", [{}, {"retention_window": 5, "layer_types": None}])

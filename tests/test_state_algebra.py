@@ -145,7 +145,7 @@ def test_a_batch_of_different_requests_generates_what_each_does_alone():
         assert together[row, 4:].tolist() == alone[0, whole.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("dialect", ["hybrid", "hypenet", "minimax", "ring"])
+@pytest.mark.parametrize("dialect", ["hybrid", "sinks", "hypenet", "minimax", "ring"])
 def test_a_state_is_saved_after_one_call_of_the_model(dialect, tmp_path):
     """Layers of softmax attention that read the same tokens may share the tensors of their positions."""
     model = small_model(dialect)

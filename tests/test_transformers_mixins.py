@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""RetNet, decoder and encoder, under the tests that transformers' own models have to pass.
+"""RetNet, decoder, encoder and hybrid with sinks, under the tests that transformers' own models have to pass.
 
 `ModelTesterMixin`, `PipelineTesterMixin` and `TrainingTesterMixin` come from the source distribution of the installed
 transformers, by `transformers_suite`. What they skip by themselves they say; what is switched off here is in SWITCHED_OFF.
@@ -96,6 +96,16 @@ class RetNetEncoderTester(RetNetModelTester):
 
     def get_config(self) -> RetNetConfig:
         return super().get_config(bidirectional=True)
+
+
+class RetNetWithSinksTester(RetNetModelTester):
+    def get_config(self, **overrides) -> RetNetConfig:
+        layers = {
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "sliding_attention"],
+            "decay_schedule": "alibi",
+        }
+        return small_config("sinks", **layers, **overrides, chunk_size=4, num_experts=self.experts)
 
 
 class TextChecks(PipelineChecks):
@@ -259,3 +269,11 @@ class RetNetEncoderTest(common.ModelTesterMixin, unittest.TestCase):
         RetNetForTokenClassification,
         RetNetForQuestionAnswering,
     )
+
+
+@experts_where_asked
+@switch_off
+class RetNetWithSinksTest(common.ModelTesterMixin, unittest.TestCase):
+    model_tester = RetNetWithSinksTester()
+    all_model_classes = (RetNetModel, RetNetForCausalLM)
+    _torch_compile_train_cls = RetNetForCausalLM
