@@ -98,17 +98,27 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("if foreign := sorted(tensors.keys() - expected):", "if foreign := []:"),
         ],
     ),
+    "attention_columns": (
+        "hybrid",
+        [
+            ("near = distance < window", "near = distance <= window"),
+            ("count = count + past.count[:, -1:]", "pass"),
+            ("torch.where(self.present, self.document, -1 - self.document)", "self.document"),
+            ("number - before <= tokens", "number <= tokens"),
+            ("- reach.window + 1)[:, None]", "- reach.window + 2)[:, None]"),
+            ("needed = needed | sinks", "pass"),
+            ("reach.window - 1) if all_present else 0", "reach.window - 1)"),
+            ("(all_present and one_document) else None", "all_present else None"),
+            ("torch.arange(front + tokens, held + tokens)", "torch.arange(front + tokens - 1, held + tokens)"),
+        ],
+    ),
     "softmax_attention": (
         "hybrid",
         [
-            ("seen & (distance < window)", "seen & (distance <= window)"),
-            ("count = count + past.count[:, -1:]", "pass"),
-            ("torch.where(last < 0, -1 - last, last)", "last"),
-            ("(last - self.window + 1)[:, None]", "(last - self.window + 2)[:, None]"),
-            ("self.window - 1) if all_present else 0", "self.window - 1)"),
             ("self.next_position = self.position[:, -1].clone()", "pass"),
             ("columns.count[:, query, None] - window)", "columns.count[:, query, None] - window + 1)"),
-            ("past is None and (window is None or length <= window)", "past is None"),
+            ("(window is None or length <= window)", "True"),
+            ("wanted = sinks[:, :first] & (", "wanted = sinks[:, :first] | ("),
         ],
     ),
     "modeling_retnet": (

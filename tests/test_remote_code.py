@@ -151,6 +151,7 @@ with torch.no_grad():
 
 
 LANGUAGE_MODEL = {
+    "attention_columns.py",
     "cards.py",
     "config.json",
     "configuration_checks.py",

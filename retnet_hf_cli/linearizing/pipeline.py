@@ -36,13 +36,14 @@ from retnet_hf_linearization import (
     transfer,
 )
 from retnet_hf_linearization.alignment import retention_layers
+from retnet_hf_linearization.gguf import gguf_file, unpacked
 from retnet_hf_linearization.report import measure_layers
 
 from .. import ranks
 from ..errors import InputError
 from ..interrupts import leaving_order
 from ..sources import load
-from ..text.corpus import hold_out, streams
+from ..text.corpus import document_end, hold_out, streams
 from ..text.generation import device, load_model
 from ..text.training import blocks_of
 from ..training.folder import TrainingFolder
@@ -59,6 +60,17 @@ MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # of heads and layers; attention we
 EVALUATED_BLOCKS = 64  # that a stage is evaluated on
 ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are stored in one file
 COMPARED_BYTES = 2**16  # of each file of weights, at its beginning and in its middle, by which a source is known again
+
+
+def dequantised(source: str) -> str:
+    """The folder of a GGUF file, or of the one in an installed package. Raises InputError where that cannot be read."""
+    try:
+        file = gguf_file(source)
+        if file is None:
+            raise InputError(f"no such file: {source}")
+        return str(unpacked(file))
+    except SourceError as error:
+        raise InputError(str(error)) from error
 
 
 def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
@@ -110,7 +122,7 @@ def streams_of(
     """
     parts, size = hold_out(documents, recipe.eval_fraction, recipe.seed), recipe.longest_block
     option = "--block-size" if size == recipe.block_size else "--long-block-size"
-    training, evaluation = map(torch.from_numpy, streams(parts, tokenizer, size, option))
+    training, evaluation = map(torch.from_numpy, streams(parts, tokenizer, size, option, document_end(tokenizer)))
     largest = int(max(training.max(), evaluation.max()))
     if largest >= vocab_size:
         raise InputError(f"the tokenizer of the source has a token {largest}, and its model knows {vocab_size} tokens")

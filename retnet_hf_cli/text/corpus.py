@@ -205,12 +205,20 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def streams(parts: Iterable[list[str]], tokenizer: "PreTrainedTokenizerBase", size: int, option: str) -> "list[np.ndarray]":
-    """Documents to train on and held out, each as a stream of token ids.
+def document_end(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """The token between documents that a pretrained model knows: that of chat models is not the end of a turn."""
+    special = {token.content: number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return next((special[name] for name in (END_OF_TEXT, "<|end_of_text|>") if name in special), tokenizer.eos_token_id)
+
+
+def streams(
+    parts: Iterable[list[str]], tokenizer: "PreTrainedTokenizerBase", size: int, option: str, end: int | None = None
+) -> "list[np.ndarray]":
+    """Documents to train on and held out, each as a stream of token ids, with `end` (eos) between documents.
 
     Raises InputError, naming the option, if one of them does not fill a block of so many tokens.
     """
-    encoded = [encode(part, tokenizer) for part in parts]
+    encoded = [encode(part, tokenizer, end) for part in parts]
     if min(map(len, encoded)) < size:
         raise InputError(
             f"the text is too short to fill a block of {size} tokens for training and one for evaluation; "
@@ -219,16 +227,17 @@ def streams(parts: Iterable[list[str]], tokenizer: "PreTrainedTokenizerBase", si
     return encoded
 
 
-def encode(documents: list[str], tokenizer: "PreTrainedTokenizerBase") -> "np.ndarray":
+def encode(documents: list[str], tokenizer: "PreTrainedTokenizerBase", end: int | None = None) -> "np.ndarray":
     """All documents as one stream of int32 token ids.
 
-    Each ends with eos, and begins with bos where the tokenizer puts that before every prompt; without it the first one has
-    eos before it, as all others have.
+    Each ends with `end`, which is eos if absent, and begins with bos where the tokenizer puts that before every prompt;
+    without it the first one has that before it, as all others have.
     """
     import numpy as np
 
-    end, bos = np.array([tokenizer.eos_token_id], dtype=np.int32), tokenizer.bos_token_id
-    with_bos = bos is not None and bos != tokenizer.eos_token_id and tokenizer("a")["input_ids"][:1] == [bos]
+    eos, bos = tokenizer.eos_token_id if end is None else end, tokenizer.bos_token_id
+    end = np.array([eos], dtype=np.int32)
+    with_bos = bos is not None and bos != eos and tokenizer("a")["input_ids"][:1] == [bos]
     begin = np.array([bos] if with_bos else [], dtype=np.int32)
     stream = [] if with_bos else [end]
     for first in range(0, len(documents), 1000):

@@ -1,0 +1,169 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A GGUF file as the source of a linearization: what it computes, and what is said about files that are none."""
+
+import copy
+import importlib.metadata
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from small_models import close, random_ids
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from retnet_hf_cli.text.corpus import document_end, train_tokenizer
+from retnet_hf_linearization import SourceError, transfer
+from retnet_hf_linearization.gguf import end_of_turn, gguf_file, unpacked
+
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LAYER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def in_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a projection in the order of llama.cpp, whose rotations turn numbers side by side."""
+    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
+    """A model of tied embeddings in 8 bits, with a chat template whose turns end with a token of their own."""
+    config = model.config
+    tokenizer = train_tokenizer(["the quick brown fox jumps over the lazy dog " * 20], config.vocab_size - 2)
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    names = [name for name, _ in vocabulary]
+    names += [f"<unused{number}>" for number in range(config.vocab_size - 2 - len(names))] + ["<|im_start|>", "<|im_end|>"]
+    control = {"<|endoftext|>", "<|pad|>", "<|im_start|>", "<|im_end|>"}
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_license("apache-2.0")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(names)
+    writer.add_token_types([3 if name in control else 1 for name in names])
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(names.index("<|im_start|>"))
+    writer.add_eos_token_id(names.index("<|endoftext|>"))
+    writer.add_chat_template(TEMPLATE)
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        numbers = weight.numpy()
+        if name.startswith("model.layers."):
+            _, _, layer, *parts, _ = name.split(".")
+            own = ".".join(parts)
+            if own.endswith(("q_proj", "k_proj")):
+                heads = config.num_attention_heads if own.endswith("q_proj") else config.num_key_value_heads
+                numbers = in_pairs(numbers, heads)
+            target = f"blk.{layer}.{LAYER[own]}.weight"
+        else:
+            target = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}[name]
+        if numbers.ndim == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(target, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(target, numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def of_eight_bits(weight: torch.Tensor) -> torch.Tensor:
+    kind = gguf.GGMLQuantizationType.Q8_0
+    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind))
+
+
+@pytest.fixture(scope="module")
+def source():
+    """A model whose weights are what its file holds."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 320}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.2, tie_word_embeddings=True)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.copy_(of_eight_bits(parameter))
+    return model
+
+
+@pytest.fixture
+def file(source, tmp_path, monkeypatch):
+    monkeypatch.setattr("retnet_hf_linearization.gguf.constants.HF_HOME", str(tmp_path / "home"))
+    write_gguf(source, tmp_path / "tiny.gguf")
+    return tmp_path / "tiny.gguf"
+
+
+def test_a_file_becomes_a_folder_that_computes_what_it_holds(source, file):
+    folder = unpacked(gguf_file(str(file)))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.dtype == torch.bfloat16
+    assert not hasattr(model.config, "quantization_config")
+    weights = {name: weight.to(torch.bfloat16) for name, weight in source.state_dict().items()}
+    assert all(weight.equal(weights[name]) for name, weight in model.state_dict().items())
+    rounded, ids = copy.deepcopy(source), random_ids(2, 30)
+    rounded.load_state_dict(weights)
+    with torch.no_grad():
+        expected = rounded(ids).logits
+        close(model.float()(ids).logits, expected)
+        close(transfer(model)(ids).logits, expected)
+    assert "license: apache-2.0" in (folder / "README.md").read_text()
+    turn, between = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    assert end_of_turn(tokenizer) == turn
+    assert model.generation_config.eos_token_id == sorted({turn, between})
+    assert document_end(tokenizer) == between
+
+
+def test_a_file_is_read_once(file, monkeypatch):
+    folder = unpacked(file)
+    monkeypatch.setattr("retnet_hf_linearization.gguf._unpack", None)
+    assert unpacked(file) == folder
+    assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_package_names_the_file_inside_it(file, tmp_path, monkeypatch):
+    class Inside(type(Path("x"))):
+        def locate(self):
+            return tmp_path / self
+
+    files = [Inside("tiny.gguf"), Inside("code.py")]
+    monkeypatch.setattr(importlib.metadata, "files", lambda name: {"with-model": files, "without": files[1:]}.get(name))
+    assert gguf_file("package:with-model") == file
+    with pytest.raises(SourceError, match=r"the package without must have one file \*.gguf inside, and has 0"):
+        gguf_file("package:without")
+
+
+def test_what_is_no_such_file_is_said_and_leaves_nothing(file, tmp_path):
+    assert gguf_file("owner/name") is None
+    with pytest.raises(SourceError, match="the package no-such-package-here is not installed: pip install no-such"):
+        gguf_file("package:no-such-package-here")
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(file.read_bytes()[:3000])
+    with pytest.raises(SourceError, match="cut.gguf cannot be read as a GGUF file of a language model"):
+        unpacked(cut)
+    assert list((tmp_path / "home" / "retnet_hf" / "gguf").iterdir()) == []
