@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from .commands.chat import chat
 from .commands.convert import convert
 from .commands.demo import demo
 from .commands.generate import generate
@@ -41,6 +42,6 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
         raise typer.Exit
 
 
-for command in (train, generate, demo, linearize, train_image, convert, inspect):
+for command in (train, generate, chat, demo, linearize, train_image, convert, inspect):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True})(serve)

@@ -51,7 +51,7 @@ class Generation(NamedTuple):
         return (self.new_tokens - 1) / self.seconds if self.seconds > 0 else 0.0
 
 
-class _Writer(TextStreamer):
+class Writer(TextStreamer):
     """Hands on every piece of text as soon as it is certain, and looks at the clock at every token."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", write: Callable[[str], object]) -> None:
@@ -115,7 +115,7 @@ def continue_text(
 ) -> Generation:
     """Continues a prompt by `generate(**arguments)`, and hands every piece of text to `write` as soon as it is certain."""
     ids = encode_prompt(tokenizer, prompt).to(model.device)
-    writer = _Writer(tokenizer, write)
+    writer = Writer(tokenizer, write)
     output = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

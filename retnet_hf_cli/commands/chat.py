@@ -1,0 +1,151 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf chat`: a conversation with a saved model."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
+
+from ..errors import InputError
+from ..interrupts import handling
+from ..libraries import loading
+from ..options import Model, Threads, run_option, sampling_option
+from ..sources import model_source
+
+
+if TYPE_CHECKING:
+    from ..text.conversation import Conversation
+
+COMMANDS = {
+    "/save FILE": "write the state, and beside it what was said",
+    "/load FILE": "go on from a saved state",
+    "/rewind": "take the last turn back",
+    "/branch [N]": "go on with a second conversation from here; with a number, in that one",
+    "/help": "show this",
+    "/exit": "end, as Ctrl-D does; Ctrl-C ends an answer",
+}
+
+
+def chat(
+    model: Model,
+    system: Annotated[str | None, run_option(help="What the model is told before the conversation.")] = None,
+    max_new_tokens: Annotated[int, sampling_option("--max-new-tokens", "-n", min=1, help="Tokens of an answer.")] = 500,
+    temperature: Annotated[float, sampling_option(min=0.0, help="Higher is wilder; 0 takes the most probable.")] = 0.7,
+    top_p: Annotated[float, sampling_option(min=0.001, max=1.0, help="Draw from the tokens that make up this much.")] = 0.95,
+    top_k: Annotated[int, sampling_option(min=0, help="Draw from so many most probable tokens; 0: from all.")] = 0,
+    repetition_penalty: Annotated[float, sampling_option(min=0.01, help="Above 1, less of what was there.")] = 1.0,
+    seed: Annotated[int | None, sampling_option(min=0, help="The same seed draws the same answers.")] = None,
+    threads: Threads = None,
+) -> None:
+    """Talk to a model. Its state remembers the conversation, and can be saved, taken back and branched.
+
+    A model without a chat template continues what you write.
+
+    [bold]Examples[/bold]
+
+    retnet-hf chat my-model
+
+    retnet-hf chat my-model --system "You answer in verse." --temperature 0
+
+    In the conversation: /save FILE, /load FILE, /rewind, /branch, /help, /exit.
+    """
+    name = model_source(model)
+    console = Console(stderr=True, highlight=False)
+    with loading(console, threads):
+        import torch
+
+        from ..text.conversation import Conversation
+        from ..text.generation import load_model, sampling
+
+    with console.status("loading the model"):
+        network, tokenizer = load_model(name)
+    if seed is not None:
+        torch.manual_seed(seed)
+    arguments = sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
+    conversation = Conversation(network, tokenizer, arguments, system)
+    if system is not None and not conversation.uses_template:
+        raise InputError("--system is for a model with a chat template, and this one has none")
+    talk(conversation, console)
+
+
+def talk(conversation: "Conversation", console: Console) -> None:
+    """Reads lines from stdin until it ends: a line with a slash before it is a command, any other is said."""
+    branches, current = [conversation], 0
+    console.print("/help shows the commands", style="dim")
+    for line in lines(console):
+        command, _, argument = line.strip().partition(" ")
+        try:
+            if command in ("/exit", "/quit"):
+                return
+            if command == "/branch":
+                current = chosen_branch(branches, current, argument.strip())
+                console.print(f"conversation {current + 1} of {len(branches)}", style="dim")
+            elif command.startswith("/"):
+                obey(branches[current], command, argument.strip(), console)
+            elif line.strip():
+                answer(branches[current], line.strip(), console)
+        except InputError as error:
+            console.print(str(error), style="red", markup=False)
+
+
+def lines(console: Console) -> Iterator[str]:
+    """What the user writes. Ctrl-C while writing drops the line."""
+    asks = sys.stdin.isatty()
+    while True:
+        try:
+            with handling(signal.default_int_handler, signal.SIGINT):
+                yield input("> " if asks else "")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            console.print("\n/exit or Ctrl-D ends the conversation", style="dim")
+
+
+def answer(conversation: "Conversation", text: str, console: Console) -> None:
+    """Says a line, and shows the answer on stdout as it is written. Ctrl-C ends it."""
+    heard = []
+    with handling(lambda *_: heard.append(True), signal.SIGINT):
+        turn = conversation.say(text, lambda piece: print(piece, end="", flush=True), stop=lambda: bool(heard))
+    print(flush=True)
+    size = "" if turn.state_bytes is None else f"; the state takes {turn.state_bytes:,} bytes"
+    end = ", stopped" if turn.stopped else ""
+    console.print(f"{turn.new_tokens} tokens{end}, {turn.tokens_per_second:,.1f} tokens/s{size}", style="dim")
+
+
+def obey(conversation: "Conversation", command: str, argument: str, console: Console) -> None:
+    """A command on one conversation. Raises InputError for one that cannot be obeyed."""
+    if command == "/rewind":
+        if not conversation.rewind():
+            raise InputError("there is no turn to take back")
+        messages = conversation.memory.messages or []
+        last = next((message["content"] for message in reversed(messages) if message["role"] == "user"), None)
+        console.print("back at the beginning" if last is None else f"back after: {last}", style="dim", markup=False)
+    elif command in ("/save", "/load"):
+        if not argument:
+            raise InputError(f"{command} needs the name of a file")
+        file = Path(argument).expanduser()
+        if command == "/save":
+            conversation.save(file)
+            console.print(f"saved: {file}, {file.stat().st_size:,} bytes", style="dim", markup=False)
+        else:
+            told = conversation.load(file)
+            console.print(f"loaded: {file}" + ("" if told else ", a state without its text"), style="dim", markup=False)
+    elif command == "/help":
+        for name, meaning in COMMANDS.items():
+            console.print(f"{name:12} {meaning}", style="dim", markup=False)
+    else:
+        raise InputError(f"there is no command {command}: /help shows those there are")
+
+
+def chosen_branch(branches: "list[Conversation]", current: int, number: str) -> int:
+    """The place of another conversation: of a new one, or of the one with that number. Raises InputError for no number."""
+    if not number:
+        branches.append(branches[current].branch())
+        return len(branches) - 1
+    if not number.isdigit() or not 1 <= int(number) <= len(branches):
+        raise InputError(f"/branch takes a number from 1 to {len(branches)}, or none")
+    return int(number) - 1

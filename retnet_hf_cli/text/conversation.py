@@ -1,0 +1,204 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A conversation with a causal language model, which reads each turn once and keeps its state between turns.
+
+The state of a RetNet can be saved, and everything that was said with it. Taking a turn back, or going on in two ways, takes
+a copy of the state: for a RetNet a copy of constant size, however long the conversation is.
+"""
+
+import copy
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers.cache_utils import Cache
+
+from retnet_hf import RetNetForCausalLM, RetNetState
+from retnet_hf.generation_retnet import CACHE
+from retnet_hf_conversion.errors import first_line
+
+from ..errors import InputError
+from .generation import Writer
+
+
+@dataclass
+class Turn:
+    """What an answer took. Bytes of the state are None for a cache that does not tell."""
+
+    text: str
+    new_tokens: int
+    tokens_per_second: float
+    state_bytes: int | None
+    stopped: bool
+
+
+@dataclass
+class Memory:
+    """What a conversation has come to.
+
+    Attributes:
+        messages: as chat templates take them; None where only the state is known.
+        read: ids in the cache; None where only the state is known. unread: ids that were written and are not in the cache.
+    """
+
+    messages: list[dict[str, str]] | None = field(default_factory=list)
+    read: list[int] | None = field(default_factory=list)
+    unread: list[int] = field(default_factory=list)
+    cache: Cache | None = None
+
+
+class _Stop(StoppingCriteria):
+    def __init__(self, asked: Callable[[], bool]) -> None:
+        self.asked = asked
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        return torch.full((len(input_ids),), self.asked(), device=input_ids.device)
+
+
+class Conversation:
+    """Turns of a user and of a model, and what was there before each of them.
+
+    Args:
+        arguments: of `generate`. system: the first message, if there is one.
+
+    Attributes:
+        memory: what the model has read. before: of each turn that can be taken back, the memory before it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        arguments: dict[str, Any],
+        system: str | None = None,
+    ) -> None:
+        self.model, self.tokenizer, self.arguments = model, tokenizer, arguments
+        self.memory = Memory([] if system is None else [{"role": "system", "content": system}])
+        self.before: list[Memory] = []
+        ends = model.generation_config.eos_token_id
+        self.ends = {ends} if isinstance(ends, int) else set(ends or ())
+
+    @property
+    def uses_template(self) -> bool:
+        """Whether the model was made for conversations. Another one continues what the user writes."""
+        return self.tokenizer.chat_template is not None
+
+    def say(self, text: str, write: Callable[[str], object], stop: Callable[[], bool] = lambda: False) -> Turn:
+        """The model's answer, handed to `write` piece by piece as soon as it is certain.
+
+        Args:
+            stop: asked after every token whether the answer is to end there.
+        """
+        memory = copy.deepcopy(self.memory)
+        new = memory.unread + self._ids_of(text, memory)
+        ids = torch.tensor([[*(memory.read or ()), *new]], device=self.model.device)
+        if memory.cache is not None:
+            memory_arguments = {CACHE: memory.cache}
+        else:
+            memory_arguments = {}
+        writer, began = Writer(self.tokenizer, write), time.perf_counter()
+        output = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            streamer=writer,
+            use_cache=True,
+            return_dict_in_generate=True,
+            stopping_criteria=StoppingCriteriaList([_Stop(stop)]),
+            **memory_arguments,
+            **self.arguments,
+        )
+        written = output.sequences[0, ids.shape[1] :].tolist()
+        answer = self.tokenizer.decode([token for token in written if token not in self.ends], skip_special_tokens=True)
+        cache = output.past_key_values
+        self.before.append(self.memory)
+        messages = memory.messages
+        if messages is not None:
+            messages = [*messages, {"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+        # the last token was written and not read; the end of a turn comes again with the next one, from the template
+        unread = written[-1:] if not (self.uses_template and written[-1] in self.ends) else []
+        read = None if memory.read is None else [*memory.read, *new, *written[:-1]]
+        self.memory = Memory(messages, read, unread, cache)
+        seconds = max(writer.times[-1] - writer.times[min(1, len(writer.times) - 1)], 1e-9)
+        speed = (len(written) - 1) / seconds if len(written) > 1 else len(written) / (time.perf_counter() - began)
+        return Turn(answer, len(written), speed, getattr(cache, "nbytes", None), stop())
+
+    def _ids_of(self, text: str, memory: Memory) -> list[int]:
+        """What the model reads of a turn, without what it has read before."""
+        if not self.uses_template:
+            beginning = not memory.read and memory.read is not None
+            return self.tokenizer(text, add_special_tokens=beginning)["input_ids"] or [self.tokenizer.eos_token_id]
+        user = {"role": "user", "content": text}
+        if memory.cache is None:
+            return self._tokens(self._templated([*memory.messages, user], True))
+        # the template may say more about a whole conversation than about its end: the last turn is told by difference
+        answer = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"
+        past = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
+        whole = self._templated([*past, user], True)
+        _, _, turn = whole.rpartition(answer)
+        if answer not in whole:
+            raise InputError("the chat template of this model does not repeat the answers, so that it cannot be continued")
+        return self._tokens(turn)
+
+    def _templated(self, messages: list[dict[str, str]], ask: bool) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
+        except Exception as error:  # whatever a template raises
+            raise InputError(f"the chat template refuses this conversation: {first_line(error)}") from error
+
+    def _tokens(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def rewind(self) -> bool:
+        """Takes the last turn back, if there is one: as if it had never been read."""
+        if self.before:
+            self.memory = self.before.pop()
+            return True
+        return False
+
+    def branch(self) -> "Conversation":
+        """A second conversation with the same past."""
+        twin = copy.copy(self)
+        twin.memory, twin.before = copy.deepcopy(self.memory), list(self.before)
+        return twin
+
+    def save(self, file: Path) -> None:
+        """Writes the state, and beside it, in `FILE.json`, what was said. Raises InputError where that is not possible."""
+        if not isinstance(self.memory.cache, RetNetState):
+            raise InputError(
+                "nothing was read yet" if self.memory.cache is None else "only the state of a RetNet can be saved"
+            )
+        said = {"messages": self.memory.messages, "read": self.memory.read, "unread": self.memory.unread}
+        try:
+            self.memory.cache.save(file)
+            partial = file.with_name(f"{file.name}.json.partial")
+            partial.write_text(json.dumps(said, ensure_ascii=False) + "\n", encoding="utf-8")
+            partial.replace(file.with_name(f"{file.name}.json"))
+        except (OSError, ValueError, SafetensorError) as error:
+            raise InputError(f"{file} cannot be written: {first_line(error)}") from error
+
+    def load(self, file: Path) -> bool:
+        """Goes on from a saved state. Returns whether what was said is known, too.
+
+        Raises:
+            InputError: for a file that is no state of this model.
+        """
+        if not isinstance(self.model, RetNetForCausalLM):
+            raise InputError("only a RetNet goes on from a saved state")
+        beside = file.with_name(f"{file.name}.json")
+        try:
+            cache = RetNetState.load(file, self.model, device=self.model.device)
+            said = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else None
+            memory = Memory(None, None) if said is None else Memory(said["messages"], said["read"], said["unread"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{file} holds no conversation with this model: {first_line(error)}") from error
+        if memory.read is not None and len(memory.read) != int(cache.get_seq_length()):
+            memory = Memory(None, None)  # of another state
+        memory.cache = cache
+        self.memory, self.before = memory, []
+        return memory.messages is not None

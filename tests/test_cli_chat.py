@@ -1,0 +1,239 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf chat`: the model has read what was said, once and in order, whatever was taken back, saved or branched."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from small_models import VOCAB_SIZE, small_model, state_values, word_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from retnet_hf import RetNetState
+from retnet_hf_cli.errors import InputError
+from retnet_hf_cli.text.conversation import Conversation
+from retnet_hf_cli.text.generation import sampling
+
+
+TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}w90 {% endif %}"
+    "w91 {{ message['content'] }} w92 {% endfor %}{% if add_generation_prompt %}w93 {% endif %}"
+)
+END = 92  # of a turn
+
+pytestmark = pytest.mark.usefixtures("heard_again")
+
+
+def tokenizer(template: str | None = TEMPLATE):
+    words = word_tokenizer()
+    words.add_special_tokens({"eos_token": f"w{END}"})
+    words.chat_template = template
+    return words
+
+
+def writer(dialect: str = "fla"):
+    """A model that writes words alone, none of the special tokens that are left out of a text."""
+    model = small_model(dialect, eos_token_id=END, pad_token_id=0)
+    model.generation_config.suppress_tokens = [0, 1, 2]
+    return model
+
+
+def conversation(dialect: str = "fla", template: str | None = TEMPLATE, tokens: int = 6, **options) -> Conversation:
+    return Conversation(writer(dialect), tokenizer(template), sampling(tokens, temperature=0), **options)
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=VOCAB_SIZE, eos_token_id=END, pad_token_id=0, initializer_range=0.3, **sizes)
+    return LlamaForCausalLM(config).eval()
+
+
+def say(talk: Conversation, text: str) -> str:
+    pieces = []
+    turn = talk.say(text, pieces.append)
+    assert "".join(pieces).split() == turn.text.split()
+    return turn.text
+
+
+def reads(talk: Conversation) -> list[int]:
+    """What was read, of which the state is that of reading it at once."""
+    memory = talk.memory
+    with torch.no_grad():
+        whole = talk.model(torch.tensor([memory.read]), use_cache=True).past_key_values
+    if isinstance(memory.cache, RetNetState):
+        for found, expected in zip(state_values(memory.cache), state_values(whole), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert int(memory.cache.get_seq_length()) == len(memory.read)
+    return memory.read
+
+
+@pytest.mark.parametrize("dialect", ["fla", "hybrid", "sinks"])
+def test_turns_follow_each_other_as_the_template_has_them(dialect):
+    talk = conversation(dialect, system="w5 w6")
+    first, second = say(talk, "w10 w11"), say(talk, "w12")
+    text = f"w91 w5 w6 w92 w91 w10 w11 w92 w93 {first} w92 w91 w12 w92 w93 {second}"
+    expected = tokenizer()(text, add_special_tokens=False)["input_ids"]
+    assert (reads(talk) + talk.memory.unread)[: len(expected)] == expected
+    assert [message["content"] for message in talk.memory.messages] == ["w5 w6", "w10 w11", first, "w12", second]
+
+
+def test_the_answers_are_those_to_the_whole_conversation():
+    talk = conversation()
+    first, second = say(talk, "w10 w11"), say(talk, "w12")
+    whole = tokenizer()(f"w90 w91 w10 w11 w92 w93 {first} w92 w91 w12 w92 w93", return_tensors="pt")["input_ids"]
+    written = talk.model.generate(whole, max_new_tokens=6, do_sample=False)[0, whole.shape[1] :]
+    assert tokenizer().decode([token for token in written.tolist() if token != END]) == second
+
+
+def test_a_model_of_transformers_talks_and_takes_back():
+    talk = Conversation(llama(), tokenizer(), sampling(5, temperature=0))
+    first, second = say(talk, "w10"), say(talk, "w12")
+    assert talk.rewind()
+    assert say(talk, "w12") == second
+    assert talk.rewind()
+    assert talk.rewind()
+    assert not talk.rewind()
+    assert say(talk, "w10") == first
+    with pytest.raises(InputError, match="only the state of a RetNet can be saved"):
+        talk.save(Path("state"))
+    with pytest.raises(InputError, match="only a RetNet goes on from a saved state"):
+        talk.load(Path("state"))
+
+
+def test_branches_have_one_past_and_two_futures():
+    talk = conversation()
+    say(talk, "w10")
+    twin, alone = talk.branch(), conversation()
+    say(alone, "w10")
+    assert say(twin, "w30 w31 w32") == say(alone, "w30 w31 w32")
+    alone.rewind()
+    assert say(talk, "w50") == say(alone, "w50")
+    assert reads(talk) != reads(twin)
+
+
+@pytest.mark.parametrize("text_is_known", [True, False])
+def test_a_saved_conversation_goes_on_elsewhere(tmp_path, text_is_known):
+    talk, other = conversation(), conversation()
+    say(talk, "w10 w11")
+    talk.save(tmp_path / "state")
+    if not text_is_known:
+        (tmp_path / "state.json").unlink()
+    assert other.load(tmp_path / "state") == text_is_known
+    assert other.memory.read == (talk.memory.read if text_is_known else None)
+    if text_is_known:
+        assert say(other, "w12") == say(talk, "w12")
+        assert reads(other) == reads(talk)
+    else:
+        say(other, "w12")
+        assert other.memory.messages is None
+        assert int(other.memory.cache.get_seq_length()) > len(talk.memory.read)
+
+
+def test_what_cannot_be_saved_or_loaded_is_said(tmp_path):
+    talk = conversation()
+    with pytest.raises(InputError, match="nothing was read yet"):
+        talk.save(tmp_path / "state")
+    say(talk, "w10")
+    with pytest.raises(InputError, match="cannot be written"):
+        talk.save(tmp_path / "missing" / "state")
+    before = talk.memory
+    (tmp_path / "text").write_text("no state")
+    for name in ("text", "missing"):
+        with pytest.raises(InputError, match=f"{name} holds no conversation with this model"):
+            talk.load(tmp_path / name)
+    talk.save(tmp_path / "state")
+    with pytest.raises(InputError, match="state holds no conversation with this model"):
+        conversation("torchscale").load(tmp_path / "state")
+    assert talk.memory is before
+
+
+def test_a_model_without_a_template_continues():
+    talk = conversation(template=None)
+    first = say(talk, "w10 w11")
+    ids = tokenizer()("w10 w11", return_tensors="pt")["input_ids"]
+    assert tokenizer().decode(talk.model.generate(ids, max_new_tokens=6, do_sample=False)[0, 2:]) == first
+    say(talk, "w12")
+    assert reads(talk)[:2] == [10, 11]
+
+
+def test_an_answer_ends_where_it_is_asked_to():
+    talk, asked = conversation(tokens=50), []
+
+    def stop() -> bool:
+        asked.append(True)
+        return len(asked) >= 3
+
+    turn = talk.say("w10", lambda piece: None, stop)
+    assert (turn.new_tokens, turn.stopped) == (3, True)
+    reads(talk)
+    say(talk, "w12")
+    reads(talk)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    writer().save_pretrained("model")
+    tokenizer().save_pretrained("model")
+    return Path("model")
+
+
+def test_the_command(retnet_hf, folder):
+    said = ["w10 w11", "/save s", "w12", "/rewind", "w12", "/branch", "w13", "/branch 1", "/load s", "w12", "/help"]
+    answer = retnet_hf("chat", folder, "--temperature", 0, "-n", 5, "--threads", 1, stdin="\n".join(said).encode())
+    assert answer.code == 0, answer.err
+    first, second, again, _, loaded = answer.out.splitlines()
+    assert second == again == loaded
+    talk = conversation(tokens=5)
+    assert (say(talk, "w10 w11").strip(), say(talk, "w12").strip()) == (first.strip(), second.strip())
+    sizes = {line.split("takes ")[1] for line in answer.err.splitlines() if "the state takes" in line}
+    assert len(sizes) == 1
+    for word in ("saved: s,", "back after: w10 w11", "conversation 2 of 2", "conversation 1 of 2", "loaded: s", "/rewind"):
+        assert word in answer.err
+    assert RetNetState.load("s", talk.model).nbytes > 0
+
+
+def test_mistakes_in_a_conversation_are_said_and_it_goes_on(retnet_hf, folder):
+    said = ["/rewind", "/branch 7", "/save", "/save s", "/load missing", "/what", "", "w10", "/exit", "w11"]
+    answer = retnet_hf("chat", folder, "--temperature", 0, "-n", 5, stdin="\n".join(said).encode())
+    assert answer.code == 0
+    assert len(answer.out.splitlines()) == 1
+    for sentence in (
+        "there is no turn to take back",
+        "/branch takes a number from 1 to 1, or none",
+        "/save needs the name of a file",
+        "nothing was read yet",
+        "missing holds no conversation",
+        "there is no command /what",
+    ):
+        assert sentence in " ".join(answer.err.split())
+
+
+def test_a_system_message_needs_a_template(retnet_hf, folder):
+    tokenizer(None).save_pretrained(folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    answer = retnet_hf("chat", folder, "--system", "w5", stdin=b"w10\n")
+    assert answer.code == 2
+    assert "--system is for a model with a chat template, and this one has none" in answer.err
+
+
+def test_ctrl_c_ends_an_answer_and_not_the_program(retnet_hf, folder, monkeypatch):
+    whole, pieces = Conversation.say, []
+
+    def interrupted(self, text, write, stop):
+        def heard(piece: str) -> None:
+            pieces.append(piece)
+            if len(pieces) == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            write(piece)
+
+        return whole(self, text, heard, stop)
+
+    monkeypatch.setattr(Conversation, "say", interrupted)
+    answer = retnet_hf("chat", folder, "--temperature", 0, "-n", 500, stdin=b"w10\nw12\n/exit\n")
+    assert answer.code == 0
+    assert "stopped" in answer.err.splitlines()[1]
+    assert len(answer.out.splitlines()) == 2
