@@ -7,10 +7,11 @@ from retnet_hf_linearization import AlignmentTrainer, measure_heads, prepare_for
 The modules `measures`, `recall` and `report` say what a model has lost.
 """
 
-from .alignment import AlignmentTrainer, align, prepare_for_alignment
+from .alignment import AlignmentTrainer, LayersBefore, align, prepare_for_alignment
 from .distillation import DistillationTrainer, StoredTeacher, store_teacher
+from .gguf import gguf_file, unpacked
 from .heads import HeadMeasures, measure_heads
-from .kept_layers import hardest_layers, spread_layers
+from .kept_layers import costliest_layers, layer_costs, spread_layers
 from .sources import SOURCES, SourceError, softmax_config
 from .transfer import linearized_config, transfer
 
@@ -20,10 +21,13 @@ __all__ = [
     "AlignmentTrainer",
     "DistillationTrainer",
     "HeadMeasures",
+    "LayersBefore",
     "SourceError",
     "StoredTeacher",
     "align",
-    "hardest_layers",
+    "costliest_layers",
+    "gguf_file",
+    "layer_costs",
     "linearized_config",
     "measure_heads",
     "prepare_for_alignment",
@@ -31,4 +35,5 @@ __all__ = [
     "spread_layers",
     "store_teacher",
     "transfer",
+    "unpacked",
 ]

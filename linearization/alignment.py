@@ -6,6 +6,7 @@ Layers do not see each other's errors, no logits are needed, and no layer's acti
 the two models the memory is that of one layer, however many there are.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,36 @@ def align(
         for handle in handles:
             handle.remove()
     return torch.stack([losses[index] for index in layers])
+
+
+def measure_layers(student: RetNetForCausalLM, teacher: PreTrainedModel, blocks: Tensor) -> dict[int, float]:
+    """The error of each retention relative to the attention that it has replaced, on blocks (B, T)."""
+    layers = retention_layers(student)
+    if not layers:
+        return {}
+    errors = torch.stack([align(student, teacher, ids.to(student.device)).cpu() for ids in blocks.split(4)]).mean(0)
+    return dict(zip(layers, errors.tolist()))
+
+
+class LayersBefore:
+    """The retentions as they were before an alignment, for those that it makes worse.
+
+    Args:
+        blocks: (N, T) token ids, by which a layer is better or worse.
+    """
+
+    def __init__(self, student: RetNetForCausalLM, teacher: PreTrainedModel, blocks: Tensor) -> None:
+        self.teacher, self.blocks = teacher, blocks
+        self.errors = measure_layers(student, teacher, blocks)
+        self.weights = {index: copy.deepcopy(student.model.layers[index].retention.state_dict()) for index in self.errors}
+
+    def restore(self, student: RetNetForCausalLM) -> list[int]:
+        """Gives the layers whose error is larger than before their weights back, and returns these layers."""
+        after = measure_layers(student, self.teacher, self.blocks)
+        worse = [index for index, error in after.items() if not error <= self.errors[index]]
+        for index in worse:
+            student.model.layers[index].retention.load_state_dict(self.weights[index])
+        return worse
 
 
 def prepare_for_alignment(student: RetNetForCausalLM) -> list[nn.Parameter]:

@@ -5,16 +5,15 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from retnet_hf import RetNetForCausalLM, RetNetState
+from retnet_hf import RetNetState
 
-from .alignment import align, retention_layers
 from .measures import SCORED_TOKENS, losses_of, score
 from .recall import CHOICES, CUE, NEEDLE, NEEDLES, SEQUENCES, associative_recall, needle_recall
 
@@ -79,6 +78,7 @@ class Report:
     student: Measures
     layer_errors: dict[int, float]  # of the layers of retention
     trainings: list[Training]
+    layer_costs: dict[int, float] = field(default_factory=dict)  # of all layers, by which those that stay were chosen
 
 
 def cache_bytes(cache: Cache) -> int:
@@ -165,15 +165,6 @@ def _decoding(model: PreTrainedModel, ids: Tensor) -> tuple[int, Callable[[], No
     return cache_bytes(cache), decode
 
 
-def measure_layers(student: RetNetForCausalLM, teacher: PreTrainedModel, blocks: Tensor) -> dict[int, float]:
-    """The error of each retention relative to the attention that it has replaced, on blocks (B, T)."""
-    layers = retention_layers(student)
-    if not layers:
-        return {}
-    errors = torch.stack([align(student, teacher, ids.to(student.device)).cpu() for ids in blocks.split(4)]).mean(0)
-    return dict(zip(layers, errors.tolist()))
-
-
 def markdown(report: Report) -> str:
     """The report as sections of a model card."""
     teacher, student = report.teacher, report.student
@@ -234,12 +225,27 @@ def markdown(report: Report) -> str:
                 "",
                 f"**The stage {stage.name} made the model worse**: it may need more steps, or a lower learning rate.",
             ]
+    if report.layer_costs:
+        lines += [
+            "",
+            "What the model loses where a layer sees a window alone, in nats; those with a star are as they were:",
+        ]
+        lines += ["", "```text", *cost_bars(report.layer_costs, report.layer_errors), "```"]
     if report.layer_errors:
         worst = sorted(report.layer_errors, key=report.layer_errors.get, reverse=True)
         named = ", ".join(f"{layer} ({report.layer_errors[layer]:.2f})" for layer in worst[:8])
         named = f"{named} (measured on text that was trained on)"
         lines += ["", f"Squared error of a layer relative to the attention it replaced, the largest first: {named}."]
     return "\n".join(lines) + "\n"
+
+
+def cost_bars(costs: Mapping[int, float], replaced: Collection[int], width: int = 40) -> list[str]:
+    """A line for each layer with a bar as long as its cost."""
+    longest = max(max(costs.values()), 1e-12)
+    return [
+        f"{' ' if layer in replaced else '*'}{layer:3} {cost:7.3f} {'█' * round(width * max(cost, 0.0) / longest)}".rstrip()
+        for layer, cost in costs.items()
+    ]
 
 
 def _shares(theirs: float, ours: float) -> tuple[str, str, str]:

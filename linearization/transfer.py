@@ -16,6 +16,7 @@ from .heads import HeadMeasures
 from .sources import SourceError, softmax_config
 
 
+RETENTION_AT_START = 0.05  # of a head's output, beside a window: a factor that begins at zero learns hardly anything
 NAMES = {"input_layernorm": "retention_norm", "post_attention_layernorm": "mlp_norm"}
 
 
@@ -44,6 +45,7 @@ def linearized_config(
     window: int | None = None,
     measures: HeadMeasures | None = None,
     share_states: bool = False,
+    sinks: int = 0,
 ) -> RetNetConfig:
     """The configuration with retention in all layers but those kept.
 
@@ -64,6 +66,7 @@ def linearized_config(
         "use_output_gate": True,
         "output_gate_act": gate_act,
         "retention_window": window,
+        "attention_sinks": 0 if window is None and "sliding_attention" not in kinds else sinks,
     }
     groups = softmax.num_key_value_heads if share_states else None
     if measures is None and not share_states:
@@ -85,6 +88,7 @@ def transfer(
     gate_act: str = "sigmoid",
     window: int | None = None,
     share_states: bool = False,
+    sinks: int = 0,
 ) -> RetNetForCausalLM:
     """A RetNet with the weights of a transformer of the kinds in `SOURCES`.
 
@@ -98,7 +102,9 @@ def transfer(
         measures: of the heads, by `measure_heads`; without them heads are taken in their order, and as large as 1.
         schedule, decay_range: whose decays the heads of a layer share out among them, as in RetNetConfig.
         gate_act: activation of the gate. With another than "sigmoid" the gate begins as RetNet's does.
-        window: tokens of softmax attention beside each retention. Each of the two then begins as a half of the whole.
+        window: tokens of softmax attention beside each retention. The window then begins as the whole, and retention as a
+            small addition.
+        sinks: first tokens that stay visible beside the window.
         share_states: whether the heads of a key/value head have one decay, and with it one state in the place of as many as
             they are.
 
@@ -112,7 +118,7 @@ def transfer(
     layers = range(softmax.num_hidden_layers)
     config = softmax
     if kept is not None:
-        config = linearized_config(softmax, kept, schedule, decay_range, gate_act, window, measures, share_states)
+        config = linearized_config(softmax, kept, schedule, decay_range, gate_act, window, measures, share_states, sinks)
     with torch.device("meta"):
         model = RetNetForCausalLM(config)
     model = model.to_empty(device=source.device)
@@ -154,8 +160,8 @@ def _calibrate(model: RetNetForCausalLM, layer: int, measures: HeadMeasures | No
         retention.g_proj.weight.zero_()
         factor = 2 * factor
     if config.retention_window is not None:
-        retention.head_norm.weight.mul_(0.5)
-        retention.window_scale.weight.copy_(torch.where(factor > 0, 0.5 / factor, 0.0))  # a pruned head has no output
+        retention.head_norm.weight.mul_(RETENTION_AT_START)
+        retention.window_scale.weight.copy_(torch.where(factor > 0, 1 / factor, 0.0))  # a pruned head has no output
     weight = retention.o_proj.weight  # (D, H V)
     by_head = weight.unflatten(1, (config.num_attention_heads, -1)) * factor.to(weight)[:, None]
     weight.copy_(by_head.flatten(1))

@@ -35,7 +35,7 @@ from retnet_hf_cli.linearizing.stages import StageRun
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
 from retnet_hf_cli.training.schedule import Supervisor
-from retnet_hf_linearization import hardest_layers, measure_heads
+from retnet_hf_linearization import costliest_layers, layer_costs, measure_heads
 from retnet_hf_linearization.measures import losses_of, score
 from retnet_hf_linearization.report import measured_part
 
@@ -344,21 +344,29 @@ def test_layers_that_are_kept_stay_as_they_were(retnet_hf, workplace):
         assert model.model.layers[layer].attention.q_proj.weight.equal(source.model.layers[layer].self_attn.q_proj.weight)
 
 
-def test_the_layers_that_are_hardest_to_replace_are_kept(retnet_hf, workplace):
+def test_the_layers_that_the_model_needs_most_are_kept(retnet_hf, workplace):
     answer = retnet_hf(*LINEARIZE, "--keep-attention", "auto:50%", "--distill-steps", 0)
     assert answer.code == 0, answer.err
     report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
     model = AutoModelForCausalLM.from_pretrained("model")
     kept = [layer for layer, kind in enumerate(model.config.layer_types) if kind == "full_attention"]
+    costs = {int(layer): cost for layer, cost in report["layer_costs"].items()}
     assert len(kept) == 2
+    assert kept == costliest_layers(costs, 0.5)
     assert f"softmax attention stays in layers {kept[0]}, {kept[1]}" in answer.out
     assert set(map(int, report["layer_errors"])) == set(range(4)) - set(kept)
-    # the same run with every layer replaced has the same errors in the layers that are not kept, and larger ones in these
-    assert retnet_hf(*LINEARIZE, "--distill-steps", 0, "--overwrite").code == 0
-    every = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))["layer_errors"]
-    assert hardest_layers({int(layer): error for layer, error in every.items()}, 0.5) == kept
-    for layer, error in report["layer_errors"].items():
-        assert error == pytest.approx(every[layer], rel=1e-4)
+    card = Path("model/README.md").read_text(encoding="utf-8")
+    assert all(f"\n{'*' if layer in kept else ' '}{layer:3} {cost:7.3f}" in card for layer, cost in costs.items())
+
+
+def test_what_layers_cost_is_measured_once(retnet_hf, workplace, monkeypatch):
+    asked, options = [], [*LINEARIZE, "--keep-attention", "auto"]
+    monkeypatch.setattr(pipeline_module, "layer_costs", lambda *inputs: asked.append(inputs) or layer_costs(*inputs))
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 4, press_ctrl_c)
+        assert retnet_hf(*options).code == 130
+    assert retnet_hf(*options, "--resume").code == 0
+    assert len(asked) == 1
 
 
 def test_what_the_source_says_may_be_stored(retnet_hf, workplace, linearized):
@@ -413,8 +421,8 @@ def test_a_model_of_half_precision_is_trained_in_float32_and_saved_as_it_was(ret
     [
         ("0, 4,8", KeptLayers(layers=(0, 4, 8))),
         ("25%", KeptLayers(share=0.25)),
-        ("auto", KeptLayers(share=0.25, hardest=True)),
-        ("auto:12.5%", KeptLayers(share=0.125, hardest=True)),
+        ("auto", KeptLayers(share=0.25, costliest=True)),
+        ("auto:12.5%", KeptLayers(share=0.125, costliest=True)),
     ],
 )
 def test_layers_to_keep_are_named_in_four_ways(text, kept):
@@ -557,7 +565,7 @@ def test_what_stages_leave_is_freed(retnet_hf, workplace, monkeypatch):
     assert seen == [[], ["source"], []]  # which is asked before the second stage
 
 
-def test_auto_without_alignment_chooses_by_the_transferred_model(retnet_hf, workplace):
+def test_auto_needs_no_alignment(retnet_hf, workplace):
     answer = retnet_hf(*LINEARIZE, "--keep-attention", "auto", "--align-steps", 0, "--minutes", 1)
     assert answer.code == 0, answer.err
     assert AutoModelForCausalLM.from_pretrained("model").config.layer_types.count("full_attention") == 1

@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """From a transformer to a RetNet: exact where attention stays, measured where it does not."""
 
+import copy
 import math
 import pickle
 
@@ -11,12 +12,15 @@ from small_models import VOCAB_SIZE, close, random_ids, rounding, shake, small_m
 from test_hybrid import SIZES, SOURCES
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, TrainingArguments
 
+from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf_linearization import (
     AlignmentTrainer,
     DistillationTrainer,
+    LayersBefore,
     SourceError,
     StoredTeacher,
     align,
+    layer_costs,
     measure_heads,
     prepare_for_alignment,
     softmax_config,
@@ -150,17 +154,58 @@ def test_head_outputs_keep_their_size():
     close(heads * scaled[0, :, 0], measures.rms[0].float(), 1e-3)
 
 
-def test_a_window_over_all_tokens_is_half_of_what_attention_was():
+@pytest.mark.parametrize("gate_act", ["sigmoid", "silu"])
+def test_a_window_over_all_tokens_begins_as_what_attention_was(gate_act):
     source = source_of("Qwen3")
     measures = measure_heads(source, [random_ids(4, 40)])
-    model, ids, wanted = transfer(source, kept=[], measures=measures, window=64), random_ids(4, 40), []
+    model = transfer(source, kept=[], measures=measures, window=64, gate_act=gate_act)
+    ids, wanted = random_ids(4, 40), []
     source.model.layers[0].self_attn.register_forward_hook(lambda _, __, output: wanted.append(output[0]))
     source(ids)
     retention, found = model.model.layers[0].retention, []
     retention.head_norm.weight.zero_()
     retention.register_forward_hook(lambda _, __, output: found.append(output[0]))
     model(ids)
-    close(2 * found[0], wanted[0], 40 * rounding(32))
+    close(found[0], wanted[0], 40 * rounding(32))
+
+
+def test_retention_beside_a_window_begins_small_and_not_at_zero():
+    source, ids = source_of("Llama 3"), random_ids(4, 40)
+    windowed = transfer(source, kept=[], measures=measure_heads(source, [ids]), window=64)
+    alone = copy.deepcopy(windowed)
+    for layer in alone.model.layers:
+        layer.retention.head_norm.weight.zero_()
+    found, without = windowed(ids).logits, alone(ids).logits
+    close(without, source(ids).logits, 40 * rounding(32))
+    assert 1e-3 < (found - without).norm() / without.norm() < 0.2
+
+
+def test_the_cost_of_a_layer_is_what_the_model_loses_with_its_window_alone():
+    source, blocks = source_of("Llama 3"), random_ids(2, 48)
+    costs, softmax = layer_costs(source, blocks, window=5, sinks=2), transfer(source)
+    for layer in range(2):
+        kinds = ["sliding_attention" if index == layer else "full_attention" for index in range(2)]
+        config = RetNetConfig.from_dict(
+            softmax.config.to_dict() | {"layer_types": kinds, "sliding_window": 5, "attention_sinks": 2}
+        )
+        narrow = RetNetForCausalLM(config).eval()
+        narrow.load_state_dict(softmax.state_dict())
+        expected = 0.0
+        for ids in (blocks, blocks[:, :24].repeat(1, 2)):
+            wanted, found = softmax(ids).logits.log_softmax(-1), narrow(ids).logits.log_softmax(-1)
+            expected += (wanted.exp() * (wanted - found)).sum(-1).mean().item()
+        assert costs[layer] == pytest.approx(expected, rel=1e-3)
+
+
+def test_layers_that_alignment_makes_worse_stay_as_they_were():
+    source, blocks = source_of("Llama 3"), random_ids(4, 40)
+    model = transfer(source, kept=[], window=8, sinks=1)
+    before, weights = LayersBefore(model, source, blocks), copy.deepcopy(model.state_dict())
+    for parameter in model.model.layers[1].retention.parameters():
+        parameter.add_(0.5)
+    assert before.restore(model) == [1]
+    assert all(weight.equal(weights[name]) for name, weight in model.state_dict().items())
+    assert before.restore(model) == []
 
 
 @pytest.mark.parametrize(

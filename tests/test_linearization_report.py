@@ -10,7 +10,8 @@ import torch
 from small_models import random_ids
 from test_linearization import source_of
 
-from retnet_hf_linearization import hardest_layers, measure_heads, spread_layers, transfer
+from retnet_hf_linearization import costliest_layers, measure_heads, spread_layers, transfer
+from retnet_hf_linearization.alignment import measure_layers
 from retnet_hf_linearization.measures import losses_of, repeats, score, token_losses
 from retnet_hf_linearization.recall import (
     CUE,
@@ -26,7 +27,6 @@ from retnet_hf_linearization.report import (
     Training,
     markdown,
     measure_decoding,
-    measure_layers,
     measure_text,
     measured_lengths,
     measured_part,
@@ -162,8 +162,8 @@ def test_layers_are_chosen_by_share():
     assert spread_layers(8, 0.25) == [3, 7]
     assert spread_layers(4, 0.01) == [3]
     assert spread_layers(6, 0.5) == [1, 3, 5]
-    assert hardest_layers({0: 0.3, 1: 0.1, 2: 0.9, 3: 0.2}, 0.5) == [0, 2]
-    assert hardest_layers({0: 0.3, 1: 0.1}, 0.01) == [0]
+    assert costliest_layers({0: 0.3, 1: 0.1, 2: 0.9, 3: 0.2}, 0.5) == [0, 2]
+    assert costliest_layers({0: 0.3, 1: 0.1}, 0.01) == [0]
 
 
 @pytest.fixture(scope="module")

@@ -50,11 +50,12 @@ def linearize(
         str | None,
         model_option(
             metavar="LAYERS",
-            help="Layers that stay softmax attention: 0,4,8; a share at equal distances, 25%; or auto, the quarter where "
-            "retention does worst once it was aligned (auto:50%, the half).",
+            help="Layers that stay softmax attention: 0,4,8; a share at equal distances, 25%; or auto, the quarter that the "
+            "whole model needs most (auto:50%, the half).",
         ),
     ] = None,
     window: Annotated[int | None, model_option(min=1, help="Tokens of softmax attention beside every retention.")] = None,
+    sinks: Annotated[int, model_option(min=0, help="First tokens that stay visible beside a window.")] = 4,
     decays: Annotated[str, model_option(help="How long heads remember: decay_schedule of RetNetConfig.")] = "alibi",
     gate: Annotated[str, model_option(callback=GATES, help="sigmoid begins neutral, silu learns more.")] = "silu",
     share_states: Annotated[

@@ -20,12 +20,12 @@ from retnet_hf.cards import model_card
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 from retnet_hf_conversion.card import licence_of
 from retnet_hf_conversion.replaced_folder import replace
+from retnet_hf_linearization.alignment import measure_layers
 from retnet_hf_linearization.report import (
     Report,
     Training,
     markdown,
     measure_decoding,
-    measure_layers,
     measure_text,
     measured_part,
     recalled_vocabulary,
@@ -59,6 +59,7 @@ def report_of(run: Any, student: RetNetForCausalLM) -> Report:
         teacher=theirs,
         student=own,
         layer_errors=errors,
+        layer_costs=run.layer_costs,
         trainings=trainings,
     )
 

@@ -9,6 +9,7 @@ last checkpoint.
 
 import gc
 import hashlib
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,16 +29,15 @@ from retnet_hf_linearization import (
     HeadMeasures,
     SourceError,
     StoredTeacher,
-    hardest_layers,
+    costliest_layers,
+    layer_costs,
     linearized_config,
     measure_heads,
     softmax_config,
     store_teacher,
     transfer,
 )
-from retnet_hf_linearization.alignment import retention_layers
 from retnet_hf_linearization.gguf import gguf_file, unpacked
-from retnet_hf_linearization.report import measure_layers
 
 from .. import ranks
 from ..errors import InputError
@@ -59,6 +59,8 @@ from .stages import StageRecipe, StageRun
 MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # of heads and layers; attention weights of a head are a square of the latter
 EVALUATED_BLOCKS = 64  # that a stage is evaluated on
 ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are stored in one file
+COST_BLOCKS = 2  # by which the layers to keep are chosen
+COSTS = "layer_costs.json"  # in the folder of the run
 COMPARED_BYTES = 2**16  # of each file of weights, at its beginning and in its middle, by which a source is known again
 
 
@@ -82,8 +84,8 @@ def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
     config = load(AutoConfig.from_pretrained, name)
     try:
         softmax = softmax_config(config)
-        kept = recipe.kept.before_training(softmax.num_hidden_layers)
-        linearized_config(softmax, kept, window=recipe.window, share_states=recipe.share_states)
+        kept = recipe.kept.of(softmax.num_hidden_layers)
+        linearized_config(softmax, kept, window=recipe.window, share_states=recipe.share_states, sinks=recipe.sinks)
     except SourceError as error:
         raise InputError(str(error)) from error
     if recipe.align_steps and len(kept) == softmax.num_hidden_layers:
@@ -127,6 +129,13 @@ def streams_of(
     if largest >= vocab_size:
         raise InputError(f"the tokenizer of the source has a token {largest}, and its model knows {vocab_size} tokens")
     return training, evaluation
+
+
+def write_costs(file: Path, costs: dict[int, float]) -> None:
+    """Keeps what was measured for a run that is resumed."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(costs), encoding="utf-8")
+    partial.replace(file)
 
 
 @dataclass(kw_only=True)
@@ -177,21 +186,33 @@ class Linearization:
         recipe = self.recipe
         torch.manual_seed(recipe.seed)  # of the gates, so that a resumed run begins with the same ones
         options = {"gate_act": recipe.gate, "window": recipe.window, "share_states": recipe.share_states}
+        options["sinks"] = 0 if recipe.window is None else recipe.sinks
         return transfer(self.teacher, kept, self.head_measures, recipe.decays, **options).float()
 
-    def first_student(self) -> RetNetForCausalLM:
-        return self.transferred(self.recipe.kept.before_training(self.teacher.config.num_hidden_layers))
+    @cached_property
+    def layer_costs(self) -> dict[int, float]:
+        """Of all layers, measured once where the costliest ones are to be kept; otherwise none."""
+        if not self.recipe.kept.costliest:
+            return {}
+        file = self.folder.partial / COSTS
+        if not ranks.of_first(file.exists):
+            with self.console.status("measuring what the model loses without each layer"):
+                ranks.of_first(lambda: write_costs(file, layer_costs(self.teacher, self.measured_blocks[:COST_BLOCKS])))
+        costs = ranks.of_first(lambda: json.loads(file.read_text(encoding="utf-8")))
+        return {int(layer): cost for layer, cost in costs.items()}
 
-    def chosen(self, student: RetNetForCausalLM) -> RetNetForCausalLM:
-        """The student with softmax attention again in the layers that retention cannot take the place of, if asked for."""
-        if not self.recipe.kept.hardest:
-            return student
-        kept = hardest_layers(measure_layers(student, self.teacher, self.measured_blocks), self.recipe.kept.share)
-        hybrid = self.transferred(kept)
-        for layer in retention_layers(hybrid):
-            hybrid.model.layers[layer].load_state_dict(student.model.layers[layer].state_dict())
-        self.console.print(f"softmax attention stays in layers {', '.join(map(str, kept))}")
-        return hybrid
+    @property
+    def kept(self) -> list[int]:
+        """The layers that stay softmax attention."""
+        kept = self.recipe.kept
+        if kept.costliest:
+            return costliest_layers(self.layer_costs, kept.share)
+        return kept.of(self.teacher.config.num_hidden_layers)
+
+    def first_student(self) -> RetNetForCausalLM:
+        if self.recipe.kept.costliest:
+            self.console.print(f"softmax attention stays in layers {', '.join(map(str, self.kept))}")
+        return self.transferred(self.kept)
 
     def run(self) -> None:
         """Trains what is not trained yet, and puts the finished folder in its place.
@@ -227,7 +248,7 @@ class Linearization:
     def _load(self, before: Path | None) -> RetNetForCausalLM:
         """The model as the stage before left it."""
         if before is None:
-            return self.chosen(self.first_student())
+            return self.first_student()
         return RetNetForCausalLM.from_pretrained(before, dtype=torch.float32).to(device())
 
     def _prepare(self, stage: str, folder: TrainingFolder, before: Path | None) -> StageRun:
@@ -260,7 +281,7 @@ class Linearization:
             number=1 + list(steps).index(stage),
             stages=len(steps),
             teacher=self.teacher if asks_teacher else None,
-            chosen=self.chosen if stage == "align" else None,
+            measured=self.measured_blocks if stage == "align" else None,
         )
 
     def _stored(self, name: str, blocks: Tensor) -> StoredTeacher:

@@ -18,11 +18,11 @@ MEASURED_HIDDEN_SIZE = 128  # hidden size that learning rates were measured at
 
 @dataclass(frozen=True)
 class KeptLayers:
-    """Which layers stay softmax attention: some by number, a share at equal distances, or the share hardest to replace."""
+    """Which layers stay softmax attention: some by number, a share at equal distances, or the share that costs most."""
 
     layers: tuple[int, ...] = ()
     share: float = 0.0
-    hardest: bool = False
+    costliest: bool = False
 
     @classmethod
     def parse(cls, text: str) -> "KeptLayers":
@@ -32,16 +32,16 @@ class KeptLayers:
             auto, auto_share, spread_share = match.groups()
             share = float(auto_share or spread_share or 100 * AUTO_SHARE) / 100
             if 0 < share < 1:
-                return cls(share=share, hardest=auto is not None)
+                return cls(share=share, costliest=auto is not None)
         elif re.fullmatch(r"\d+(\s*,\s*\d+)*", text.strip()):
             return cls(layers=tuple(sorted({int(number) for number in text.split(",")})))
         raise InputError(
             f"--keep-attention takes layers such as 0,4,8, a share such as 25%, or auto or auto:25%, got {text!r}"
         )
 
-    def before_training(self, layers: int) -> list[int]:
-        """The layers that are kept from the start, of so many."""
-        return spread_layers(layers, self.share) if self.share and not self.hardest else list(self.layers)
+    def of(self, layers: int) -> list[int]:
+        """The layers that are kept of so many, as far as that is known without the source."""
+        return spread_layers(layers, self.share) if self.share and not self.costliest else list(self.layers)
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Recipe:
     source: str
     keep_attention: str | None = None
     window: int | None = None
+    sinks: int = 4
     decays: str = "alibi"
     gate: str = "silu"
     share_states: bool = False
@@ -76,9 +77,11 @@ class Recipe:
 
         3e-3 and 1e-3 were measured at a hidden size of 128. Towards the sizes of pretrained models they fall, the former
         with the square root of the size and the latter in proportion to it, to about those of RADLADS (arXiv 2505.03005).
+        Layers with a window begin near what they are to learn, and a rate five times as high makes some of them worse.
         """
         ratio = min(1.0, MEASURED_HIDDEN_SIZE / hidden_size)
         align, distill = 3e-3 * math.sqrt(ratio), 1e-3 * ratio
+        align = align if self.window is None else align / 5
         distill = distill if self.distill_lr is None else self.distill_lr
         return replace(
             self,

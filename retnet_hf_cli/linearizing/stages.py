@@ -5,16 +5,15 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, Trainer
 
-from retnet_hf.modeling_retnet import RetNetForCausalLM
-from retnet_hf_linearization import AlignmentTrainer, DistillationTrainer, prepare_for_alignment
+from retnet_hf_linearization import AlignmentTrainer, DistillationTrainer, LayersBefore, prepare_for_alignment
 from retnet_hf_linearization.report import Training
 
 from .. import ranks
@@ -25,9 +24,19 @@ from ..training.run import TrainingRun
 from .recipe import Recipe
 
 
+LARGE = 512  # hidden size from which a CPU gains by products of bfloat16
 TRAINING = "training.json"  # what the stage was, for the report
 FIGURES = {"align": "error of a layer", "distill": "divergence", "long": "perplexity"}  # what a loss is shown as
 LOSSES = {"align": "relative squared error of a layer", "distill": "divergence, nats per token", "long": "nats per token"}
+
+
+def trains_in_bfloat16(hidden_size: int) -> bool:
+    """Whether matrix products take inputs of bfloat16: where the device has units for them and the model is not tiny."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    supported = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    has_units = any(getattr(torch.cpu, name, lambda: False)() for name in supported)
+    return not torch.accelerator.is_available() and has_units and hidden_size >= LARGE
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class StageRun(TrainingRun):
     Attributes:
         name: align, distill or long. number, stages: which one it is, of how many.
         teacher: the source, where it is asked. A stage distill without it has a data set that holds what it said.
-        chosen: makes of the trained model the one to save, where these differ.
+        measured: blocks by which a layer is aligned better after the stage than before; those that are not stay as before.
     """
 
     smaller_options = "--batch-size or --block-size"
@@ -65,7 +74,7 @@ class StageRun(TrainingRun):
     number: int
     stages: int
     teacher: PreTrainedModel | None = None
-    chosen: Callable[[RetNetForCausalLM], RetNetForCausalLM] | None = None
+    measured: Tensor | None = None
 
     @property
     def rate_option(self) -> str:
@@ -92,7 +101,7 @@ class StageRun(TrainingRun):
             adam_beta2=0.95,
             prediction_loss_only=True,
             include_num_input_tokens_seen="all",
-            bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False),
+            bf16=trains_in_bfloat16(self.model.config.hidden_size),
         )
         if self.recipe.lora_rank is not None:
             from peft import LoraConfig, get_peft_model
@@ -100,9 +109,12 @@ class StageRun(TrainingRun):
             torch.manual_seed(self.recipe.seed)
             lora = LoraConfig(r=self.recipe.lora_rank, lora_alpha=2 * self.recipe.lora_rank, task_type="CAUSAL_LM")
             kwargs["model"] = self.model = get_peft_model(self.model, lora)
+        elif self.name == "distill":
+            self.model.get_input_embeddings().requires_grad_(False)
         if self.name == "long":
             return Trainer(data_collator=collate, **kwargs)
         if self.name == "align":
+            self.before = LayersBefore(self.model, self.teacher, self.measured)
             prepare_for_alignment(self.model)
             return AlignmentTrainer(data_collator=collate, teacher=self.teacher, **kwargs)
         return DistillationTrainer(data_collator=self.teacher and collate, teacher=self.teacher, **kwargs)
@@ -116,7 +128,8 @@ class StageRun(TrainingRun):
     def finish(self, trainer: Trainer) -> None:
         partial, state = self.folder.partial, trainer.state
         model = self.model if self.recipe.lora_rank is None else self.model.merge_and_unload()
-        model = model if self.chosen is None else self.chosen(model)
+        if self.name == "align":
+            self.before.restore(model)
         model.config.use_cache = True  # Trainer turns it off
         model.save_pretrained(partial)
         draw_loss_curve(self.log, partial / f"{self.name}.png", LOSSES[self.name])
