@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, Trainer
 from .measures import HEAD_TOKENS
 
 
+ROWS = 256  # tokens whose distributions exist at a time
 _INDEX = "index.json"  # written last: how many blocks each file has
 _STORED = ("input_ids", "top_log_probs", "top_indices")
 
@@ -34,6 +35,42 @@ def divergence(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Kullback-Leibler divergence of the student's distribution from the teacher's, in nats: (..., V), (..., V) -> (...)."""
     log_probs, teacher = (each.float().log_softmax(-1) for each in (logits, teacher_logits))
     return F.kl_div(log_probs, teacher, log_target=True, reduction="none").sum(-1)
+
+
+class DivergenceByRows(torch.autograd.Function):
+    """The mean of `divergence` over the logits of two heads, whose logits never exist all at once.
+
+    The gradient is computed in the forward pass, some rows at a time, where both distributions are there: what comes back is
+    (p - q) W for the student's p and the teacher's q. `divergence` is its reference.
+
+    Args:
+        hidden: (N, D) of the student. weight: (V, D) of its head.
+        teacher_hidden: (N, E). teacher_weight: (V, E). Neither gets gradients.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor) -> Tensor:
+        device = hidden.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        head, of_head = weight.to(dtype), torch.zeros_like(weight) if weight.requires_grad else None
+        of_hidden, total = torch.empty_like(hidden), torch.zeros((), device=hidden.device)
+        teacher_rows = teacher_hidden.to(teacher_weight.dtype).split(ROWS)
+        for own, theirs, gradient in zip(hidden.split(ROWS), teacher_rows, of_hidden.split(ROWS), strict=True):
+            own = own.to(dtype)
+            log_probs = (own @ head.T).float().log_softmax(-1)
+            teacher = (theirs @ teacher_weight.T).to(log_probs).log_softmax(-1)
+            total += F.kl_div(log_probs, teacher, log_target=True, reduction="sum")
+            difference = log_probs.exp_().sub_(teacher.exp_()).div_(len(hidden)).to(dtype)
+            gradient.copy_(difference @ head)
+            if of_head is not None:
+                of_head += difference.T @ own
+        ctx.save_for_backward(of_hidden, of_head)
+        return total / len(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_head = ctx.saved_tensors
+        return gradient * of_hidden, None if of_head is None else gradient * of_head, None, None
 
 
 def divergence_of_top(logits: Tensor, top_log_probs: Tensor, top_indices: Tensor) -> Tensor:
@@ -74,15 +111,19 @@ class DistillationTrainer(Trainer):
     ) -> Any:
         """The mean divergence of the tokens that are there."""
         read = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
-        outputs = model(**read, use_cache=False)
-        if self.teacher is None:
-            each = divergence_of_top(outputs.logits, inputs["top_log_probs"], inputs["top_indices"])
-        else:
-            with torch.no_grad():
-                teacher_logits = self.teacher(**read, use_cache=False).logits
-            each = divergence(outputs.logits, teacher_logits.to(outputs.logits.device))
         mask = inputs.get("attention_mask")
-        loss = each.mean() if mask is None else each[mask.bool()].mean()
+        there = ... if mask is None else mask.bool()
+        if self.teacher is None:
+            outputs = model(**read, use_cache=False)
+            each = divergence_of_top(outputs.logits, inputs["top_log_probs"], inputs["top_indices"])
+            loss = each[there].mean()
+        else:
+            outputs = model(**read, use_cache=False, output_hidden_states=True, logits_to_keep=1)
+            hidden, head = outputs.hidden_states[-1], self.accelerator.unwrap_model(model).get_output_embeddings()
+            with torch.no_grad():
+                teacher = self.teacher.model(**read, use_cache=False).last_hidden_state.to(hidden.device)
+            hidden, teacher = (states[there].flatten(0, -2) for states in (hidden, teacher))
+            loss = DivergenceByRows.apply(hidden, head.weight, teacher, self.teacher.get_output_embeddings().weight)
         return (loss, outputs) if return_outputs else loss
 
     def prediction_step(

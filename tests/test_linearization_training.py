@@ -12,7 +12,15 @@ from torch.utils._pytree import tree_leaves
 from torchrun import run_ranks
 from transformers import TrainingArguments
 
-from retnet_hf_linearization import AlignmentTrainer, align, measure_heads, prepare_for_alignment, transfer
+from retnet_hf_linearization import (
+    AlignmentTrainer,
+    DistillationTrainer,
+    align,
+    measure_heads,
+    prepare_for_alignment,
+    transfer,
+)
+from retnet_hf_linearization.distillation import DivergenceByRows, divergence
 
 
 class LiveMemory(TorchDispatchMode):
@@ -144,3 +152,36 @@ def test_two_ranks_have_the_same_weights(two_ranks):
     assert all(one[name].equal(other[name]) for name in one)
     before = student.state_dict()
     assert any(not one[name].equal(before[name]) for name in one)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_divergence_by_rows_is_that_of_all_logits(monkeypatch, trained):
+    monkeypatch.setattr("retnet_hf_linearization.distillation.ROWS", 3)
+    generator = torch.Generator().manual_seed(0)
+    shapes = (8, 6), (11, 6), (8, 5), (11, 5)
+    hidden, weight, teacher, head = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    hidden.requires_grad_()
+    weight.requires_grad_(trained)
+    wanted = [hidden, weight][: 1 + trained]
+    expected = divergence(hidden.float() @ weight.float().T, teacher.float() @ head.float().T).mean()
+    found = DivergenceByRows.apply(hidden.float(), weight.float(), teacher.float(), head.float())
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(torch.autograd.grad(3 * found, wanted), torch.autograd.grad(3 * expected, wanted), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_loss_of_distillation_is_the_mean_divergence_of_present_tokens(tmp_path, padded):
+    source, ids = source_of("Qwen3"), random_ids(3, 20)
+    student, mask = transfer(source, kept=[0]), torch.ones(3, 20, dtype=torch.int64)
+    if padded:
+        mask[1, :7] = mask[2, :15] = 0
+    arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    trainer = DistillationTrainer(student, arguments, train_dataset=[], teacher=source)
+    inputs = {"input_ids": ids} | ({"attention_mask": mask} if padded else {})
+    loss = trainer.compute_loss(student, inputs)
+    each = divergence(student(**inputs).logits, source(**inputs).logits.detach())[mask.bool()]
+    torch.testing.assert_close(loss, each.mean(), rtol=1e-4, atol=1e-6)
+    parameters = [parameter for parameter in student.parameters() if parameter.requires_grad]
+    for one, other in zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(each.mean(), parameters), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
