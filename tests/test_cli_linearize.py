@@ -154,7 +154,7 @@ def test_the_model_card_sets_the_model_beside_its_source(linearized):
     card = (linearized / "README.md").read_text(encoding="utf-8")
     report = json.loads((linearized / "linearization.json").read_text(encoding="utf-8"))
     assert "license: mit\n" in card.split("---")[1]
-    options = "--block-size 32 --batch-size 4 --align-steps 6 --distill-steps 6 --align-lr 0.003 --distill-lr 0.001"
+    options = "--block-size 32 --batch-size 4 --align-steps 6 --distill-steps 6 --align-lr 0.003 --distill-lr 0.00025"
     assert f"Linearized from `llama` with `retnet-hf linearize {options}" in card
     assert f"on the first {report['read']:,} tokens of `book.txt`" in card
     source, own = report["teacher"]["perplexity"]["64"], report["student"]["perplexity"]["64"]
@@ -440,6 +440,8 @@ def test_learning_rates_fall_with_the_hidden_size():
     assert (small.align_lr, small.distill_lr) == (3e-3, 1e-3)
     assert (large.align_lr, large.distill_lr) == pytest.approx((7.5e-4, 6.25e-5))
     assert Recipe("a", distill_lr=3e-5).with_rates(2048).distill_lr == 3e-5
+    windowed = Recipe("a", window=64, batch_size=1).with_rates(512)
+    assert (windowed.align_lr, windowed.distill_lr) == pytest.approx((3e-4, 1e-3 / 4 / 2 / 3))
 
 
 def test_a_card_names_the_repository_of_its_source_and_its_licence(tmp_path, monkeypatch):

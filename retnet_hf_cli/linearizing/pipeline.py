@@ -57,7 +57,7 @@ from .stages import StageRecipe, StageRun
 
 
 MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # of heads and layers; attention weights of a head are a square of the latter
-EVALUATED_BLOCKS = 64  # that a stage is evaluated on
+EVALUATED_BLOCKS, LEAST_EVALUATED = 64, 4  # that a stage is evaluated on
 ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are stored in one file
 COST_BLOCKS = 2  # by which the layers to keep are chosen
 COSTS = "layer_costs.json"  # in the folder of the run
@@ -129,6 +129,11 @@ def streams_of(
     if largest >= vocab_size:
         raise InputError(f"the tokenizer of the source has a token {largest}, and its model knows {vocab_size} tokens")
     return training, evaluation
+
+
+def evaluated_blocks(steps: int, batch_size: int) -> int:
+    """Blocks that a stage is evaluated on: a quarter of those trained on between two of ten evaluations, within limits."""
+    return min(EVALUATED_BLOCKS, max(LEAST_EVALUATED, steps * batch_size // 40))
 
 
 def write_costs(file: Path, costs: dict[int, float]) -> None:
@@ -256,7 +261,7 @@ class Linearization:
         recipe, course, steps = StageRecipe.of(self.recipe, stage), self.start.course, self.recipe.steps
         share = steps[stage] / sum(steps.values())
         blocks = blocks_of(self.training.numpy(), recipe.block_size)
-        held_out = blocks_of(self.evaluation.numpy(), recipe.block_size)[:EVALUATED_BLOCKS]
+        held_out = blocks_of(self.evaluation.numpy(), recipe.block_size)[: evaluated_blocks(steps[stage], recipe.batch_size)]
         asks_teacher = stage == "align" or (stage == "distill" and self.recipe.top_logits is None)
         if stage == "distill" and not asks_teacher:
             blocks, held_out = self._stored("training", blocks), self._stored("evaluation", held_out)

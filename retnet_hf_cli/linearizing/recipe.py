@@ -13,7 +13,7 @@ from ..errors import InputError
 
 AUTO_SHARE = 0.25
 HELD_OUT_BLOCKS = 64  # of the longest, at the least, where the text is long enough
-MEASURED_HIDDEN_SIZE = 128  # hidden size that learning rates were measured at
+MEASURED_HIDDEN_SIZE, MEASURED_TOKENS = 128, 2048  # hidden size, and tokens of a step, that learning rates were measured at
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,13 @@ class Recipe:
 
         3e-3 and 1e-3 were measured at a hidden size of 128. Towards the sizes of pretrained models they fall, the former
         with the square root of the size and the latter in proportion to it, to about those of RADLADS (arXiv 2505.03005).
-        Layers with a window begin near what they are to learn, and a rate five times as high makes some of them worse.
+        With steps of fewer tokens, the latter falls with the square root of their number. Layers with a window begin near
+        what they are to learn, and higher rates than these make a SmolLM2 of 135 million parameters worse.
         """
-        ratio = min(1.0, MEASURED_HIDDEN_SIZE / hidden_size)
-        align, distill = 3e-3 * math.sqrt(ratio), 1e-3 * ratio
-        align = align if self.window is None else align / 5
+        ratio, tokens = min(1.0, MEASURED_HIDDEN_SIZE / hidden_size), self.batch_size * self.block_size
+        align, distill = 3e-3 * math.sqrt(ratio), 1e-3 * ratio * math.sqrt(min(1.0, tokens / MEASURED_TOKENS))
+        if self.window is not None:
+            align, distill = align / 5, distill / 3
         distill = distill if self.distill_lr is None else self.distill_lr
         return replace(
             self,
