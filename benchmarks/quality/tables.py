@@ -132,6 +132,25 @@ class Report:
         header += [f"{tokens / 1e6:g}M tokens" for tokens in (size.short, size.middle, size.long)]
         return table([*header, f"the last at {last}"], lines)
 
+    def larger(self) -> str:
+        """Perplexity of larger models after more tokens, of one seed, and after the tokens that rates are chosen by."""
+        plan = Plan("larger", self.plan.folder)
+        size, report, lines = plan.size, Report(plan), []
+        first, *_, last = map(str, size.lengths)
+        for row in studies.LARGER:
+            cells, rate = plan.rates_of(row, plan.language, tokens=size.long)
+            results = report.measured(row, plan.language, tokens=size.long)
+            short = [loss(cell.result(plan.folder)) for cell in cells if cell.learning_rate == rate]
+            if short:
+                shown = (
+                    ["", ""]
+                    if results is None
+                    else [f"{math.exp(loss(results[0], length)):.2f}" for length in (first, last)]
+                )
+                lines.append([row.title, f"{rate:g}", f"{math.exp(short[0]):.2f}", *shown])
+        header = ["model", "rate", f"{size.middle / 1e6:g}M tokens", f"{size.long / 1e6:g}M tokens", f"the last at {last}"]
+        return table(header, lines)
+
     def search(self) -> str:
         """Perplexity of every candidate that was tried, at the better of its learning rates; of one seed."""
         counts = (search.SHORT, search.MIDDLE, search.LONG)
@@ -279,6 +298,7 @@ class Report:
             "decays",
             "variations",
             "best",
+            "larger",
             "search",
             "comparison",
             "domains",
