@@ -6,6 +6,7 @@
 returns stays marked as quantised.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import tempfile
@@ -38,7 +39,7 @@ def gguf_file(source: str) -> Path | None:
     name = source.removeprefix(PACKAGE)
     try:
         files = [file for file in importlib.metadata.files(name) or () if file.suffix == ".gguf"]
-    except importlib.metadata.PackageNotFoundError as error:
+    except (importlib.metadata.PackageNotFoundError, ValueError) as error:
         raise SourceError(f"the package {name} is not installed: pip install {name}") from error
     if len(files) != 1:
         raise SourceError(f"the package {name} must have one file *.gguf inside, and has {len(files)}.")
@@ -73,14 +74,20 @@ def _unpack(file: Path, folder: Path) -> None:
         import gguf  # noqa: F401, which transformers reads the file with
     except ImportError as error:
         raise SourceError("a GGUF file needs gguf: pip install gguf") from error
+    missing: list[str] = []
     try:
         read = {"gguf_file": file.name, "local_files_only": True}
-        model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.bfloat16, **_dequantised(), **read)
+        read_model = functools.partial(AutoModelForCausalLM.from_pretrained, dtype=torch.bfloat16, output_loading_info=True)
+        model, report = read_model(file.parent, **_dequantised(), **read)
+        missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **read)
+        turn = end_of_turn(tokenizer)
     except Exception as error:  # whatever the readers of the format raise
         raise SourceError(f"{file.name} cannot be read as a GGUF file of a language model: {error}") from error
+    if missing:
+        raise SourceError(f"{file.name} is not whole: {len(missing)} weights of its model are missing, as {missing[0]}.")
     plain = without_marks(model)
-    ends = {token for token in (tokenizer.eos_token_id, end_of_turn(tokenizer)) if token is not None}
+    ends = {token for token in (tokenizer.eos_token_id, turn) if token is not None}
     plain.generation_config.eos_token_id = sorted(ends) if len(ends) > 1 else next(iter(ends), None)
     plain.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -120,7 +127,9 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
         return None
     answer = "answer"
     turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": answer}]
-    _, _, rest = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(answer)
+    _, found, rest = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(answer)
+    if not found:
+        return None
     following = tokenizer(rest, add_special_tokens=False)["input_ids"]
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     return next((token for token in following if token in special), None)

@@ -49,8 +49,9 @@ def layer_costs(source: PreTrainedModel, blocks: Tensor, window: int = WINDOW, s
     needs it: recall may be in a single layer.
 
     Args:
-        source: a transformer of the kinds in `SOURCES`. blocks: (N, T) token ids.
+        source: a transformer of the kinds in `SOURCES`. blocks: (N, T) token ids. window: an eighth of T at most.
     """
+    window = max(1, min(window, blocks.shape[1] // 8))
     model = transfer(source)
     half = blocks.shape[1] // 2
     texts = [text[None].to(source.device) for ids in blocks for text in (ids, ids[:half].repeat(2))]

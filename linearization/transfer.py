@@ -66,7 +66,7 @@ def linearized_config(
         "use_output_gate": True,
         "output_gate_act": gate_act,
         "retention_window": window,
-        "attention_sinks": 0 if window is None and "sliding_attention" not in kinds else sinks,
+        "attention_sinks": 0 if window is None or "sliding_attention" in kinds else sinks,  # layers that stay have none
     }
     groups = softmax.num_key_value_heads if share_states else None
     if measures is None and not share_states:
@@ -104,7 +104,7 @@ def transfer(
         gate_act: activation of the gate. With another than "sigmoid" the gate begins as RetNet's does.
         window: tokens of softmax attention beside each retention. The window then begins as the whole, and retention as a
             small addition.
-        sinks: first tokens that stay visible beside the window.
+        sinks: first tokens that stay visible beside the window; none where layers with a sliding window stay.
         share_states: whether the heads of a key/value head have one decay, and with it one state in the place of as many as
             they are.
 

@@ -141,11 +141,13 @@ class AttentionStateLayer(StateLayer):
         self.cumulative_length = torch.zeros_like(self.cumulative_length)
 
     def fill_(self, keys, values, document, count, position, next_position, cumulative_length) -> None:
-        self.keys, self.values, self.document, self.count, self.position = keys, values, document, count, position
+        self._kept = Kept.of(Columns(document, count, position), self.reach)
+        self.keys, self.values = (_part(numbers, 2, self._kept.columns) for numbers in (keys, values))
+        marks = (_part(marks, 1, self._kept.columns) for marks in (document, count, position))
+        self.document, self.count, self.position = marks
         self.next_position, self.cumulative_length = next_position, cumulative_length
         self.lazy_initialization(keys)
         self.record_past, self._recorded = False, 0
-        self._kept = Kept.of(self.columns, self.reach)
 
     def join_(self, layers: "list[AttentionStateLayer]") -> None:
         """Replaces the rows by those of all `layers`; the shorter ones begin with absent columns."""

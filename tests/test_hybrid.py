@@ -433,3 +433,14 @@ def test_a_document_may_begin_at_an_absent_token_at_the_end_of_a_call(fields):
     first = model(ids[:, :4], attention_mask=mask[:, :4], seq_idx=documents[:, :4], use_cache=True)
     second = model(ids[:, 4:], past_key_values=first.past_key_values)
     close(second.logits, expected[:, 4:])
+
+
+def test_a_loaded_state_with_sinks_goes_on_compiled(tmp_path):
+    """It holds columns of another row, which nothing in it needs."""
+    model, long, short, more = hybrid("sinks"), random_ids(1, 12), random_ids(1, 3, seed=1), random_ids(1, 8, seed=2)
+    states = [model(ids, use_cache=True).past_key_values for ids in (long, short)]
+    RetNetState.concatenate(states).select([1]).save(tmp_path / "state")
+    loaded, compiled = RetNetState.load(tmp_path / "state", model), torch.compile(model, backend="eager")
+    expected = model(torch.cat([short, more], dim=1)).logits[:, 3:]
+    for n, token in enumerate(more.split(1, dim=1)):
+        close(compiled(token, past_key_values=loaded).logits[:, 0], expected[:, n])

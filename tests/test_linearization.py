@@ -417,3 +417,17 @@ def test_transferred_weights_are_not_initialised_again():
     assert torch.equal(model.lm_head.weight, before), (
         "init_weights of transformers no longer leaves alone parameters with the attribute _is_hf_initialized"
     )
+
+
+def test_layers_of_short_texts_cost_something():
+    costs = layer_costs(source_of("Llama 3"), random_ids(2, 32))
+    assert all(cost > 1e-4 for cost in costs.values())
+
+
+def test_a_sliding_layer_that_stays_computes_what_it_did():
+    source, ids, wanted, found = source_of("Mistral"), random_ids(2, 40), [], []
+    model = transfer(source, kept=[0], window=8, sinks=4)
+    source.model.layers[0].self_attn.register_forward_hook(lambda _, __, output: wanted.append(output[0]))
+    model.model.layers[0].attention.register_forward_hook(lambda _, __, output: found.append(output[0]))
+    source(ids), model(ids)
+    close(found[0], wanted[0], 40 * rounding(32))

@@ -41,7 +41,7 @@ def in_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
+def write_gguf(model: LlamaForCausalLM, path: Path, without: str = "lm_head.weight") -> None:
     """A model of tied embeddings in 8 bits, with a chat template whose turns end with a token of their own."""
     config = model.config
     tokenizer = train_tokenizer(["the quick brown fox jumps over the lazy dog " * 20], config.vocab_size - 2)
@@ -70,7 +70,7 @@ def write_gguf(model: LlamaForCausalLM, path: Path) -> None:
     writer.add_eos_token_id(names.index("<|endoftext|>"))
     writer.add_chat_template(TEMPLATE)
     for name, weight in model.state_dict().items():
-        if name == "lm_head.weight":
+        if name in ("lm_head.weight", without):
             continue
         numbers = weight.numpy()
         if name.startswith("model.layers."):
@@ -167,3 +167,12 @@ def test_what_is_no_such_file_is_said_and_leaves_nothing(file, tmp_path):
     with pytest.raises(SourceError, match="cut.gguf cannot be read as a GGUF file of a language model"):
         unpacked(cut)
     assert list((tmp_path / "home" / "retnet_hf" / "gguf").iterdir()) == []
+    with pytest.raises(SourceError, match="the package  is not installed"):
+        gguf_file("package:")
+
+
+def test_a_file_without_some_weights_is_refused(source, tmp_path, monkeypatch):
+    monkeypatch.setattr("retnet_hf_linearization.gguf.constants.HF_HOME", str(tmp_path / "home"))
+    write_gguf(source, tmp_path / "hole.gguf", without="model.layers.1.mlp.up_proj.weight")
+    with pytest.raises(SourceError, match="hole.gguf is not whole: 1 weights of its model are missing, as model.lay"):
+        unpacked(tmp_path / "hole.gguf")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
+from retnet_hf_conversion.errors import first_line
+
 from ..errors import InputError
 from ..interrupts import handling
 from ..libraries import loading
@@ -88,8 +90,8 @@ def talk(conversation: "Conversation", console: Console) -> None:
                 obey(branches[current], command, argument.strip(), console)
             elif line.strip():
                 answer(branches[current], line.strip(), console)
-        except InputError as error:
-            console.print(str(error), style="red", markup=False)
+        except (InputError, RuntimeError, ValueError) as error:  # generation raises the latter two; nothing is lost by them
+            console.print(first_line(error), style="red", markup=False)
 
 
 def lines(console: Console) -> Iterator[str]:

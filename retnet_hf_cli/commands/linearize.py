@@ -23,7 +23,8 @@ DEFAULT_TEXT, DEFAULT_SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
 
 GATES = one_of(("silu", "sigmoid"))
 StageRate = Annotated[
-    float | None, training_option(min=0.0, help="Highest learning rate of this stage.", show_default="by hidden size")
+    float | None,
+    training_option(min=0.0, help="Highest learning rate of this stage.", show_default="by size of model, step and window"),
 ]
 
 

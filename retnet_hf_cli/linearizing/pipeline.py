@@ -59,7 +59,7 @@ from .stages import StageRecipe, StageRun
 MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # of heads and layers; attention weights of a head are a square of the latter
 EVALUATED_BLOCKS, LEAST_EVALUATED = 64, 4  # that a stage is evaluated on
 ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are stored in one file
-COST_BLOCKS = 2  # by which the layers to keep are chosen
+COST_TEXTS, COST_TOKENS = 2, 512  # by which the layers to keep are chosen, and their least length
 COSTS = "layer_costs.json"  # in the folder of the run
 COMPARED_BYTES = 2**16  # of each file of weights, at its beginning and in its middle, by which a source is known again
 
@@ -194,6 +194,12 @@ class Linearization:
         options["sinks"] = 0 if recipe.window is None else recipe.sinks
         return transfer(self.teacher, kept, self.head_measures, recipe.decays, **options).float()
 
+    @property
+    def cost_texts(self) -> Tensor:
+        """(N, T) beginnings of the text, long enough that a window hides something of them."""
+        length = min(max(self.recipe.block_size, COST_TOKENS), MEASURED_TOKENS, len(self.training) // COST_TEXTS)
+        return self.training[: COST_TEXTS * length].view(COST_TEXTS, length).long()
+
     @cached_property
     def layer_costs(self) -> dict[int, float]:
         """Of all layers, measured once where the costliest ones are to be kept; otherwise none."""
@@ -202,7 +208,7 @@ class Linearization:
         file = self.folder.partial / COSTS
         if not ranks.of_first(file.exists):
             with self.console.status("measuring what the model loses without each layer"):
-                ranks.of_first(lambda: write_costs(file, layer_costs(self.teacher, self.measured_blocks[:COST_BLOCKS])))
+                ranks.of_first(lambda: write_costs(file, layer_costs(self.teacher, self.cost_texts)))
         costs = ranks.of_first(lambda: json.loads(file.read_text(encoding="utf-8")))
         return {int(layer): cost for layer, cost in costs.items()}
 
@@ -227,6 +233,7 @@ class Linearization:
         """
         ranks.wait()  # until all have looked at what is in the folder
         ranks.of_first(self.start.begin)
+        _ = self.layer_costs  # by all processes together; what follows asks for them in the first one alone
         start, before = time.monotonic(), None
         try:
             for stage in self.recipe.steps:

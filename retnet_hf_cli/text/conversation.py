@@ -98,14 +98,14 @@ class Conversation:
         memory = copy.deepcopy(self.memory)
         new = memory.unread + self._ids_of(text, memory)
         ids = torch.tensor([[*(memory.read or ()), *new]], device=self.model.device)
+        past, memory_arguments = 0, {}
         if memory.cache is not None:
             memory_arguments = {CACHE: memory.cache}
-        else:
-            memory_arguments = {}
+            past = int(memory.cache.get_seq_length()) if memory.read is None else 0  # ids that are not at hand
         writer, began = Writer(self.tokenizer, write), time.perf_counter()
         output = self.model.generate(
             ids,
-            attention_mask=torch.ones_like(ids),
+            attention_mask=ids.new_ones(1, past + ids.shape[1]),
             streamer=writer,
             use_cache=True,
             return_dict_in_generate=True,
@@ -132,7 +132,7 @@ class Conversation:
         """What the model reads of a turn, without what it has read before."""
         if not self.uses_template:
             beginning = not memory.read and memory.read is not None
-            return self.tokenizer(text, add_special_tokens=beginning)["input_ids"] or [self.tokenizer.eos_token_id]
+            return self.tokenizer(text, add_special_tokens=beginning)["input_ids"]
         user = {"role": "user", "content": text}
         if memory.cache is None:
             return self._tokens(self._templated([*memory.messages, user], True))
@@ -194,11 +194,12 @@ class Conversation:
         try:
             cache = RetNetState.load(file, self.model, device=self.model.device)
             said = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else None
-            memory = Memory(None, None) if said is None else Memory(said["messages"], said["read"], said["unread"])
+            memory = Memory(None, None) if said is None else Memory(said["messages"], said["read"], list(said["unread"]))
+            if memory.read is not None and len(memory.read) != int(cache.get_seq_length()):
+                memory = Memory(None, None)  # of another state
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"{file} holds no conversation with this model: {first_line(error)}") from error
-        if memory.read is not None and len(memory.read) != int(cache.get_seq_length()):
-            memory = Memory(None, None)  # of another state
         memory.cache = cache
-        self.memory, self.before = memory, []
+        self.before.append(self.memory)
+        self.memory = memory
         return memory.messages is not None

@@ -235,12 +235,11 @@ def encode(documents: list[str], tokenizer: "PreTrainedTokenizerBase", end: int 
     """
     import numpy as np
 
-    eos, bos = tokenizer.eos_token_id if end is None else end, tokenizer.bos_token_id
-    end = np.array([eos], dtype=np.int32)
-    with_bos = bos is not None and bos != eos and tokenizer("a")["input_ids"][:1] == [bos]
-    begin = np.array([bos] if with_bos else [], dtype=np.int32)
-    stream = [] if with_bos else [end]
+    end, bos = tokenizer.eos_token_id if end is None else end, tokenizer.bos_token_id
+    with_bos = bos is not None and bos != end and tokenizer("a")["input_ids"][:1] == [bos]
+    begin, ending = np.array([bos] if with_bos else [], dtype=np.int32), np.array([end], dtype=np.int32)
+    stream = [] if with_bos else [ending]
     for first in range(0, len(documents), 1000):
         batch = tokenizer(documents[first : first + 1000], add_special_tokens=False, verbose=False)["input_ids"]
-        stream += itertools.chain.from_iterable((begin, np.array(ids, dtype=np.int32), end) for ids in batch)
+        stream += itertools.chain.from_iterable((begin, np.array(ids, dtype=np.int32), ending) for ids in batch)
     return np.concatenate(stream)
