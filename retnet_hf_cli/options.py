@@ -39,6 +39,10 @@ WeightDecay = Annotated[float, training_option(min=0.0, help="Of AdamW.")]
 EvalEvery = Annotated[
     int | None, training_option(min=1, help="Steps between evaluations, each with a checkpoint. Absent: a tenth of all.")
 ]
+TopP = Annotated[float, sampling_option(min=0.001, max=1.0, help="Draw from the tokens that make up this much.")]
+TopK = Annotated[int, sampling_option(min=0, help="Draw from so many most probable tokens; 0: from all.")]
+Temperature = Annotated[float, sampling_option(min=0.0, help="Higher is wilder; 0 takes the most probable.")]
+RepetitionPenalty = Annotated[float, sampling_option(min=0.01, help="Above 1, less of what was there.")]
 
 
 def chosen(kind: Callable[..., T], context: typer.Context, **further: Any) -> T:

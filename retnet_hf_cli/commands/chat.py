@@ -15,7 +15,7 @@ from retnet_hf_conversion.errors import first_line
 from ..errors import InputError
 from ..interrupts import handling
 from ..libraries import loading
-from ..options import Model, Threads, run_option, sampling_option
+from ..options import Model, RepetitionPenalty, Temperature, Threads, TopK, TopP, run_option, sampling_option
 from ..sources import model_source
 
 
@@ -36,10 +36,10 @@ def chat(
     model: Model,
     system: Annotated[str | None, run_option(help="What the model is told before the conversation.")] = None,
     max_new_tokens: Annotated[int, sampling_option("--max-new-tokens", "-n", min=1, help="Tokens of an answer.")] = 500,
-    temperature: Annotated[float, sampling_option(min=0.0, help="Higher is wilder; 0 takes the most probable.")] = 0.7,
-    top_p: Annotated[float, sampling_option(min=0.001, max=1.0, help="Draw from the tokens that make up this much.")] = 0.95,
-    top_k: Annotated[int, sampling_option(min=0, help="Draw from so many most probable tokens; 0: from all.")] = 0,
-    repetition_penalty: Annotated[float, sampling_option(min=0.01, help="Above 1, less of what was there.")] = 1.0,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 0.95,
+    top_k: TopK = 0,
+    repetition_penalty: RepetitionPenalty = 1.0,
     seed: Annotated[int | None, sampling_option(min=0, help="The same seed draws the same answers.")] = None,
     threads: Threads = None,
 ) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ..errors import InputError
 from ..libraries import loading
-from ..options import Model, Threads, argument, run_option, sampling_option
+from ..options import Model, RepetitionPenalty, Temperature, Threads, TopK, TopP, argument, run_option, sampling_option
 from ..sources import model_source
 
 
@@ -20,10 +20,10 @@ def generate(
     model: Model,
     prompt: Annotated[str | None, argument(metavar="PROMPT", help="Text to continue. Absent, or -: stdin.")] = None,
     max_new_tokens: Annotated[int, sampling_option("--max-new-tokens", "-n", min=1, help="Tokens to write at most.")] = 200,
-    temperature: Annotated[float, sampling_option(min=0.0, help="Higher is wilder; 0 takes the most probable.")] = 0.8,
-    top_p: Annotated[float, sampling_option(min=0.001, max=1.0, help="Draw from the tokens that make up this much.")] = 0.95,
-    top_k: Annotated[int, sampling_option(min=0, help="Draw from so many most probable tokens; 0: from all.")] = 0,
-    repetition_penalty: Annotated[float, sampling_option(min=0.01, help="Above 1, less of what was there.")] = 1.0,
+    temperature: Temperature = 0.8,
+    top_p: TopP = 0.95,
+    top_k: TopK = 0,
+    repetition_penalty: RepetitionPenalty = 1.0,
     seed: Annotated[int | None, sampling_option(min=0, help="The same seed draws the same text.")] = None,
     echo: Annotated[bool, run_option(help="Print the prompt before its continuation.")] = True,
     compile_: Annotated[bool, run_option("--compile", help="Compile decoding first; some seconds the first time.")] = False,

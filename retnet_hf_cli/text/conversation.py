@@ -139,9 +139,8 @@ class Conversation:
         # the template may say more about a whole conversation than about its end: the last turn is told by difference
         answer = "\N{BLACK SQUARE}answer\N{BLACK SQUARE}"
         past = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
-        whole = self._templated([*past, user], True)
-        _, _, turn = whole.rpartition(answer)
-        if answer not in whole:
+        _, found, turn = self._templated([*past, user], True).rpartition(answer)
+        if not found:
             raise InputError("the chat template of this model does not repeat the answers, so that it cannot be continued")
         return self._tokens(turn)
 
