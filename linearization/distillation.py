@@ -60,6 +60,8 @@ class DivergenceByRows(torch.autograd.Function):
             log_probs = (own @ head.T).float().log_softmax(-1)
             teacher = (theirs @ teacher_weight.T).to(log_probs).log_softmax(-1)
             total += F.kl_div(log_probs, teacher, log_target=True, reduction="sum")
+            if not any(ctx.needs_input_grad):  # as in evaluation
+                continue
             difference = log_probs.exp_().sub_(teacher.exp_()).div_(len(hidden)).to(dtype)
             gradient.copy_(difference @ head)
             if of_head is not None:
@@ -123,7 +125,8 @@ class DistillationTrainer(Trainer):
             with torch.no_grad():
                 teacher = self.teacher.model(**read, use_cache=False).last_hidden_state.to(hidden.device)
             hidden, teacher = (states[there].flatten(0, -2) for states in (hidden, teacher))
-            loss = DivergenceByRows.apply(hidden, head.weight, teacher, self.teacher.get_output_embeddings().weight)
+            weight = head.weight if torch.is_grad_enabled() else head.weight.detach()
+            loss = DivergenceByRows.apply(hidden, weight, teacher, self.teacher.get_output_embeddings().weight)
         return (loss, outputs) if return_outputs else loss
 
     def prediction_step(

@@ -14,12 +14,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import ModelCard, ModelCardData, constants
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from .sources import SourceError
 
@@ -74,7 +69,6 @@ def _unpack(file: Path, folder: Path) -> None:
         import gguf  # noqa: F401, which transformers reads the file with
     except ImportError as error:
         raise SourceError("a GGUF file needs gguf: pip install gguf") from error
-    missing: list[str] = []
     try:
         read = {"gguf_file": file.name, "local_files_only": True}
         read_model = functools.partial(AutoModelForCausalLM.from_pretrained, dtype=torch.bfloat16, output_loading_info=True)
