@@ -4,11 +4,11 @@
 
 from retnet_hf_linearization import AlignmentTrainer, measure_heads, prepare_for_alignment, transfer
 
-The modules `measures`, `recall` and `report` say what a model has lost.
+The modules `measures`, `recall`, `parts` and `report` say what a model has lost.
 """
 
 from .alignment import AlignmentTrainer, LayersBefore, align, prepare_for_alignment
-from .distillation import DistillationTrainer, StoredTeacher, store_teacher
+from .distillation import DistillationTrainer, StoredTeacher, divergence_from, store_teacher
 from .gguf import gguf_file, unpacked
 from .heads import HeadMeasures, measure_heads
 from .kept_layers import costliest_layers, layer_costs, spread_layers
@@ -26,6 +26,7 @@ __all__ = [
     "StoredTeacher",
     "align",
     "costliest_layers",
+    "divergence_from",
     "gguf_file",
     "layer_costs",
     "linearized_config",

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Stage 1: each retention learns what the attention that it replaces computes, from the transformer's own inputs.
+"""Stage 1: each layer learns what the attention that it replaces computes, from the transformer's own inputs.
 
 Layers do not see each other's errors, no logits are needed, and no layer's activations outlive its own backward pass: beyond
 the two models the memory is that of one layer, however many there are.
@@ -17,9 +17,17 @@ from transformers import PreTrainedModel, Trainer
 from retnet_hf import RetNetForCausalLM
 
 
-def retention_layers(student: RetNetForCausalLM) -> list[int]:
-    """The layers whose attention was replaced."""
-    return [index for index, layer in enumerate(student.model.layers) if layer.is_retention]
+def replaced_layers(student: RetNetForCausalLM) -> list[int]:
+    """The layers whose attention was replaced: those of retention, or those of windows where there is none."""
+    kinds = student.config.layer_types
+    kind = "linear_attention" if "linear_attention" in kinds else "sliding_attention"
+    return [index for index, own in enumerate(kinds) if own == kind]
+
+
+def replacing_mixer(student: RetNetForCausalLM, index: int) -> nn.Module:
+    """What stands in a layer in the place of the source's attention."""
+    layer = student.model.layers[index]
+    return layer.retention if layer.is_retention else layer.attention
 
 
 def align(
@@ -29,25 +37,26 @@ def align(
     attention_mask: Tensor | None = None,
     with_loss: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """The squared error of each retention, relative to the square of what the attention in its place computes.
+    """The squared error of each layer that was replaced, relative to the square of what the source's attention computes.
 
     Args:
         input_ids, attention_mask: (B, T).
         with_loss: called with the loss of each layer while its graph is there, as for a backward pass.
 
     Returns:
-        (layers of retention,), detached.
+        (replaced layers,), detached.
     """
-    layers = retention_layers(student)
+    layers = replaced_layers(student)
     embeddings = student.model.embed_tokens(input_ids).detach()  # of which a plan needs the shape and the type
-    plan = student.model.plan(embeddings, attention_mask)["linear_attention"]
+    plans = student.model.plan(embeddings, attention_mask)
     there = None if attention_mask is None else attention_mask.bool()
     losses: dict[int, Tensor] = {}
 
     def compare(index: int) -> Callable[..., None]:
         def hook(_: nn.Module, __: tuple, inputs: dict[str, Any], output: tuple[Tensor, ...]) -> None:
             with torch.set_grad_enabled(with_loss is not None):
-                mixed, *_ = student.model.layers[index].retention(inputs["hidden_states"].to(student.dtype), plan=plan)
+                plan, entering = plans[student.config.layer_types[index]], inputs["hidden_states"].to(student.dtype)
+                mixed, *_ = replacing_mixer(student, index)(entering, plan=plan)
                 wanted, found = (tokens.float() if there is None else tokens[there].float() for tokens in (output[0], mixed))
                 loss = (found - wanted).square().sum() / wanted.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
                 if with_loss is not None:
@@ -69,8 +78,8 @@ def align(
 
 
 def measure_layers(student: RetNetForCausalLM, teacher: PreTrainedModel, blocks: Tensor) -> dict[int, float]:
-    """The error of each retention relative to the attention that it has replaced, on blocks (B, T)."""
-    layers = retention_layers(student)
+    """The error of each replaced layer relative to the attention of the source, on blocks (B, T)."""
+    layers = replaced_layers(student)
     if not layers:
         return {}
     errors = torch.stack([align(student, teacher, ids.to(student.device)).cpu() for ids in blocks.split(4)]).mean(0)
@@ -78,7 +87,7 @@ def measure_layers(student: RetNetForCausalLM, teacher: PreTrainedModel, blocks:
 
 
 class LayersBefore:
-    """The retentions as they were before an alignment, for those that it makes worse.
+    """The replaced layers as they were before an alignment, for those that it makes worse.
 
     Args:
         blocks: (N, T) token ids, by which a layer is better or worse.
@@ -87,23 +96,23 @@ class LayersBefore:
     def __init__(self, student: RetNetForCausalLM, teacher: PreTrainedModel, blocks: Tensor) -> None:
         self.teacher, self.blocks = teacher, blocks
         self.errors = measure_layers(student, teacher, blocks)
-        self.weights = {index: copy.deepcopy(student.model.layers[index].retention.state_dict()) for index in self.errors}
+        self.weights = {index: copy.deepcopy(replacing_mixer(student, index).state_dict()) for index in self.errors}
 
     def restore(self, student: RetNetForCausalLM) -> list[int]:
         """Gives the layers whose error is larger than before their weights back, and returns these layers."""
         after = measure_layers(student, self.teacher, self.blocks)
         worse = [index for index, error in after.items() if not error <= self.errors[index]]
         for index in worse:
-            student.model.layers[index].retention.load_state_dict(self.weights[index])
+            replacing_mixer(student, index).load_state_dict(self.weights[index])
         return worse
 
 
 def prepare_for_alignment(student: RetNetForCausalLM) -> list[nn.Parameter]:
-    """Makes the parameters of the retentions, and no others, ask for gradients, and returns them."""
+    """Makes the parameters of the replaced layers' mixers, and no others, ask for gradients, and returns them."""
     student.requires_grad_(False)
     parameters = []
-    for index in retention_layers(student):
-        parameters += list(student.model.layers[index].retention.requires_grad_(True).parameters())
+    for index in replaced_layers(student):
+        parameters += list(replacing_mixer(student, index).requires_grad_(True).parameters())
     return parameters
 
 
@@ -123,7 +132,7 @@ class AlignmentTrainer(Trainer):
         model.train()
         inputs = self._prepare_inputs(inputs)
         student = self.accelerator.unwrap_model(model)
-        parts = len(retention_layers(student)) * self.current_gradient_accumulation_steps
+        parts = len(replaced_layers(student)) * self.current_gradient_accumulation_steps
 
         def backward(loss: Tensor) -> None:
             with torch.autocast(loss.device.type, enabled=False):  # as outside `align`, where a backward pass usually is

@@ -75,6 +75,29 @@ class DivergenceByRows(torch.autograd.Function):
         return gradient * of_hidden, None if of_head is None else gradient * of_head, None, None
 
 
+def divergence_from(
+    student: nn.Module,
+    head: nn.Module,
+    teacher: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+) -> Tensor:
+    """The mean divergence of a student from its teacher over the tokens that are there.
+
+    Args:
+        student: a causal language model, or one in a wrapper. head: its output embeddings.
+        input_ids, attention_mask: (B, T).
+    """
+    read = {"input_ids": input_ids} | ({} if attention_mask is None else {"attention_mask": attention_mask})
+    there = ... if attention_mask is None else attention_mask.bool()
+    hidden = student(**read, use_cache=False, output_hidden_states=True, logits_to_keep=1).hidden_states[-1]
+    with torch.no_grad():
+        wanted = teacher.model(**read, use_cache=False).last_hidden_state.to(hidden.device)
+    weight = head.weight if torch.is_grad_enabled() else head.weight.detach()
+    hidden, wanted = (states[there].flatten(0, -2) for states in (hidden, wanted))
+    return DivergenceByRows.apply(hidden, weight, wanted, teacher.get_output_embeddings().weight)
+
+
 def divergence_of_top(logits: Tensor, top_log_probs: Tensor, top_indices: Tensor) -> Tensor:
     """The same where the teacher's most likely tokens are told apart and all others are taken together.
 
@@ -112,22 +135,15 @@ class DistillationTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The mean divergence of the tokens that are there."""
-        read = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
-        mask = inputs.get("attention_mask")
-        there = ... if mask is None else mask.bool()
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         if self.teacher is None:
-            outputs = model(**read, use_cache=False)
-            each = divergence_of_top(outputs.logits, inputs["top_log_probs"], inputs["top_indices"])
-            loss = each[there].mean()
+            logits = model(ids, attention_mask=mask, use_cache=False).logits
+            each = divergence_of_top(logits, inputs["top_log_probs"], inputs["top_indices"])
+            loss = each.mean() if mask is None else each[mask.bool()].mean()
         else:
-            outputs = model(**read, use_cache=False, output_hidden_states=True, logits_to_keep=1)
-            hidden, head = outputs.hidden_states[-1], self.accelerator.unwrap_model(model).get_output_embeddings()
-            with torch.no_grad():
-                teacher = self.teacher.model(**read, use_cache=False).last_hidden_state.to(hidden.device)
-            hidden, teacher = (states[there].flatten(0, -2) for states in (hidden, teacher))
-            weight = head.weight if torch.is_grad_enabled() else head.weight.detach()
-            loss = DivergenceByRows.apply(hidden, weight, teacher, self.teacher.get_output_embeddings().weight)
-        return (loss, outputs) if return_outputs else loss
+            head = self.accelerator.unwrap_model(model).get_output_embeddings()
+            loss = divergence_from(model, head, self.teacher, ids, mask)
+        return (loss, {}) if return_outputs else loss
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None

@@ -56,6 +56,22 @@ def losses_of(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def mean_divergence(model: PreTrainedModel, source: PreTrainedModel, ids: Tensor) -> float:
+    """Kullback-Leibler divergence of a model's distributions of the next token from a source's, in nats, on ids (B, T)."""
+    hidden = [each.model(ids.to(each.device), use_cache=False).last_hidden_state.flatten(0, 1) for each in (model, source)]
+    total = 0.0
+    for own, theirs in zip(*(states.split(HEAD_TOKENS) for states in hidden)):
+        found, wanted = (each.lm_head(rows).float().log_softmax(-1).cpu() for each, rows in ((model, own), (source, theirs)))
+        total += F.kl_div(found, wanted, log_target=True, reduction="sum").item()
+    return total / ids.numel()
+
+
+def edges_of(length: int) -> list[int]:
+    """Where the ranges of `by_position` begin and end, among the losses of a block: 0, 16, 32, 64, … length - 1."""
+    return [0] + [16 * 2**power for power in range(20) if 16 * 2**power < length] + [length - 1]
+
+
+@torch.no_grad()
 def score(losses_of: Callable[[Tensor], Tensor], stream: Tensor, length: int, most_tokens: int = SCORED_TOKENS) -> Scores:
     """Scores of a stream in blocks of `length`, each read without what stands before it.
 
@@ -67,7 +83,7 @@ def score(losses_of: Callable[[Tensor], Tensor], stream: Tensor, length: int, mo
     blocks = stream[: min(len(stream), max(most_tokens, length)) // length * length].view(-1, length)
     loss = torch.cat([losses_of(batch) for batch in blocks.split(max(1, 4096 // length))])
     repeated = repeats(blocks)
-    edges = [0] + [16 * 2**power for power in range(20) if 16 * 2**power < length] + [length - 1]
+    edges = edges_of(length)
 
     def mean_of(kind: Tensor) -> float | None:
         return loss[kind].mean().item() if bool(kind.any()) else None

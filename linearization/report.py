@@ -1,20 +1,21 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What linearizing has kept and what it has cost: both models on one text, side by side, as data and as Markdown."""
+"""What linearizing has kept and what it has cost: both models on one text, side by side."""
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from retnet_hf import RetNetState
+from retnet_hf import RetNetForCausalLM, RetNetState
 
-from .measures import SCORED_TOKENS, losses_of, score
+from .measures import SCORED_TOKENS, edges_of, losses_of, mean_divergence, score
+from .parts import parts_of, switched_off
 from .recall import CHOICES, CUE, NEEDLE, NEEDLES, SEQUENCES, associative_recall, needle_recall
 
 
@@ -22,7 +23,36 @@ TIMES = (1, 2, 4, 8)  # the trained length, and beyond
 PAIRS = (4, 16)
 OCCURRENCES = 10  # of a token in the text, for it to be one that is recalled
 DECODED = 32  # tokens, timed
-ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much a report measures.
+
+    Attributes:
+        tokens: of a text, that are scored in blocks of each length. lists, needles: that recall is measured on.
+        rounds: of timed decoding. times: lengths of blocks, in those of training.
+    """
+
+    tokens: int = SCORED_TOKENS
+    lists: int = SEQUENCES
+    needles: int = NEEDLES
+    rounds: int = 5
+    times: tuple[int, ...] = TIMES
+
+    def shortened(self, share: float) -> "Extent":
+        """An extent that takes about so small a share of the time, and no less than says something."""
+        if share >= 1:
+            return self
+        few = {"lists": max(8, round(share * self.lists)), "needles": max(10, round(share * self.needles)), "rounds": 1}
+        return replace(self, tokens=max(2048, round(share * self.tokens)), times=(1, 4), **few)
+
+    def read(self, block_size: int) -> int:
+        """Tokens that one model reads for it, a decode step as many as are read in its time: some thirty."""
+        lengths = [times * block_size for times in self.times]
+        recall = self.needles * sum(lengths) + self.lists * 4 * sum(PAIRS)
+        decoding = sum(lengths) + len(lengths) * (self.rounds + 1) * DECODED * 30
+        return len(lengths) * max(self.tokens, *lengths) + recall + decoding
 
 
 @dataclass
@@ -30,6 +60,8 @@ class Measures:
     """Of one model. Lengths are in tokens, losses in nats per token; a text may be too short for some of them."""
 
     perplexity: dict[int, float] = field(default_factory=dict)  # by length of the block
+    by_position: dict[str, float] = field(default_factory=dict)  # perplexity, by places in the longest block
+    by_text: dict[str, float] = field(default_factory=dict)  # perplexity, in blocks four times as long as those of training
     repeated_loss: float | None = None  # AR-Hit, at the trained length
     first_loss: float | None = None  # First-Occur
     associative_recall: dict[int, float] = field(default_factory=dict)  # by number of pairs
@@ -65,6 +97,11 @@ class Report:
         options: of the command, that were not left as they are.
         read: tokens of the texts, from their beginnings, that were trained on and held out.
         held_out: tokens that both are measured on, which were not trained on.
+        divergence: of this model from the source, on them, in nats.
+        without: perplexity of this model where a part of it is switched off, in blocks four times as long as in training.
+        unseen: texts that nothing was trained on.
+        answers: a prompt, what the source goes on with, and what this model does.
+        extent: how much was measured.
     """
 
     source: str
@@ -79,6 +116,11 @@ class Report:
     layer_errors: dict[int, float]  # of the layers of retention
     trainings: list[Training]
     layer_costs: dict[int, float] = field(default_factory=dict)  # of all layers, by which those that stay were chosen
+    divergence: float | None = None
+    without: dict[str, float] = field(default_factory=dict)
+    unseen: list[str] = field(default_factory=list)
+    answers: list[tuple[str, str, str]] = field(default_factory=list)
+    extent: Extent = Extent()
 
 
 def cache_bytes(cache: Cache) -> int:
@@ -99,48 +141,79 @@ def recalled_vocabulary(stream: Tensor, special_ids: Collection[int] = ()) -> Te
     return known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))]
 
 
-def measured_lengths(stream: Tensor, block_size: int) -> list[int]:
+def measured_lengths(stream: Tensor, block_size: int, extent: Extent = Extent()) -> list[int]:
     """Of the blocks that a text is measured in: the trained length and beyond, as far as the text reaches."""
-    return [times * block_size for times in TIMES if times * block_size <= len(stream)]
+    return [times * block_size for times in extent.times if times * block_size <= len(stream)]
 
 
-def measured_part(stream: Tensor, block_size: int) -> Tensor:
+def measured_part(stream: Tensor, block_size: int, extent: Extent = Extent()) -> Tensor:
     """The part of a text that perplexities are of: the same tokens in blocks of every length."""
-    longest = max(measured_lengths(stream, block_size), default=1)
-    return stream[: min(len(stream), max(SCORED_TOKENS, longest)) // longest * longest]
+    longest = max(measured_lengths(stream, block_size, extent), default=1)
+    return stream[: min(len(stream), max(extent.tokens, longest)) // longest * longest]
 
 
-def measure_text(model: PreTrainedModel, stream: Tensor, block_size: int, vocabulary: Tensor) -> Measures:
+def measure_text(
+    model: PreTrainedModel, stream: Tensor, block_size: int, vocabulary: Tensor, extent: Extent = Extent()
+) -> Measures:
     """What needs no clock: losses and recall.
 
     Args:
         stream: (tokens,) of a held-out text. vocabulary: token ids that are recalled.
     """
     measures = Measures()
-    lengths, part = measured_lengths(stream, block_size), measured_part(stream, block_size)
+    lengths, part = measured_lengths(stream, block_size, extent), measured_part(stream, block_size, extent)
     for length in lengths:
-        scores = score(lambda ids: losses_of(model, ids), part, length)
+        scores = score(lambda ids: losses_of(model, ids), part, length, extent.tokens)
         measures.perplexity[length] = scores.perplexity
         if length == block_size:
             measures.repeated_loss, measures.first_loss = scores.repeated, scores.first
+        edges = edges_of(length)
+        places = (f"{first + 1} to {last}" for first, last in zip(edges, edges[1:]))
+        measures.by_position = {place: math.exp(loss) for place, loss in zip(places, scores.by_position)}
     for pairs in PAIRS:
         if len(vocabulary) >= 4 * pairs:
-            measures.associative_recall[pairs] = associative_recall(model, vocabulary, pairs)
+            measures.associative_recall[pairs] = associative_recall(model, vocabulary, pairs, extent.lists)
     for length in lengths:
         if len(vocabulary) >= NEEDLE + CHOICES and length >= 2 * (NEEDLE + CUE):
-            measures.needle_recall[length] = needle_recall(model, stream, vocabulary, length)
+            measures.needle_recall[length] = needle_recall(model, stream, vocabulary, length, extent.needles)
     return measures
 
 
+def perplexity_of(model: PreTrainedModel, stream: Tensor, block_size: int, extent: Extent = Extent()) -> float:
+    """Of a text, in blocks four times as long as in training, or as long as it allows."""
+    length = min(4 * block_size, len(stream))
+    return score(lambda ids: losses_of(model, ids), stream, length, extent.tokens).perplexity
+
+
+def measure_parts(model: RetNetForCausalLM, stream: Tensor, block_size: int, extent: Extent = Extent()) -> dict[str, float]:
+    """`perplexity_of` the whole model, "nothing" being switched off, and without each of its parts in turn."""
+    without = {"nothing": perplexity_of(model, stream, block_size, extent)}
+    for part in parts_of(model):
+        with switched_off(model, part):
+            without[part] = perplexity_of(model, stream, block_size, extent)
+    return without
+
+
+def measured_divergence(
+    student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor, block_size: int, extent: Extent = Extent()
+) -> float:
+    """Of a model from its source, in nats, on as many tokens as `perplexity_of` reads."""
+    length = min(4 * block_size, len(stream))
+    blocks = stream[: min(len(stream), max(extent.tokens, length)) // length * length].view(-1, length)
+    return statistics.mean(mean_divergence(student, teacher, ids[None]) for ids in blocks)
+
+
 @torch.no_grad()
-def measure_decoding(models: dict[PreTrainedModel, Measures], stream: Tensor, block_size: int) -> None:
+def measure_decoding(
+    models: dict[PreTrainedModel, Measures], stream: Tensor, block_size: int, extent: Extent = Extent()
+) -> None:
     """Adds memory and speed of decoding after texts of several lengths, of all models in turns."""
-    for length in measured_lengths(stream, block_size):
+    for length in measured_lengths(stream, block_size, extent):
         steps = {model: _decoding(model, stream[None, :length]) for model in models}
         seconds: dict[PreTrainedModel, list[float]] = {model: [] for model in models}
         for _, decode in steps.values():
             decode()
-        for _ in range(ROUNDS):
+        for _ in range(extent.rounds):
             for model, (_, decode) in steps.items():
                 start = time.perf_counter()
                 decode()
@@ -163,120 +236,3 @@ def _decoding(model: PreTrainedModel, ids: Tensor) -> tuple[int, Callable[[], No
         token.item()
 
     return cache_bytes(cache), decode
-
-
-def markdown(report: Report) -> str:
-    """The report as sections of a model card."""
-    teacher, student = report.teacher, report.student
-    rows = []
-    for length, theirs in teacher.perplexity.items():
-        ours = student.perplexity[length]
-        beyond = " (*)" if report.positions is not None and length > report.positions else ""
-        name = f"perplexity, blocks of {length:,} tokens{beyond}"
-        rows.append((name, f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.3f}"))
-    for name, theirs, ours in (
-        ("loss where the last two tokens stood together before (AR-Hit)", teacher.repeated_loss, student.repeated_loss),
-        ("loss where they did not (First-Occur)", teacher.first_loss, student.first_loss),
-    ):
-        if theirs is not None and ours is not None:
-            rows.append((name, f"{theirs:.3f}", f"{ours:.3f}", f"{ours - theirs:+.3f}"))
-    for pairs, theirs in teacher.associative_recall.items():
-        rows.append((f"{pairs} pairs of tokens recalled", *_shares(theirs, student.associative_recall[pairs])))
-    for length, theirs in teacher.needle_recall.items():
-        rows.append((f"a needle in {length:,} tokens found", *_shares(theirs, student.needle_recall[length])))
-    for length, theirs in teacher.cache_bytes.items():
-        ours = student.cache_bytes[length]
-        name = f"state or cache after {length:,} tokens, MB"
-        rows.append((name, f"{theirs / 1e6:.3f}", f"{ours / 1e6:.3f}", f"{ours / theirs:.2f}"))
-    for length, theirs in teacher.tokens_per_second.items():
-        ours = student.tokens_per_second[length]
-        rows.append((f"tokens/s after {length:,} tokens", f"{theirs:,.0f}", f"{ours:,.0f}", f"{ours / theirs:.2f}"))
-    lines = [
-        "",
-        "## Origin",
-        "",
-        f"Linearized from `{report.source}` with `{' '.join(['retnet-hf linearize', report.options]).strip()}`, on the "
-        f"first {report.read:,} tokens of {', '.join(map('`{}`'.format, report.texts))}. Perplexities are of "
-        f"{report.held_out:,} of them, which were held out, the same in blocks of every length.",
-        "",
-        "| | source | this model | ratio or difference |",
-        "|---|---:|---:|---:|",
-        *(f"| {' | '.join(row)} |" for row in rows),
-        "",
-        *(
-            [f"(*) Longer than the {report.positions:,} positions that the source was made for, where it fails by itself."]
-            if report.positions is not None and max(teacher.perplexity, default=0) > report.positions
-            else []
-        ),
-        *(_recall_sentences(report) if teacher.associative_recall or teacher.needle_recall else []),
-        "",
-        "| stage | steps | tokens | minutes | loss | before | after |",
-        "|---|---:|---:|---:|---|---:|---:|",
-        *(
-            f"| {stage.name} | {stage.steps:,} | {stage.tokens:,} "
-            f"| {'not known' if stage.seconds is None else f'{stage.seconds / 60:.1f}'} "
-            f"| {stage.figure} | {stage.before:.3f} | {stage.after:.3f} |"
-            for stage in report.trainings
-        ),
-    ]
-    for stage in report.trainings:
-        if stage.after > stage.before:
-            lines += [
-                "",
-                f"**The stage {stage.name} made the model worse**: it may need more steps, or a lower learning rate.",
-            ]
-    if report.layer_costs:
-        lines += [
-            "",
-            "What the model loses where a layer sees a window alone, in nats; those with a star are as they were:",
-        ]
-        lines += ["", "```text", *cost_bars(report.layer_costs, report.layer_errors), "```"]
-    if report.layer_errors:
-        worst = sorted(report.layer_errors, key=report.layer_errors.get, reverse=True)
-        named = ", ".join(f"{layer} ({report.layer_errors[layer]:.2f})" for layer in worst[:8])
-        named = f"{named} (measured on text that was trained on)"
-        lines += ["", f"Squared error of a layer relative to the attention it replaced, the largest first: {named}."]
-    return "\n".join(lines) + "\n"
-
-
-def cost_bars(costs: Mapping[int, float], replaced: Collection[int], width: int = 40) -> list[str]:
-    """A line for each layer with a bar as long as its cost."""
-    longest = max(max(costs.values()), 1e-12)
-    return [
-        f"{' ' if layer in replaced else '*'}{layer:3} {cost:7.3f} {'█' * round(width * max(cost, 0.0) / longest)}".rstrip()
-        for layer, cost in costs.items()
-    ]
-
-
-def _shares(theirs: float, ours: float) -> tuple[str, str, str]:
-    return f"{theirs:.0%}", f"{ours:.0%}", f"{100 * ours - 100 * theirs:+.0f} points"
-
-
-def _recall_sentences(report: Report) -> list[str]:
-    """What guessing finds, and what is to be said where a model finds less of what it has read than its source did."""
-    guessing = (
-        f"Guessing finds 1 in N for N pairs, and 1 in {CHOICES} for a needle; shares are of {SEQUENCES} lists, and of "
-        f"{NEEDLES} needles."
-    )
-    teacher, student = report.teacher, report.student
-    found = [
-        (1 / pairs, pairs * SEQUENCES, share, student.associative_recall[pairs])
-        for pairs, share in teacher.associative_recall.items()
-    ]
-    found += [
-        (1 / CHOICES, NEEDLES, share, student.needle_recall[length]) for length, share in teacher.needle_recall.items()
-    ]
-    telling = [
-        (theirs, ours)
-        for chance, count, theirs, ours in found
-        if theirs > chance + 3 * math.sqrt(chance * (1 - chance) / count)
-    ]
-    if not telling:
-        return [guessing, "The source itself hardly does better than guessing, so that these rows say nothing."]
-    if any(ours < 0.9 * theirs for theirs, ours in telling):
-        return [
-            guessing,
-            "**It recalls less than its source**: what has to be found again word by word in a long text, it may not find. "
-            "Layers of softmax attention (`--keep-attention`) or a window of it (`--window`) bring some of that back.",
-        ]
-    return [guessing, "It recalls what its source recalls, within a tenth."]

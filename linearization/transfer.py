@@ -46,20 +46,28 @@ def linearized_config(
     measures: HeadMeasures | None = None,
     share_states: bool = False,
     sinks: int = 0,
+    retention: bool = True,
 ) -> RetNetConfig:
-    """The configuration with retention in all layers but those kept.
+    """The configuration with retention in all layers but those kept, or with windows of softmax attention alone.
 
     The arguments are those of `transfer`.
 
     Raises:
-        SourceError: for a layer that is not there, or states that nobody could share.
+        SourceError: for a layer that is not there, states that nobody could share, or neither retention nor a window.
     """
+    if not retention and (window is None or softmax.sliding_window is not None):
+        why = "they need a window" if window is None else f"it has windows of its own ({softmax.sliding_window} tokens)"
+        raise SourceError(f"windows without retention cannot take the place of its attention: {why}.")
     layers = range(softmax.num_hidden_layers)
     if share_states and softmax.num_key_value_heads == softmax.num_attention_heads:
         raise SourceError("its states cannot be shared: each of its key/value heads serves one query head alone.")
     if unknown := sorted(set(kept) - set(layers)):
         raise SourceError(f"layer {unknown[0]} cannot be kept: the model has layers 0 to {len(layers) - 1}.")
-    kinds = [kind if layer in kept else "linear_attention" for layer, kind in enumerate(softmax.layer_types)]
+    replacement = "linear_attention" if retention else "sliding_attention"
+    kinds = [kind if layer in kept else replacement for layer, kind in enumerate(softmax.layer_types)]
+    if not retention:
+        fields = {"layer_types": kinds, "sliding_window": window, "attention_sinks": sinks}
+        return RetNetConfig.from_dict(softmax.to_dict() | fields)
     fields = softmax.to_dict() | {
         "layer_types": kinds,
         "sliding_window": softmax.sliding_window if "sliding_attention" in kinds else None,
@@ -89,6 +97,7 @@ def transfer(
     window: int | None = None,
     share_states: bool = False,
     sinks: int = 0,
+    retention: bool = True,
 ) -> RetNetForCausalLM:
     """A RetNet with the weights of a transformer of the kinds in `SOURCES`.
 
@@ -107,6 +116,7 @@ def transfer(
         sinks: first tokens that stay visible beside the window; none where layers with a sliding window stay.
         share_states: whether the heads of a key/value head have one decay, and with it one state in the place of as many as
             they are.
+        retention: whether there is any. Without it, layers that are not kept see the window and the sinks alone.
 
     Returns:
         The model in the dtype and on the device of the source, with its generation config, in evaluation mode.
@@ -118,7 +128,8 @@ def transfer(
     layers = range(softmax.num_hidden_layers)
     config = softmax
     if kept is not None:
-        config = linearized_config(softmax, kept, schedule, decay_range, gate_act, window, measures, share_states, sinks)
+        options = (schedule, decay_range, gate_act, window, measures, share_states, sinks, retention)
+        config = linearized_config(softmax, kept, *options)
     with torch.device("meta"):
         model = RetNetForCausalLM(config)
     model = model.to_empty(device=source.device)

@@ -50,6 +50,11 @@ def chosen(kind: Callable[..., T], context: typer.Context, **further: Any) -> T:
     return kind(**{name: value for name, value in context.params.items() if name in kind.__annotations__} | further)
 
 
+def given(context: typer.Context, *names: str) -> bool:
+    """Whether a user has given any of these options, by the names of their arguments."""
+    return any(context.get_parameter_source(name).name != "DEFAULT" for name in names)
+
+
 def one_of(allowed: Collection[str]) -> Callable[[str | None], str | None]:
     """A callback that refuses, as a usage error, what is not among these names."""
 

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ import retnet_hf_cli.linearizing.finish as finish_module
 import retnet_hf_cli.linearizing.pipeline as pipeline_module
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_cli.errors import InputError
+from retnet_hf_cli.linearizing.budget import Speed, planned
 from retnet_hf_cli.linearizing.pipeline import source_digest
 from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe
 from retnet_hf_cli.linearizing.stages import StageRun
@@ -37,7 +39,7 @@ from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_eno
 from retnet_hf_cli.training.schedule import Supervisor
 from retnet_hf_linearization import costliest_layers, layer_costs, measure_heads
 from retnet_hf_linearization.measures import losses_of, score
-from retnet_hf_linearization.report import measured_part
+from retnet_hf_linearization.report import Extent, measured_part
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -77,7 +79,6 @@ def little_is_measured():
     """The clock is read for a moment: what it says is in no test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("retnet_hf_linearization.report.DECODED", 1)
-        patch.setattr("retnet_hf_linearization.report.ROUNDS", 1)
         yield
 
 
@@ -118,6 +119,7 @@ def test_linearize_ends_in_a_folder_with_everything(linearized):
         "generation_config.json",
         "linearization.json",
         "model.safetensors",
+        "positions.png",
         "tokenizer.json",
         "tokenizer_config.json",
     }
@@ -416,6 +418,86 @@ def test_a_model_of_half_precision_is_trained_in_float32_and_saved_as_it_was(ret
     assert AutoModelForCausalLM.from_pretrained("model", dtype="auto").dtype == torch.bfloat16
 
 
+def test_minutes_are_planned_by_the_speed_of_the_machine(retnet_hf, workplace):
+    options = [option for option in LINEARIZE if option not in ("--align-steps", "--distill-steps", "--batch-size", 4, 6)]
+    answer = retnet_hf(*options, "--minutes", 0.1)
+    assert answer.code == 0, answer.err
+    steps, batch = re.search(r"make ([\d,]+ \+ [\d,]+) steps of (\d+) x 32 tokens", answer.out).groups()
+    align, distill = (int(count.replace(",", "")) for count in steps.split(" + "))
+    report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
+    assert [stage["name"] for stage in report["trainings"]] == ["align", "distill"]
+    assert 1 <= report["trainings"][0]["steps"] <= align
+    assert 1 <= report["trainings"][1]["steps"] <= distill
+    assert report["trainings"][1]["tokens"] == report["trainings"][1]["steps"] * int(batch) * 32
+    assert sum(stage["seconds"] for stage in report["trainings"]) < 60 * 0.1
+    assert f"--align-steps {align}" in (card := Path("model/README.md").read_text(encoding="utf-8"))
+    assert "--report" not in card
+    assert report["extent"]["tokens"] < 49152
+
+
+def test_an_interrupted_run_of_some_minutes_keeps_its_plan(retnet_hf, workplace, monkeypatch):
+    options = [option for option in LINEARIZE if option not in ("--align-steps", "--distill-steps", "--batch-size", 4, 6)]
+    with pytest.MonkeyPatch.context() as patch:
+        at_step(patch, 2, press_ctrl_c)
+        assert retnet_hf(*options, "--minutes", 0.2).code != 0
+    begun = json.loads(next(Path("model.partial").glob("*.json")).read_text(encoding="utf-8"))["recipe"]
+    monkeypatch.setattr("retnet_hf_cli.linearizing.budget.measured_speed", None)  # nothing is measured again
+    answer = retnet_hf(*options, "--minutes", 0.2, "--resume")
+    assert answer.code == 0, answer.err
+    report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
+    assert report["trainings"][0]["steps"] <= begun["align_steps"]
+    assert f"--align-steps {begun['align_steps']}" in report["options"]
+
+
+def test_a_plan_fits_into_its_minutes():
+    recipe = Recipe("llama")
+    speed = Speed(reading=800, aligning=600, distilling=250)
+    for minutes in (5, 10, 30, 120):
+        found = planned(recipe, speed, minutes)
+        tokens = found.batch_size * found.block_size
+        seconds = found.align_steps * tokens / speed.aligning + found.distill_steps * tokens / speed.distilling
+        reading = 2 * Extent().shortened(found.report).read(found.block_size) / speed.reading
+        assert 0.3 * 60 * minutes < seconds < 0.6 * 60 * minutes
+        assert reading < 0.3 * 60 * minutes + 60
+    few, many = planned(recipe, speed, 5), planned(recipe, speed, 10**6)
+    assert (few.batch_size, many.batch_size) == (1, 8)
+    assert few.distill_steps > 40
+    assert many == recipe  # never more than without --minutes
+    with pytest.raises(InputError, match="--minutes 0.01 does not last for a step"):
+        planned(recipe, speed, 0.01)
+    assert planned(recipe, speed, 10).align_steps > 0 == planned(replace(recipe, align_steps=0), speed, 10).align_steps
+
+
+def test_windows_alone_by_name(retnet_hf, workplace):
+    answer = retnet_hf(*LINEARIZE, "--no-retention", "--window", 8, "--keep-attention", "1")
+    assert answer.code == 0, answer.err
+    config = AutoModelForCausalLM.from_pretrained("model").config
+    assert config.layer_types == ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
+    assert (config.sliding_window, config.attention_sinks) == (8, 4)
+    report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
+    assert "--no-retention" in report["options"].split()
+    assert list(report["without"]) == ["nothing", "sinks", "kept layers"]
+    assert list(report["layer_errors"]) == ["0", "2", "3"]
+
+
+def test_texts_are_told_apart_in_the_report(retnet_hf, workplace):
+    Path("other.txt").write_text(TEXT[::-1], encoding="utf-8")
+    Path("third.txt").write_text(TEXT.upper(), encoding="utf-8")
+    position = LINEARIZE.index("book.txt") + 1
+    arguments = [*LINEARIZE[:position], "other.txt", *LINEARIZE[position:], "--unseen", "third.txt"]
+    answer = retnet_hf(*arguments)
+    assert answer.code == 0, answer.err
+    report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
+    for name in ("teacher", "student"):
+        assert list(report[name]["by_text"]) == ["book.txt", "other.txt", "third.txt"]
+    assert report["unseen"] == ["third.txt"]
+    assert report["texts"] == ["book.txt", "other.txt"]
+    stream = torch.from_numpy(encode([TEXT.upper()], AutoTokenizer.from_pretrained("llama"))).long()
+    found = score(functools.partial(losses_of, AutoModelForCausalLM.from_pretrained("llama")), stream, 128).perplexity
+    assert report["teacher"]["by_text"]["third.txt"] == pytest.approx(found, rel=1e-4)
+    assert report["answers"][0][0] == "Why is the sky blue?"
+
+
 @pytest.mark.parametrize(
     ("text", "kept"),
     [
@@ -487,6 +569,7 @@ def test_a_source_of_another_kind_is_refused(retnet_hf, workplace):
         (["--keep-attention", "0,9"], ["layer 9 cannot be kept: the model has layers 0 to 3"]),
         (["--keep-attention", "0,1,2,3"], ["--keep-attention keeps every layer"]),
         (["--keep-attention", "few"], ["--keep-attention takes layers"]),
+        (["--no-retention"], ["windows without retention", "they need a window"]),
         (["--decays", "fast"], ["--decays must be one of power_of_two, log_linear"]),
     ],
 )
@@ -597,13 +680,14 @@ def test_no_more_is_read_than_is_needed(tmp_path):
     file.write_text("\n".join([line] * 300), encoding="utf-8")
     tokenizer = train_tokenizer([TEXT], 300)
     each = len(tokenizer(TEXT[:200])["input_ids"])
-    documents = read_enough([str(file)], tokenizer, 20 * each)
+    documents, _ = read_enough([str(file)], tokenizer, 20 * each)
     assert 18 <= len(documents) <= 23
-    assert read_enough([str(file)], tokenizer, 10**9) == read_documents([str(file)])
+    assert read_enough([str(file)], tokenizer, 10**9)[0] == read_documents([str(file)])
     other = tmp_path / "other.txt"
     other.write_text(TEXT, encoding="utf-8")
-    both = read_enough([str(file), str(other)], tokenizer, 20 * each)  # in turns, the last one cut
+    both, origins = read_enough([str(file), str(other)], tokenizer, 20 * each)  # in turns, the last one cut
     assert both[0] == TEXT[:200]
+    assert origins == [str(file), str(other)]
     assert TEXT.startswith(both[1])
     assert sum(len(tokenizer(document)["input_ids"]) for document in both) == pytest.approx(20 * each, rel=0.2)
 
@@ -631,7 +715,7 @@ def test_a_data_set_is_streamed(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append(k["streaming"]) or load(*a, **k))
     tokenizer = train_tokenizer([TEXT], 300)
     each = len(tokenizer(TEXT[:200])["input_ids"])
-    documents = read_enough([str(folder)], tokenizer, 5 * each, field="words")
+    documents, _ = read_enough([str(folder)], tokenizer, 5 * each, field="words")
     assert asked == [True]
     assert 4 <= len(documents) <= 7
     with pytest.raises(InputError, match='has no field "text" \\(it has: words, other\\)'):

@@ -84,6 +84,31 @@ def test_layers_that_are_kept_compute_what_they_did():
     close(model(ids).logits, expected, 40 * rounding(32))
 
 
+def test_windows_and_sinks_alone_take_the_place_of_attention():
+    source = source_of("Llama 3")
+    model, ids = transfer(source, kept=[1], window=64, sinks=2, retention=False), random_ids(2, 40)
+    assert model.config.layer_types == ["sliding_attention", "full_attention"]
+    close(model(ids).logits, source(ids).logits, 40 * rounding(32))  # a window that hides nothing
+    narrow = transfer(source, kept=[1], window=8, sinks=2, retention=False)
+    assert narrow(ids).logits[:, :8].allclose(source(ids).logits[:, :8], atol=1e-4)
+    assert not narrow(ids).logits[:, 20:].allclose(source(ids).logits[:, 20:], atol=1e-2)
+    [error] = align(narrow, source, ids)
+    assert error > 0
+    prepare_for_alignment(narrow)
+    trained = {name for name, weight in narrow.named_parameters() if weight.requires_grad}
+    assert trained == {f"model.layers.0.attention.{name}_proj.weight" for name in "qkvo"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [("Llama 3", {}, "they need a window"), ("Mistral", {"window": 4}, "it has windows of its own")],
+)
+def test_windows_without_retention_are_refused_where_there_are_none_or_others(name, options, words):
+    fields = {"sliding_window": 16} if name == "Mistral" else {}
+    with pytest.raises(SourceError, match=words):
+        transfer(source_of(name, **fields), kept=[], retention=False, **options)
+
+
 def test_heads_are_measured_by_definition():
     source = source_of("Qwen2")
     blocks = [random_ids(2, 12), random_ids(2, 12, seed=1)]

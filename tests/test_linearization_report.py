@@ -12,7 +12,9 @@ from test_linearization import source_of
 
 from retnet_hf_linearization import costliest_layers, measure_heads, spread_layers, transfer
 from retnet_hf_linearization.alignment import measure_layers
+from retnet_hf_linearization.card import markdown
 from retnet_hf_linearization.measures import losses_of, repeats, score, token_losses
+from retnet_hf_linearization.parts import parts_of, switched_off
 from retnet_hf_linearization.recall import (
     CUE,
     NEEDLE,
@@ -22,12 +24,13 @@ from retnet_hf_linearization.recall import (
     needle_recall,
 )
 from retnet_hf_linearization.report import (
+    Extent,
     Measures,
     Report,
     Training,
-    markdown,
     measure_decoding,
     measure_text,
+    measured_divergence,
     measured_lengths,
     measured_part,
     recalled_vocabulary,
@@ -242,6 +245,77 @@ def test_a_report_says_where_recall_falls_short(report, theirs, ours, sentence):
     teacher, student = Measures(associative_recall={16: theirs}), Measures(associative_recall={16: ours})
     changed = dataclasses.replace(report, teacher=teacher, student=student)
     assert sentence in markdown(changed)
+
+
+@pytest.fixture
+def hybrid():
+    """A student with all parts: retention with a window and sinks in one layer, and a layer that is kept."""
+    model = transfer(source_of("Llama 3"), kept=[1], window=8, sinks=2)
+    with torch.no_grad():
+        model.model.layers[0].retention.head_norm.weight.fill_(1.0)
+    return model
+
+
+@torch.no_grad()
+def test_a_part_that_is_switched_off_does_nothing_and_comes_back(hybrid):
+    """Without retention, or without sinks, it is the model that was made without them."""
+    source, ids = source_of("Llama 3"), random_ids(2, 48)
+    config, whole = hybrid.config.to_dict(), hybrid(ids).logits
+    without_sinks = transfer(source, kept=[1], window=8)
+    without_sinks.load_state_dict(hybrid.state_dict())
+    others = {"retention": transfer(source, kept=[1], window=8, sinks=2, retention=False), "sinks": without_sinks}
+    assert parts_of(hybrid) == ["retention", "window", "sinks", "kept layers"]
+    for part in parts_of(hybrid):
+        with switched_off(hybrid, part):
+            without = hybrid(ids).logits
+        assert not torch.allclose(without, whole, atol=1e-3)
+        if part in others:
+            torch.testing.assert_close(without, others[part](ids).logits, rtol=1e-4, atol=1e-4)
+        if part == "kept layers":  # of whose windows the first tokens notice nothing
+            torch.testing.assert_close(without[:, :8], whole[:, :8], rtol=1e-4, atol=1e-4)
+        assert hybrid(ids).logits.equal(whole)
+    assert hybrid.config.to_dict() == config
+
+
+def test_parts_are_those_that_a_model_has():
+    source = source_of("Llama 3")
+    assert parts_of(transfer(source, kept=[])) == []
+    assert parts_of(transfer(source, kept=[], window=8)) == ["retention", "window"]
+    assert parts_of(transfer(source, kept=[0], window=8, sinks=1, retention=False)) == ["sinks", "kept layers"]
+
+
+def test_the_divergence_of_two_models_is_that_of_their_distributions(hybrid, monkeypatch):
+    monkeypatch.setattr("retnet_hf_linearization.measures.HEAD_TOKENS", 7)
+    source, stream = source_of("Llama 3"), random_ids(1, 128)[0]
+    with torch.no_grad():
+        found, wanted = (model(stream[None]).logits.log_softmax(-1) for model in (hybrid, source))
+    expected = (wanted.exp() * (wanted - found)).sum(-1).mean().item()
+    assert measured_divergence(hybrid, source, stream, 32) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_shortened_report_reads_less():
+    whole = Extent()
+    assert whole.shortened(1.0) == whole == whole.shortened(3.0)
+    short = whole.shortened(0.1)
+    assert short.read(512) < 0.5 * whole.read(512)
+    assert (short.tokens, short.lists, short.needles, short.rounds, short.times) == (4915, 8, 10, 1, (1, 4))
+
+
+def test_a_card_shows_what_was_switched_off_texts_and_answers(report):
+    shown = dataclasses.replace(
+        report,
+        without={"nothing": 10.0, "sinks": 25.0},
+        divergence=0.125,
+        unseen=["python"],
+        answers=[("Why?", "a | b\nc", "d")],
+        teacher=dataclasses.replace(report.teacher, by_text={"python": 4.0}),
+        student=dataclasses.replace(report.student, by_text={"python": 5.0}),
+    )
+    text = markdown(shown)
+    assert "| sinks | 25.00 | 2.500 |" in text
+    assert "diverge from the source's by 0.1250 nats" in text
+    assert "| perplexity of `python` (nothing of it was trained on) | 4.00 | 5.00 | 1.250 |" in text
+    assert "| Why? | a \\| b c | d |" in text
 
 
 def test_blocks_longer_than_what_is_scored_are_scored():

@@ -57,6 +57,9 @@ def linearize(
     ] = None,
     window: Annotated[int | None, model_option(min=1, help="Tokens of softmax attention beside every retention.")] = None,
     sinks: Annotated[int, model_option(min=0, help="First tokens that stay visible beside a window.")] = 4,
+    retention: Annotated[
+        bool, model_option("--retention/--no-retention", help="Whether there is any, or windows and sinks alone.")
+    ] = True,
     decays: Annotated[str, model_option(help="How long heads remember: decay_schedule of RetNetConfig.")] = "alibi",
     gate: Annotated[str, model_option(callback=GATES, help="sigmoid begins neutral, silu learns more.")] = "silu",
     share_states: Annotated[
@@ -68,7 +71,18 @@ def linearize(
     eval_fraction: options.EvalFraction = 0.05,
     block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 512,
     batch_size: options.BatchSize = 8,
-    minutes: options.Minutes = None,
+    unseen: Annotated[
+        list[str] | None,
+        data_option(metavar="TEXT", help="Text that both models are measured on, and not trained on. May be repeated."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        training_option(
+            min=0.001,
+            help="What all of it may take: steps, batch size and report are planned by the speed of this machine. Steps "
+            "that are given end by the clock.",
+        ),
+    ] = None,
     align_steps: Annotated[int, training_option(min=0, help="Stage 1: each layer learns what attention computes.")] = 500,
     distill_steps: Annotated[
         int, training_option(min=0, help="Stage 2: the model learns the source's distribution.")
@@ -93,7 +107,7 @@ def linearize(
 
     retnet-hf linearize my-llama book.txt --block-size 256 --minutes 10
 
-    retnet-hf linearize Qwen/Qwen3-0.6B notes/ --keep-attention auto --window 64 --lora-rank 16
+    retnet-hf linearize Qwen/Qwen3-0.6B notes/ --keep-attention auto --window 64 --minutes 30
 
     retnet-hf linearize my-llama book.txt --resume      (after Ctrl-C, a crash or a power cut)
 
@@ -113,7 +127,7 @@ def linearize(
     name = source if is_gguf else model_source(source)
     if not texts:
         texts, subset = [DEFAULT_TEXT], subset or DEFAULT_SUBSET
-    for text in texts:
+    for text in [*texts, *(unseen or [])]:
         require_data(text)
     if folder.occupied and resume and not folder.partial.exists():
         raise InputError(f"{folder.output} is finished; --overwrite begins anew")
@@ -122,7 +136,16 @@ def linearize(
     with loading(console, threads):
         from retnet_hf.decay_schedules import DECAY_SCHEDULES
 
-        from ..linearizing.pipeline import Linearization, dequantised, source_config, source_digest, streams_of
+        from ..linearizing.budget import as_begun, measured_speed, planned, sentence
+        from ..linearizing.pipeline import (
+            Linearization,
+            dequantised,
+            source_config,
+            source_digest,
+            streams_of,
+            streams_of_texts,
+            streams_unseen,
+        )
         from ..linearizing.recipe import Recipe
         from ..text.corpus import digest_of, load_tokenizer, read_enough
         from ..training.schedule import Course
@@ -137,13 +160,31 @@ def linearize(
     with console.status("looking at the source, reading the text"):
         config = source_config(name, recipe)
         tokenizer = load_tokenizer(name)
-        recipe = recipe.with_rates(config.hidden_size)
+    if minutes is not None and not options.given(context, "align_steps", "distill_steps", "long_steps", "batch_size"):
+        if resume:
+            recipe = as_begun(recipe, folder.read_record(folder.partial)["recipe"])
+        else:
+            with console.status("measuring the speed of this machine"):
+                speed = ranks.of_first(lambda: measured_speed(recipe))
+            recipe = planned(recipe, speed, minutes)
+            console.print(sentence(recipe, speed, minutes), soft_wrap=True)
+    recipe = recipe.with_rates(config.hidden_size)
+    with console.status("reading the text"):
         apart_from = (*folder.own, Path(name).expanduser().resolve())
         reading = {"field": field, "split": split, "subset": subset, "apart_from": apart_from}
-        documents = read_enough(texts, tokenizer, recipe.tokens, **reading)
+        documents, origins = read_enough(texts, tokenizer, recipe.tokens, **reading)
         training, evaluation = streams_of(documents, tokenizer, recipe, config.vocab_size)
+        by_text = streams_of_texts(documents, origins, tokenizer, recipe)
+        apart = streams_unseen(unseen or [], tokenizer, **reading)
         digest = digest_of([source_digest(name), *documents])
     start = Start(folder, recipe, options.chosen(Course, context), digest, data="the source or the text is")
     Linearization(
-        start=start, console=console, tokenizer=tokenizer, texts=texts, training=training, evaluation=evaluation
+        start=start,
+        console=console,
+        tokenizer=tokenizer,
+        texts=texts,
+        training=training,
+        evaluation=evaluation,
+        by_text=by_text | apart,
+        unseen=list(apart),
     ).run()

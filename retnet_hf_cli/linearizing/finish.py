@@ -12,42 +12,78 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from retnet_hf.cards import model_card
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 from retnet_hf_conversion.card import licence_of
 from retnet_hf_conversion.replaced_folder import replace
 from retnet_hf_linearization.alignment import measure_layers
+from retnet_hf_linearization.card import markdown
 from retnet_hf_linearization.report import (
+    Extent,
     Report,
     Training,
-    markdown,
     measure_decoding,
+    measure_parts,
     measure_text,
+    measured_divergence,
     measured_part,
+    perplexity_of,
     recalled_vocabulary,
 )
 
+from ..text.generation import encode_prompt
+from .pictures import draw_positions
 from .stages import FIGURES, TRAINING
 
 
-REPORT = "linearization.json"
+REPORT, POSITIONS = "linearization.json", "positions.png"
 PROMPT_TOKENS, PROMPT_CHARACTERS = 24, 48  # of the example in the model card
+PROMPTS = ("Why is the sky blue?", "Write two sentences about a fox and a river.")  # that both models answer
+ANSWER_TOKENS = 48
+
+
+def answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """What a model says to a prompt, by its chat template if it has one, always taking the most probable token."""
+    if tokenizer.chat_template is None:
+        ids = encode_prompt(tokenizer, prompt)
+    else:
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=False
+        )
+    ids = ids.to(model.device)
+    written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=ANSWER_TOKENS, do_sample=False)
+    return tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def opening_of(run: Any) -> str:
+    """Some words of the text that was held out."""
+    opening = run.tokenizer.decode(run.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
+    return textwrap.shorten(opening, PROMPT_CHARACTERS, placeholder="")
 
 
 def report_of(run: Any, student: RetNetForCausalLM) -> Report:
     """Both models, measured on what was held out."""
     recipe, teacher, stream = run.recipe, run.teacher, run.evaluation.long()
     vocabulary = recalled_vocabulary(stream, run.tokenizer.all_special_ids)
-    theirs, own = (measure_text(model, stream, recipe.block_size, vocabulary) for model in (teacher, student))
-    measure_decoding({teacher: theirs, student: own}, stream, recipe.block_size)
+    extent = Extent().shortened(recipe.report)
+    sizes = {"block_size": recipe.block_size, "extent": extent}
+    theirs, own = (measure_text(model, stream, vocabulary=vocabulary, **sizes) for model in (teacher, student))
+    for name, text in run.by_text.items():
+        for model, measures in ((teacher, theirs), (student, own)):
+            measures.by_text[name] = perplexity_of(model, text, **sizes)
+    measure_decoding({teacher: theirs, student: own}, stream, **sizes)
     errors = measure_layers(student, teacher, run.measured_blocks)
     files = [run.folder.partial / stage / TRAINING for stage in recipe.steps]
     trainings = [Training(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
     source, *texts = (Path(name).resolve().name if Path(name).exists() else name for name in (recipe.source, *run.texts))
+    prompts = [opening_of(run)] if run.tokenizer.chat_template is None else PROMPTS
+    answers = [(prompt, *(answer(model, run.tokenizer, prompt) for model in (teacher, student))) for prompt in prompts]
     return Report(
         source=source,
         positions=getattr(teacher.config, "max_position_embeddings", None),
@@ -55,11 +91,16 @@ def report_of(run: Any, student: RetNetForCausalLM) -> Report:
         texts=texts,
         read=len(run.training) + len(run.evaluation),
         block_size=recipe.block_size,
-        held_out=len(measured_part(stream, recipe.block_size)),
+        held_out=len(measured_part(stream, recipe.block_size, extent)),
         teacher=theirs,
         student=own,
         layer_errors=errors,
         layer_costs=run.layer_costs,
+        divergence=measured_divergence(student, teacher, stream, **sizes),
+        without=measure_parts(student, stream, **sizes),
+        unseen=run.unseen,
+        answers=answers,
+        extent=extent,
         trainings=trainings,
     )
 
@@ -78,9 +119,10 @@ def finish(run: Any, student: RetNetForCausalLM) -> None:
     for stage in run.recipe.steps:
         shutil.copyfile(partial / stage / f"{stage}.png", finished / f"{stage}.png")
         curves.append(f"![{FIGURES[stage]} in the stage {stage}]({stage}.png)\n")
-    opening = run.tokenizer.decode(run.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
-    prompt = textwrap.shorten(opening, PROMPT_CHARACTERS, placeholder="")
-    card = model_card(student, run.folder.output.name, None, prompt, markdown(report) + "\n" + "\n".join(curves))
+    draw_positions(report, finished / POSITIONS)
+    curves.append(f"![Perplexity of both by the place of a token in its block]({POSITIONS})\n")
+    name, prompt = run.folder.output.name, opening_of(run)
+    card = model_card(student, name, None, prompt, markdown(report) + "\n" + "\n".join(curves))
     for field, value in source_metadata(run.recipe.source).items():
         card.data[field] = value
     card.save(finished / "README.md")

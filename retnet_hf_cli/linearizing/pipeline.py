@@ -12,10 +12,11 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
@@ -38,12 +39,13 @@ from retnet_hf_linearization import (
     transfer,
 )
 from retnet_hf_linearization.gguf import gguf_file, unpacked
+from retnet_hf_linearization.measures import SCORED_TOKENS
 
 from .. import ranks
 from ..errors import InputError
 from ..interrupts import leaving_order
 from ..sources import load
-from ..text.corpus import document_end, hold_out, streams
+from ..text.corpus import document_end, encode, held_out_whole, hold_out, read_enough, streams
 from ..text.generation import device, load_model
 from ..text.training import blocks_of
 from ..training.folder import TrainingFolder
@@ -51,12 +53,14 @@ from ..training.progress import show_training
 from ..training.run import require_room_for
 from ..training.schedule import Course
 from ..training.start import Start
+from .budget import REPORT
 from .finish import finish
 from .recipe import Recipe
 from .stages import StageRecipe, StageRun
 
 
 MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # of heads and layers; attention weights of a head are a square of the latter
+LEAST_MEASURED = 4  # blocks, where there is no time for all
 EVALUATED_BLOCKS, LEAST_EVALUATED = 64, 4  # that a stage is evaluated on
 ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are stored in one file
 COST_TEXTS, COST_TOKENS = 2, 512  # by which the layers to keep are chosen, and their least length
@@ -85,7 +89,8 @@ def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
     try:
         softmax = softmax_config(config)
         kept = recipe.kept.of(softmax.num_hidden_layers)
-        linearized_config(softmax, kept, window=recipe.window, share_states=recipe.share_states, sinks=recipe.sinks)
+        options = {name: getattr(recipe, name) for name in ("window", "share_states", "sinks", "retention")}
+        linearized_config(softmax, kept, **options)
     except SourceError as error:
         raise InputError(str(error)) from error
     if recipe.align_steps and len(kept) == softmax.num_hidden_layers:
@@ -131,6 +136,34 @@ def streams_of(
     return training, evaluation
 
 
+def streams_of_texts(
+    documents: list[str], origins: list[str], tokenizer: PreTrainedTokenizerBase, recipe: Recipe
+) -> dict[str, Tensor]:
+    """What is held out of each text, (tokens,), by the name of the text; nothing of a single one."""
+    if len(set(origins)) < 2:
+        return {}
+    _, held_out = hold_out(documents, recipe.eval_fraction, recipe.seed)
+    whole = held_out_whole(len(documents), recipe.eval_fraction, recipe.seed)
+    texts: dict[str, list[str]] = {}
+    for document, origin in zip(held_out, [origins[index] for index in whole] or origins, strict=True):
+        texts.setdefault(shown_name(origin), []).append(document)
+    end = document_end(tokenizer)
+    return {name: torch.from_numpy(encode(own, tokenizer, end)).long() for name, own in texts.items()}
+
+
+def streams_unseen(texts: list[str], tokenizer: PreTrainedTokenizerBase, **reading: Any) -> dict[str, Tensor]:
+    """The beginnings of texts that nothing is trained on, (tokens,), by name."""
+    found = {shown_name(text): read_enough([text], tokenizer, SCORED_TOKENS, **reading)[0] for text in texts}
+    end = document_end(tokenizer)
+    return {name: torch.from_numpy(encode(documents, tokenizer, end)).long() for name, documents in found.items()}
+
+
+def shown_name(text: str) -> str:
+    """A file or folder by its name, whatever is not on this machine as it was given."""
+    path = Path(text).expanduser()
+    return path.resolve().name if path.exists() else text
+
+
 def evaluated_blocks(steps: int, batch_size: int) -> int:
     """Blocks that a stage is evaluated on: a quarter of those trained on between two of ten evaluations, within limits."""
     return min(EVALUATED_BLOCKS, max(LEAST_EVALUATED, steps * batch_size // 40))
@@ -150,6 +183,7 @@ class Linearization:
     Attributes:
         start: of the whole run, whose minutes the stages share out by their steps.
         texts: names of what was read, for the model card. training, evaluation: (tokens,) token ids.
+        by_text: what is held out of each of several texts, and texts that nothing is trained on. unseen: names of these.
     """
 
     start: Start
@@ -158,6 +192,8 @@ class Linearization:
     texts: list[str]
     training: Tensor
     evaluation: Tensor
+    by_text: dict[str, Tensor] = field(default_factory=dict)
+    unseen: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.recipe, self.folder = self.start.recipe, self.start.folder
@@ -166,7 +202,8 @@ class Linearization:
     def measured_blocks(self) -> Tensor:
         """The beginnings of some blocks of the text that is trained on, (N, T)."""
         blocks = blocks_of(self.training.numpy(), self.recipe.block_size)
-        return blocks[:MEASURED_BLOCKS, :MEASURED_TOKENS].long()
+        count = max(LEAST_MEASURED, round(MEASURED_BLOCKS * min(1.0, 2 * self.recipe.report)))
+        return blocks[:count, :MEASURED_TOKENS].long()
 
     @cached_property
     def teacher(self) -> PreTrainedModel:
@@ -190,9 +227,13 @@ class Linearization:
         """The RetNet before training, in float32."""
         recipe = self.recipe
         torch.manual_seed(recipe.seed)  # of the gates, so that a resumed run begins with the same ones
-        options = {"gate_act": recipe.gate, "window": recipe.window, "share_states": recipe.share_states}
-        options["sinks"] = 0 if recipe.window is None else recipe.sinks
-        return transfer(self.teacher, kept, self.head_measures, recipe.decays, **options).float()
+        if not recipe.retention:
+            options = {"retention": False}
+        else:
+            options = {"gate_act": recipe.gate, "share_states": recipe.share_states, "schedule": recipe.decays}
+            options["measures"] = self.head_measures
+        sinks = 0 if recipe.window is None else recipe.sinks
+        return transfer(self.teacher, kept, window=recipe.window, sinks=sinks, **options).float()
 
     @property
     def cost_texts(self) -> Tensor:
@@ -277,6 +318,7 @@ class Linearization:
         model = self.first_student() if stage == "align" else self._load(before)
         if not asks_teacher:
             self.let_go(of_teacher=True)
+        share *= 1 - REPORT if self.recipe.report < 1 else 1  # what is left for the report
         course = Course(
             steps=steps[stage],
             minutes=course.minutes and course.minutes * share,

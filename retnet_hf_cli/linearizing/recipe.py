@@ -39,6 +39,10 @@ class KeptLayers:
             f"--keep-attention takes layers such as 0,4,8, a share such as 25%, or auto or auto:25%, got {text!r}"
         )
 
+    def guess_of(self, layers: int) -> list[int]:
+        """So many layers as are kept, those that cost most being taken for others."""
+        return spread_layers(layers, self.share) if self.share else list(self.layers)
+
     def of(self, layers: int) -> list[int]:
         """The layers that are kept of so many, as far as that is known without the source."""
         return spread_layers(layers, self.share) if self.share and not self.costliest else list(self.layers)
@@ -48,13 +52,15 @@ class KeptLayers:
 class Recipe:
     """What decides the linearized weights, besides the text. A run is only resumed with the recipe it began with.
 
-    Steps of 0 leave a stage out. Learning rates are of Adam, at their highest.
+    Steps of 0 leave a stage out. Learning rates are of Adam, at their highest. `report` is the share of a whole
+    report that there is time for.
     """
 
     source: str
     keep_attention: str | None = None
     window: int | None = None
     sinks: int = 4
+    retention: bool = True
     decays: str = "alibi"
     gate: str = "silu"
     share_states: bool = False
@@ -71,6 +77,7 @@ class Recipe:
     lora_rank: int | None = None
     top_logits: int | None = None
     seed: int = 0
+    report: float = 1.0
 
     def with_rates(self, hidden_size: int) -> "Recipe":
         """With the learning rates that were left open.
@@ -98,10 +105,10 @@ class Recipe:
         changed = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "source" or value == field.default:
+            if field.name in ("source", "report") or value == field.default:
                 continue
-            changed.append(f"--{field.name.replace('_', '-')}")
-            if value is not True:
+            changed.append(f"--{'no-' if value is False else ''}{field.name.replace('_', '-')}")
+            if not isinstance(value, bool):
                 changed.append(f"{value:g}" if isinstance(value, float) else str(value))
         return " ".join(changed)
 

@@ -51,24 +51,29 @@ def read_documents(
     return documents
 
 
-def read_enough(sources: Sequence[str], tokenizer: "PreTrainedTokenizerBase", tokens: int, **options: Any) -> list[str]:
-    """Documents until they are so many tokens, of each source in turn; the last one is cut to that length.
+def read_enough(
+    sources: Sequence[str], tokenizer: "PreTrainedTokenizerBase", tokens: int, **options: Any
+) -> tuple[list[str], list[str]]:
+    """Documents until they are so many tokens, of each source in turn, and the source of each; the last one is cut.
 
     What is not needed of a data set of the Hub is not downloaded. `options` and errors are those of `read_documents`.
     """
-    readers = [_read(source, **options, streaming=True) for source in sources]
-    documents: list[str] = []
-    for document in itertools.chain.from_iterable(itertools.zip_longest(*readers)):
-        if document is not None:
+    readers = [zip(_read(source, **options, streaming=True), itertools.repeat(source)) for source in sources]
+    found: list[tuple[str, str]] = []
+    for each in itertools.chain.from_iterable(itertools.zip_longest(*readers)):
+        if each is not None and tokens > 0:
+            document, source = each
             beginning = document[: MOST_CHARACTERS * tokens]
-            found = len(tokenizer(beginning, add_special_tokens=False, verbose=False)["input_ids"])
-            if found >= tokens:
-                return [*documents, beginning[: math.ceil(len(beginning) * tokens / found)]]
-            documents.append(document)
-            tokens -= found
-    if not documents:
+            count = len(tokenizer(beginning, add_special_tokens=False, verbose=False)["input_ids"])
+            document = document if count < tokens else beginning[: math.ceil(len(beginning) * tokens / count)]
+            found.append((document, source))
+            tokens -= count
+        if tokens <= 0:
+            break
+    if not found:
         raise InputError(f"there is no text in {', '.join(sources)}")
-    return documents
+    documents, origins = zip(*found)
+    return list(documents), list(origins)
 
 
 def digest_of(documents: Iterable[str]) -> str:
@@ -145,16 +150,20 @@ def _text_of(row: Any, field: str, place: str) -> str | None:
     return text
 
 
+def held_out_whole(documents: int, fraction: float, seed: int = 0) -> list[int]:
+    """Which of so many documents are held out whole; none where they would be too few for a fair sample."""
+    count = round(documents * fraction)
+    return sorted(random.Random(seed).sample(range(documents), count)) if count >= 10 else []
+
+
 def hold_out(documents: list[str], fraction: float, seed: int = 0) -> tuple[list[str], list[str]]:
     """Splits documents into those to train on and those to evaluate on.
 
     Whole documents are held out where there are enough of them for a fair sample, else the end of every document.
     """
-    count = round(len(documents) * fraction)
-    if count >= 10:
-        held_out = set(random.Random(seed).sample(range(len(documents)), count))
-        rest = (index for index in range(len(documents)) if index not in held_out)
-        return [documents[index] for index in rest], [documents[index] for index in sorted(held_out)]
+    if held_out := held_out_whole(len(documents), fraction, seed):
+        others = set(range(len(documents))) - set(held_out)
+        return [documents[index] for index in sorted(others)], [documents[index] for index in held_out]
 
     training, evaluation = [], []
     for document in documents:

@@ -1,0 +1,103 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What fits into some minutes on this machine: steps, sequences of a step, and how much is measured in the end."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retnet_hf_linearization import align, divergence_from, prepare_for_alignment, transfer
+from retnet_hf_linearization.report import Extent
+
+from .. import ranks
+from ..errors import InputError
+from ..text.generation import load_model
+from .recipe import Recipe
+from .stages import trains_in_bfloat16
+
+
+REPORT, PREPARATION = 0.25, 0.15  # shares of the minutes: both models measured; loading, and measuring heads and layers
+ALIGNING = 0.25  # of what is left: stage 1
+EVALUATIONS = 1.2  # the time of a stage over that of its steps
+LEAST_STEPS = 64  # of stage 2, where that leaves a sequence to each
+PLANNED = ("align_steps", "distill_steps", "batch_size", "report")  # fields of a recipe that a budget decides
+WARM_UP_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens per second: that the source reads, and that the stages train on."""
+
+    reading: float
+    aligning: float
+    distilling: float
+
+
+def measured_speed(recipe: Recipe) -> Speed:
+    """The speed of this machine with this source, measured on a block of random tokens. It takes some seconds."""
+    teacher = load_model(recipe.source)[0].requires_grad_(False)
+    kept = recipe.kept.guess_of(teacher.config.num_hidden_layers)
+    sinks = 0 if recipe.window is None else recipe.sinks
+    student = transfer(teacher, kept, window=recipe.window, sinks=sinks, retention=recipe.retention).float().train()
+    ids = torch.randint(teacher.config.vocab_size, (1, recipe.block_size), device=teacher.device)
+    with torch.autocast(teacher.device.type, torch.bfloat16, enabled=trains_in_bfloat16(student.config.hidden_size)):
+        with torch.no_grad():
+            reading = _tokens_per_second(teacher.model, ids)
+        prepare_for_alignment(student)
+        aligning = _tokens_per_second(lambda block: align(student, teacher, block, with_loss=Tensor.backward), ids)
+        head = student.requires_grad_(True).get_output_embeddings()
+        student.get_input_embeddings().requires_grad_(False)
+        distilling = _tokens_per_second(lambda block: divergence_from(student, head, teacher, block).backward(), ids)
+    return Speed(reading, aligning, distilling)
+
+
+def _tokens_per_second(read: Callable[[Tensor], Any], ids: Tensor) -> float:
+    read(ids[:, :WARM_UP_TOKENS])
+    start = time.perf_counter()
+    read(ids)
+    if ids.is_cuda:
+        torch.cuda.synchronize()
+    return ids.numel() / (time.perf_counter() - start)
+
+
+def planned(recipe: Recipe, speed: Speed, minutes: float) -> Recipe:
+    """The recipe with as many steps as fit into the minutes, no more than it has, and a report that fits.
+
+    Steps have fewer sequences where there would be too few of them. Raises InputError if not a single step fits.
+    """
+    seconds = 60 * minutes
+    training = (1 - REPORT - PREPARATION) * seconds / EVALUATIONS
+    aligned = ranks.RANKS * speed.aligning * training * (ALIGNING if recipe.align_steps and recipe.distill_steps else 1.0)
+    distilled = ranks.RANKS * speed.distilling * training * (1 - ALIGNING if recipe.align_steps else 1.0)
+    tokens = distilled if recipe.distill_steps else aligned
+    batch = int(min(recipe.batch_size, tokens / (LEAST_STEPS * recipe.block_size))) // ranks.RANKS * ranks.RANKS
+    batch = max(ranks.RANKS, batch)
+    steps = {
+        "align_steps": min(recipe.align_steps, int(aligned / (batch * recipe.block_size))),
+        "distill_steps": min(recipe.distill_steps, int(distilled / (batch * recipe.block_size))),
+    }
+    if not any(steps.values()):
+        raise InputError(
+            f"--minutes {minutes:g} does not last for a step of training: this machine trains on "
+            f"{speed.distilling:,.0f} tokens a second, and a block has {recipe.block_size}"
+        )
+    share = REPORT * seconds * speed.reading / (2 * Extent().read(recipe.block_size))
+    return replace(recipe, batch_size=batch, report=round(min(1.0, share), 3), **steps)
+
+
+def as_begun(recipe: Recipe, begun: Mapping[str, Any]) -> Recipe:
+    """The recipe with what was planned when the run began, by the record of its recipe."""
+    return replace(recipe, **{name: begun[name] for name in PLANNED if name in begun})
+
+
+def sentence(recipe: Recipe, speed: Speed, minutes: float) -> str:
+    """What a user is told of the plan."""
+    steps = " + ".join(f"{count:,}" for count in recipe.steps.values())
+    return (
+        f"{minutes:g} minutes: {speed.aligning:,.0f} tokens/s in stage 1 and {speed.distilling:,.0f} in stage 2 make "
+        f"{steps} steps of {recipe.batch_size} x {recipe.block_size} tokens; {recipe.report:.0%} of the full report"
+    )
