@@ -3,7 +3,7 @@
 """Which layers stay softmax attention, where only their share is given."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -42,11 +42,13 @@ def costliest_layers(costs: Mapping[int, float], share: float) -> list[int]:
 
 @torch.no_grad()
 def layer_costs(source: PreTrainedModel, blocks: Tensor, window: int = WINDOW, sinks: int = SINKS) -> dict[int, float]:
-    """What the whole model loses where one layer sees only the last tokens and the first ones, for each layer.
+    """What the whole model loses where a layer sees only the last tokens and the first ones, for each layer.
 
-    It is the divergence from the distributions of the next token that the model has, in nats, on each block and on its first
-    half read twice, where a model repeats what it finds again. The error of a layer alone does not tell how much the model
-    needs it: recall may be in a single layer.
+    It is the mean of two losses: that of the layer alone, all others seeing everything, and that of the layer as the last
+    one, all others seeing as little as it does. Layers do each other's work: what two of them can do is missed only where
+    both cannot, and what needs two of them is missed where one cannot. A loss is the divergence from the distributions of the
+    next token that the model has, in nats, on each block and on its first half read twice, where a model repeats what it
+    finds again.
 
     Args:
         source: a transformer of the kinds in `SOURCES`. blocks: (N, T) token ids. window: an eighth of T at most.
@@ -56,34 +58,41 @@ def layer_costs(source: PreTrainedModel, blocks: Tensor, window: int = WINDOW, s
     half = blocks.shape[1] // 2
     texts = [text[None].to(source.device) for ids in blocks for text in (ids, ids[:half].repeat(2))]
     costs = torch.stack([_costs(model, text, window, sinks) for text in texts]).mean(0)
-    return dict(enumerate((2 * costs).tolist()))
+    return dict(enumerate(costs.tolist()))
 
 
 def _costs(model: PreTrainedModel, ids: Tensor, window: int, sinks: int) -> Tensor:
-    """(layers,): the divergence on one text (1, T)."""
-    config, layers = model.config, model.model.layers
+    """(layers,): the mean of both losses on one text (1, T)."""
+    config = model.config
     hidden = model.model.embed_tokens(ids)
-    plans = model.model.plan(hidden)
+    whole = model.model.plan(hidden)
     near = copy.copy(config)
     near.sliding_window, near.attention_sinks = window, sinks
-    layout, rotate = layout_of(ids.shape, ids.device), plans[config.layer_types[0]].rotate
-    narrow = AttentionPlan(near, layout, 1, hidden.dtype, rotate, "sliding_attention")
-    places = torch.arange(0, ids.shape[1], max(1, ids.shape[1] // COMPARED), device=ids.device)
+    layout, rotate = layout_of(ids.shape, ids.device), whole[config.layer_types[0]].rotate
+    narrow = dict.fromkeys(whole, AttentionPlan(near, layout, 1, hidden.dtype, rotate, "sliding_attention"))
+    everything = _read(model, hidden, whole)
+    without_one = [_divergence(everything, other) for other in _with_one_changed(model, hidden, whole, narrow)]
+    without_any = _divergence(everything, _read(model, hidden, narrow))
+    with_one = [_divergence(everything, other) for other in _with_one_changed(model, hidden, narrow, whole)]
+    return (torch.tensor(without_one) + without_any - torch.tensor(with_one)) / 2
 
-    def distributions(hidden: Tensor) -> list[Tensor]:
-        rows = model.model.norm(hidden)[0, places]
-        return [model.lm_head(part).float().log_softmax(-1) for part in rows.split(HEAD_TOKENS)]
 
-    before = []
-    for layer, kind in zip(layers, config.layer_types):
-        before.append(hidden)
+def _read(model: PreTrainedModel, hidden: Tensor, plans: Mapping[str, AttentionPlan], first: int = 0) -> Tensor:
+    """The distributions of the next token, as logarithms, at some places of a text; `hidden` enters the layer `first`."""
+    for layer, kind in list(zip(model.model.layers, model.config.layer_types))[first:]:
         hidden = layer(hidden, plan=plans[kind])
-    expected, costs = distributions(hidden), []
-    for index, entering in enumerate(before):
-        hidden = layers[index](entering, plan=narrow)
-        for layer, kind in zip(layers[index + 1 :], config.layer_types[index + 1 :]):
-            hidden = layer(hidden, plan=plans[kind])
-        pairs = zip(distributions(hidden), expected)
-        total = sum(F.kl_div(found, wanted, log_target=True, reduction="sum") for found, wanted in pairs)
-        costs.append(total / len(places))
-    return torch.stack(costs).cpu()
+    rows = model.model.norm(hidden)[0, :: max(1, hidden.shape[1] // COMPARED)]
+    return torch.cat([model.lm_head(part).float().log_softmax(-1) for part in rows.split(HEAD_TOKENS)])
+
+
+def _with_one_changed(
+    model: PreTrainedModel, hidden: Tensor, plans: Mapping[str, AttentionPlan], other: Mapping[str, AttentionPlan]
+) -> Iterator[Tensor]:
+    """`_read` by `plans` in all layers but one, which has the `other`, for each layer."""
+    for index, (layer, kind) in enumerate(zip(model.model.layers, model.config.layer_types)):
+        yield _read(model, layer(hidden, plan=other[kind]), plans, first=index + 1)
+        hidden = layer(hidden, plan=plans[kind])
+
+
+def _divergence(wanted: Tensor, found: Tensor) -> float:
+    return F.kl_div(found, wanted, log_target=True, reduction="batchmean").item()

@@ -614,13 +614,7 @@ class RetNetModel(RetNetPreTrainedModel):
             plan = Plan(layout, rotate, operators, decays, in_place)
         plan.position, plans = position, {"linear_attention": plan}
         if self.has_softmax_attention:
-            scale, rotary = 1.0, self.attention_rotary
-            if config.attention_log_base is not None:
-                grown = (position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
-                scale = grown[:, None, :, None] / math.log(config.attention_log_base)  # (B|1, 1, T, 1)
-            if rotary is not self.rotary:
-                angle = None if rotary is None else rotary(position, dtype)
-            rotate = Scaling(scale) if angle is None else Rotation(angle, scale, HALF_PRECISION)
+            rotate = self.attention_rotation(position, dtype, angle)
             if packed:
                 others = {kind: AttentionOfState(rotate) for kind in config.layer_types}
             else:
@@ -628,6 +622,18 @@ class RetNetModel(RetNetPreTrainedModel):
             plan.window = others.pop("linear_attention", None)
             plans |= others
         return plans
+
+    def attention_rotation(
+        self, position: Tensor, dtype: torch.dtype, angle: tuple[Tensor, Tensor] | None = None
+    ) -> Rotation | Scaling:
+        """The rotation in layers of softmax attention; `angle` is that of the layers of retention, which may be the same."""
+        config, scale, rotary = self.config, 1.0, self.attention_rotary
+        if config.attention_log_base is not None:
+            grown = (position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
+            scale = grown[:, None, :, None] / math.log(config.attention_log_base)  # (B|1, 1, T, 1)
+        if rotary is not self.rotary:
+            angle = None if rotary is None else rotary(position, dtype)
+        return Scaling(scale) if angle is None else Rotation(angle, scale, HALF_PRECISION)
 
 
 class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin):

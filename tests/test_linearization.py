@@ -205,21 +205,24 @@ def test_retention_beside_a_window_begins_small_and_not_at_zero():
     assert 1e-3 < (found - without).norm() / without.norm() < 0.2
 
 
-def test_the_cost_of_a_layer_is_what_the_model_loses_with_its_window_alone():
+def test_the_cost_of_a_layer_is_what_the_model_loses_by_its_window_as_the_first_and_as_the_last_one():
     source, blocks = source_of("Llama 3"), random_ids(2, 48)
     costs, softmax = layer_costs(source, blocks, window=5, sinks=2), transfer(source)
-    for layer in range(2):
-        kinds = ["sliding_attention" if index == layer else "full_attention" for index in range(2)]
-        config = RetNetConfig.from_dict(
-            softmax.config.to_dict() | {"layer_types": kinds, "sliding_window": 5, "attention_sinks": 2}
-        )
-        narrow = RetNetForCausalLM(config).eval()
-        narrow.load_state_dict(softmax.state_dict())
-        expected = 0.0
+
+    def lost(*narrow: int) -> float:
+        """The divergence of the model whose layers `narrow` have windows."""
+        kinds = ["sliding_attention" if index in narrow else "full_attention" for index in range(2)]
+        fields = {"layer_types": kinds, "sliding_window": 5 if narrow else None, "attention_sinks": 2 if narrow else 0}
+        model = RetNetForCausalLM(RetNetConfig.from_dict(softmax.config.to_dict() | fields)).eval()
+        model.load_state_dict(softmax.state_dict())
+        losses = []
         for ids in (blocks, blocks[:, :24].repeat(1, 2)):
-            wanted, found = softmax(ids).logits.log_softmax(-1), narrow(ids).logits.log_softmax(-1)
-            expected += (wanted.exp() * (wanted - found)).sum(-1).mean().item()
-        assert costs[layer] == pytest.approx(expected, rel=1e-3)
+            wanted, found = softmax(ids).logits.log_softmax(-1), model(ids).logits.log_softmax(-1)
+            losses.append((wanted.exp() * (wanted - found)).sum(-1).mean().item())
+        return sum(losses) / 2
+
+    assert costs[0] == pytest.approx((lost(0) + lost(0, 1) - lost(1)) / 2, rel=1e-3)
+    assert costs[1] == pytest.approx((lost(1) + lost(0, 1) - lost(0)) / 2, rel=1e-3)
 
 
 def test_layers_that_alignment_makes_worse_stay_as_they_were():

@@ -1,0 +1,183 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A causal language model as a function of tokens and state alone, for prompts in pieces and for single steps.
+
+The state is a flat list of tensors with names, as runtimes know them:
+
+    past_key_values.{layer}.recurrent_state (B, M, K, V)    of layers of retention
+    past_key_values.{layer}.key, .value     (B, G, S, K|V)  of layers of softmax attention, and of windows beside retention
+
+A row of the batch is one document without padding, whose tokens stand at the positions that are given.
+"""
+
+import copy
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from retnet_hf import RetNetForCausalLM
+from retnet_hf.attention_columns import Reach
+from retnet_hf.modeling_retnet import RetNetModel
+from retnet_hf.plan import Layout, Plan, Rotation, Scaling, operators_of
+from retnet_hf.softmax_attention import AttentionOfState
+
+from .digit_rotation import DigitRotation
+
+
+class StateTensor(NamedTuple):
+    """A tensor of the state of one sequence."""
+
+    name: str  # without "past_key_values." or "present."
+    shape: tuple[int | None, ...]  # without the batch; None for the tokens that are remembered
+
+
+def state_tensors(model: RetNetForCausalLM) -> list[StateTensor]:
+    """The state of a model, in the order of the layers."""
+    config, tensors = model.config, []
+    for index, kind in enumerate(config.layer_types):
+        _, groups, head_dim, value_head_dim = config.mixer_sizes(index)
+        if kind == "linear_attention":
+            heads, keys = config.state_heads(index), head_dim
+            if index in (config.learned_rotary_layers or ()):
+                keys *= 2
+            tensors.append(StateTensor(f"{index}.recurrent_state", (heads, keys, value_head_dim)))
+        if kind != "linear_attention" or config.retention_window is not None:
+            tensors.append(StateTensor(f"{index}.key", (groups, None, head_dim)))
+            tensors.append(StateTensor(f"{index}.value", (groups, None, value_head_dim)))
+    return tensors
+
+
+class ExportedRetention:
+    """The past of a layer of retention: it keeps the state that the operator returns."""
+
+    def __init__(self, state: Tensor) -> None:
+        self.state = state
+
+    def update(self, key: Tensor, value: Tensor, query: Tensor, plan: Plan, layer_idx: int) -> Tensor:
+        """Retention of the new tokens, (B, H, T, V)."""
+        output, self.state = plan.operators[layer_idx](query, key, value, self.state)
+        return output
+
+
+class ExportedAttention:
+    """The past of softmax attention: keys and values of the tokens that later ones may see.
+
+    The columns are the first tokens that stay visible, and after them the last ones that were read.
+    """
+
+    def __init__(self, key: Tensor, value: Tensor, position: Tensor, reach: Reach, scaling: float) -> None:
+        self.key, self.value, self.position, self.reach, self.scaling = key, value, position, reach, scaling
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention of the new tokens, (B, T, H, V)."""
+        window, sinks = self.reach
+        held = self.key.shape[2]
+        column = torch.arange(held, device=query.device)[None]  # (1, S)
+        before = column if window is None else self.position[:, :1] - held + column
+        before = torch.where(column < sinks, column, before).expand(query.shape[0], -1)
+        keys, values = torch.cat([self.key, key], dim=2), torch.cat([self.value, value], dim=2)
+        columns = torch.cat([before, self.position], dim=1)[:, None]  # (B, 1, S + T) positions
+        rows = self.position[:, :, None]  # (B, T, 1)
+        seen = columns <= rows
+        if window is not None:
+            seen = seen & ((rows - columns < window) | (columns < sinks))
+        groups = query.shape[1] // keys.shape[1]
+        repeated = (numbers.repeat_interleave(groups, dim=1) for numbers in (keys, values))
+        output = F.scaled_dot_product_attention(query, *repeated, attn_mask=seen[:, None], scale=self.scaling)
+        if window is not None:
+            keys, values = (
+                torch.cat([numbers[:, :, :sinks], numbers[:, :, sinks:][:, :, -(window - 1) :]], dim=2)
+                if window > 1
+                else numbers[:, :, :sinks]
+                for numbers in (keys, values)
+            )
+        self.key, self.value = keys, values
+        return output.transpose(1, 2)
+
+
+class WindowedRetention(ExportedRetention):
+    """The past of retention with a window beside it."""
+
+    def __init__(self, state: Tensor, window: ExportedAttention) -> None:
+        super().__init__(state)
+        self.window = window
+
+
+class CausalGraph(nn.Module):
+    """`model` as a function: input_ids (B, T), position_ids (B, T), state -> logits (B, T, vocabulary), state.
+
+    It computes in float32, whatever the type of the weights of the model, which stays as it is.
+    """
+
+    def __init__(self, model: RetNetForCausalLM) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).float().eval()
+        inner: RetNetModel = self.model.model
+        shared = inner.attention_rotary is inner.rotary
+        inner.rotary = None if inner.rotary is None else DigitRotation(inner.rotary)
+        if shared:
+            inner.attention_rotary = inner.rotary
+        elif inner.attention_rotary is not None:
+            inner.attention_rotary = DigitRotation(inner.attention_rotary)
+        self.tensors = state_tensors(model)
+
+    def empty_state(self, batch: int = 1) -> list[Tensor]:
+        """The state before the first token."""
+        return [torch.zeros(batch, *(size or 0 for size in tensor.shape)) for tensor in self.tensors]
+
+    def most_columns(self, index: int) -> int:
+        """How many tokens a tensor of the state remembers at the most, a large number where it is all of them."""
+        layer = int(self.tensors[index].name.split(".")[0])
+        window, sinks = Reach.of(self.model.config, self.model.config.layer_types[layer])
+        return sys.maxsize if window is None else window - 1 + sinks
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        inner = self.model.model
+        config = inner.config
+        hidden_states = inner.embed_tokens(input_ids) * config.embedding_multiplier
+        hidden_states = hidden_states if inner.embed_norm is None else inner.embed_norm(hidden_states)
+        pasts = self._pasts(state, position_ids)
+        plans = self._plans(position_ids)
+        hidden_states = inner.read(hidden_states, plans, SimpleNamespace(layers=pasts))
+        return self.model.lm_head(hidden_states), *self._state(pasts)
+
+    def _plans(self, position: Tensor) -> dict[str, Plan | AttentionOfState]:
+        inner = self.model.model
+        layout, decays = Layout(position, position + 1), inner.decay.of_layers(torch.float32, position.device)
+        operators, _ = operators_of(decays, layout, "parallel", inner.chunk_size, with_final=True)
+        angle = None if inner.rotary is None else inner.rotary(position, torch.float32)
+        rotate = Scaling(inner.scaling) if angle is None else Rotation(angle, inner.scaling, ())
+        plan = Plan(layout, rotate, operators, decays)
+        plan.position = position
+        attention = AttentionOfState(inner.attention_rotation(position, torch.float32, angle))
+        plan.window = attention
+        return {"linear_attention": plan, "full_attention": attention, "sliding_attention": attention}
+
+    def _pasts(self, state: Sequence[Tensor], position: Tensor) -> list[ExportedRetention | ExportedAttention]:
+        config, pasts, given = self.model.config, [], iter(state)
+        for index, kind in enumerate(config.layer_types):
+            reach = Reach.of(config, kind)
+            if kind == "linear_attention" and config.retention_window is None:
+                pasts.append(ExportedRetention(next(given)))
+            elif kind == "linear_attention":
+                recurrent = next(given)
+                pasts.append(WindowedRetention(recurrent, ExportedAttention(next(given), next(given), position, reach, 1.0)))
+            else:
+                scaling = config.mixer_sizes(index)[2] ** -0.5
+                pasts.append(ExportedAttention(next(given), next(given), position, reach, scaling))
+        return pasts
+
+    def _state(self, pasts: Sequence[ExportedRetention | ExportedAttention]) -> list[Tensor]:
+        state = []
+        for past in pasts:
+            if isinstance(past, ExportedRetention):
+                state.append(past.state)
+                past = getattr(past, "window", None)
+            if past is not None:
+                state += [past.key, past.value]
+        return state

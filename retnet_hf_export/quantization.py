@@ -1,0 +1,62 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Weights of an ONNX file in 8 or 4 bits. States and everything else that is computed stay in float32."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+
+SUFFIXES = {None: "", "int8": "_quantized", "int4": "_q4"}  # of file names, as transformers.js asks for them
+BLOCK = 32  # weights of a row that share a scale, in 4 bits
+
+
+def quantize(source: Path, target: Path, kind: str) -> None:
+    """Writes a quantized copy of a float32 file.
+
+    Args:
+        kind: "int8" is dynamic, weights of 8 bits for each matrix and activations as they come, for CPUs and browsers.
+            "int4" has weights of 4 bits in blocks of 32, for ONNX Runtime outside of browsers. Embeddings are quantized, too.
+    """
+    logging.getLogger().setLevel(logging.WARNING)  # the quantizer logs a line for each tensor
+    model = with_plain_weights(onnx.load(source))
+    if kind == "int8":
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        quantize_dynamic(
+            model, target, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul", "Gather"]
+        )
+        return
+    from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+
+    options = DefaultWeightOnlyQuantConfig(
+        block_size=BLOCK,
+        is_symmetric=True,
+        accuracy_level=4,
+        op_types_to_quantize=("MatMul", "Gather"),
+        quant_axes=(("MatMul", 0), ("Gather", 1)),
+    )
+    quantizer = MatMulNBitsQuantizer(model, algo_config=options)
+    quantizer.process()
+    quantizer.model.save_model_to_file(str(target), use_external_data_format=False)
+
+
+def with_plain_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same model with a weight of its own for each product that takes the transposed weight of something else.
+
+    The head of a model with tied embeddings takes the transposed embeddings, which quantizers leave as they are.
+    """
+    graph = model.graph
+    weights = {weight.name: weight for weight in graph.initializer}
+    for node in [node for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights]:
+        [axes] = [list(attribute.ints) for attribute in node.attribute if attribute.name == "perm"] or [None]
+        transposed = np.ascontiguousarray(numpy_helper.to_array(weights[node.input[0]]).transpose(axes))
+        graph.initializer.append(numpy_helper.from_array(transposed, node.output[0]))
+        graph.node.remove(node)
+    used = {name for node in graph.node for name in node.input}
+    for weight in [weight for weight in graph.initializer if weight.name not in used]:
+        graph.initializer.remove(weight)
+    return model
