@@ -46,9 +46,9 @@ def layer_costs(source: PreTrainedModel, blocks: Tensor, window: int = WINDOW, s
 
     It is the mean of two losses: that of the layer alone, all others seeing everything, and that of the layer as the last
     one, all others seeing as little as it does. Layers do each other's work: what two of them can do is missed only where
-    both cannot, and what needs two of them is missed where one cannot. A loss is the divergence from the distributions of the
-    next token that the model has, in nats, on each block and on its first half read twice, where a model repeats what it
-    finds again.
+    both cannot, and what needs two of them is missed where one cannot. A loss is the divergence from the distributions of
+    the next token that the model has, in nats, on each block and on its first half read twice, where a model repeats what
+    it finds again.
 
     Args:
         source: a transformer of the kinds in `SOURCES`. blocks: (N, T) token ids. window: an eighth of T at most.

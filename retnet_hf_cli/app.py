@@ -12,6 +12,7 @@ import typer
 from .commands.chat import chat
 from .commands.convert import convert
 from .commands.demo import demo
+from .commands.export import export
 from .commands.generate import generate
 from .commands.inspect import inspect
 from .commands.linearize import linearize
@@ -42,6 +43,6 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
         raise typer.Exit
 
 
-for command in (train, generate, chat, demo, linearize, train_image, convert, inspect):
+for command in (train, generate, chat, demo, linearize, train_image, convert, export, inspect):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True})(serve)

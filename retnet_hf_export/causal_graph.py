@@ -14,11 +14,12 @@ import copy
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from retnet_hf import RetNetForCausalLM
 from retnet_hf.attention_columns import Reach
@@ -27,6 +28,9 @@ from retnet_hf.plan import Layout, Plan, Rotation, Scaling, operators_of
 from retnet_hf.softmax_attention import AttentionOfState
 
 from .digit_rotation import DigitRotation
+
+
+Model = TypeVar("Model", bound=PreTrainedModel)
 
 
 class StateTensor(NamedTuple):
@@ -108,6 +112,16 @@ class WindowedRetention(ExportedRetention):
         self.window = window
 
 
+def in_float32(model: Model) -> Model:
+    """A copy on the CPU that computes in float32, in evaluation mode. Weights that are so already are shared."""
+    shared = {id(weight): weight for weight in model.parameters() if weight.dtype == torch.float32 and not weight.is_cuda}
+    shared = shared if len(shared) == len(list(model.parameters())) else {}  # float() would change them
+    copied = copy.deepcopy(model, shared).to("cpu", torch.float32).eval()
+    if getattr(copied.config, "num_experts", None) is not None:
+        copied.set_experts_implementation("batched_mm")  # of operators that ONNX has
+    return copied
+
+
 class CausalGraph(nn.Module):
     """`model` as a function: input_ids (B, T), position_ids (B, T), state -> logits (B, T, vocabulary), state.
 
@@ -116,7 +130,7 @@ class CausalGraph(nn.Module):
 
     def __init__(self, model: RetNetForCausalLM) -> None:
         super().__init__()
-        self.model = copy.deepcopy(model).float().eval()
+        self.model = in_float32(model)
         inner: RetNetModel = self.model.model
         shared = inner.attention_rotary is inner.rotary
         inner.rotary = None if inner.rotary is None else DigitRotation(inner.rotary)

@@ -6,16 +6,35 @@ import contextlib
 import io
 import logging
 import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import onnx
 import torch
 from torch import Tensor
 
+from retnet_hf_conversion.errors import first_line
+
 from .causal_graph import CausalGraph
+from .errors import ExportError
 
 
 TRACED_BATCH, TRACED_TOKENS, TRACED_PAST = 2, 21, 5
+OPSET = 21  # the first that has weights of 4 bits
 INPUTS = ("input_ids", "position_ids")
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Without what exporters and quantizers say that a user can do nothing about."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def write_causal(graph: CausalGraph, file: Path) -> None:
@@ -54,18 +73,32 @@ def write(
     output_names: list[str],
     dynamic_shapes: tuple,
 ) -> None:
-    """`torch.onnx.export` without its messages; weights that a file of ONNX cannot hold stand beside it."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            module,
-            inputs,
-            str(file),
-            input_names=input_names,
-            output_names=output_names,
-            dynamic_shapes=dynamic_shapes,
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-        )
+    """`torch.onnx.export` without its messages. Raises ExportError where that fails."""
+    try:
+        with quietly(), torch.no_grad():
+            torch.onnx.export(
+                module,
+                inputs,
+                str(file),
+                input_names=input_names,
+                output_names=output_names,
+                dynamic_shapes=dynamic_shapes,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+                opset_version=OPSET,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise ExportError(f"torch.onnx cannot export this model: {first_line(error.__cause__ or error)}") from error
+
+
+def add_conv_states(file: Path, layers: Sequence[int]) -> None:
+    """Adds a state of convolutions to layers of retention, which goes through: onnxruntime-genai asks for it."""
+    model = onnx.load(file)
+    shape = ["batch_size", 1, 1]
+    for layer in layers:
+        past, present = f"past_key_values.{layer}.conv_state", f"present.{layer}.conv_state"
+        model.graph.input.append(onnx.helper.make_tensor_value_info(past, onnx.TensorProto.FLOAT, shape))
+        model.graph.output.append(onnx.helper.make_tensor_value_info(present, onnx.TensorProto.FLOAT, shape))
+        model.graph.node.append(onnx.helper.make_node("Identity", [past], [present]))
+    onnx.save(model, file)

@@ -2,7 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Weights of an ONNX file in 8 or 4 bits. States and everything else that is computed stay in float32."""
 
-import logging
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,8 @@ import onnx
 from onnx import numpy_helper
 
 
-SUFFIXES = {None: "", "int8": "_quantized", "int4": "_q4"}  # of file names, as transformers.js asks for them
+KINDS = ("float32", "int8", "int4")  # of weights
+SUFFIXES = {"float32": "", "int8": "_quantized", "int4": "_q4"}  # of file names, as transformers.js asks for them
 BLOCK = 32  # weights of a row that share a scale, in 4 bits
 
 
@@ -19,9 +19,8 @@ def quantize(source: Path, target: Path, kind: str) -> None:
 
     Args:
         kind: "int8" is dynamic, weights of 8 bits for each matrix and activations as they come, for CPUs and browsers.
-            "int4" has weights of 4 bits in blocks of 32, for ONNX Runtime outside of browsers. Embeddings are quantized, too.
+            "int4" has weights of 4 bits in blocks, for ONNX Runtime outside of browsers. Both quantize embeddings, too.
     """
-    logging.getLogger().setLevel(logging.WARNING)  # the quantizer logs a line for each tensor
     model = with_plain_weights(onnx.load(source))
     if kind == "int8":
         from onnxruntime.quantization import QuantType, quantize_dynamic

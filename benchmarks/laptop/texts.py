@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Texts of five kinds to linearize on, from packages of Debian, and one that nothing is trained on: Python's own library.
 
-    apt-get install bible-kjv bible-kjv-text dict-gcide fortunes manpages rust-doc
+apt-get install bible-kjv bible-kjv-text dict-gcide fortunes manpages rust-doc
 """
 
 import html

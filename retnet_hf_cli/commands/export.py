@@ -1,0 +1,74 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf export`: a model for what runs outside of Python."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from retnet_hf_conversion.replaced_folder import claim, locked, require_apart
+
+from ..errors import InputError
+from ..interrupts import leaving_order, litter
+from ..libraries import loading
+from ..options import Model, Overwrite, argument, one_of
+from ..sources import load, model_source
+
+
+TARGETS = ("onnx", "web", "mlx")
+
+
+def export(
+    context: typer.Context,
+    model: Model,
+    output: Annotated[Path, argument(metavar="OUTPUT", help="Folder of the exported model.")],
+    to: Annotated[
+        str, typer.Option("--to", callback=one_of(TARGETS), help="onnx; web, a page for a browser; or mlx, for mlx-lm.")
+    ] = "onnx",
+    quantize: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND", help="Weights in float32, int8 or int4. May be repeated.", show_default="float32"),
+    ] = None,
+    any_size: Annotated[
+        bool, typer.Option("--any-size", help="Pictures of an image classifier may have other sizes than in training.")
+    ] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Write a model for ONNX Runtime, a browser or MLX. What was written is checked against the model first.
+
+    [bold]Examples[/bold]
+
+    retnet-hf export my-retnet my-retnet-onnx --quantize float32 --quantize int8
+
+    retnet-hf export my-retnet my-page --to web      (then: python3 -m http.server -d my-page)
+    """
+    console = Console(highlight=False, markup=False)
+    name = model_source(model)
+    if Path(name).is_dir():
+        require_apart(output.expanduser().resolve(), Path(name))
+    litter.append(context.with_resource(locked(output)))
+    claim(output, overwrite)
+    with loading(console):
+        from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
+
+        from retnet_hf import MetaFormerConfig, RMTConfig, ViRConfig
+        from retnet_hf_export import ExportError, export_onnx
+
+        from ..text.generation import load_model
+
+    if isinstance(load(AutoConfig.from_pretrained, name), (MetaFormerConfig, RMTConfig, ViRConfig)):
+        loaded = load(AutoModelForImageClassification.from_pretrained, name)
+        processor = load(AutoImageProcessor.from_pretrained, name, "image processor")
+    else:
+        loaded, processor = load_model(name)
+    try:
+        with leaving_order(), console.status("exporting"):
+            files = export_onnx(loaded, output, processor, quantize or ["float32"], any_size, overwrite)
+    except ExportError as error:
+        raise InputError(str(error)) from error
+    for file in files:
+        tokens = "" if file.equal_tokens is None else f", {file.equal_tokens} of 64 greedy tokens as in PyTorch"
+        console.print(f"{file.name}: {file.size / 1e6:,.1f} MB, logits within {file.error:.1e}{tokens}")
+    console.print(f"saved: {output}", soft_wrap=True)

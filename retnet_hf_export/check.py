@@ -1,0 +1,87 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Files beside the model that they were made of: logits of a prompt in pieces, and greedy tokens."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor
+
+from retnet_hf import RetNetForCausalLM
+
+
+PROMPT, PIECES, GREEDY = 37, (21, 1, 15), 64  # tokens
+
+
+class Found(NamedTuple):
+    """What a check has found.
+
+    Attributes:
+        error: the largest difference of a logit from the model's, over the largest logit.
+        equal_tokens: of `GREEDY` tokens, those before the first that is another one than the model's.
+    """
+
+    error: float
+    equal_tokens: int
+
+
+class Runner:
+    """A language model in ONNX Runtime, which reads tokens and keeps the state."""
+
+    def __init__(self, file: Path, threads: int = 0) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        self.session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        self.state_names = [each.name for each in self.session.get_inputs() if each.name.startswith("past_key_values.")]
+        self.shapes = {each.name: each.shape for each in self.session.get_inputs()}
+        self.reset()
+
+    def reset(self, batch: int = 1) -> None:
+        """Forgets everything."""
+        self.position = 0
+        self.state = {}
+        for name in self.state_names:
+            first, *rest = self.shapes[name]
+            shape = [batch, *(0 if isinstance(size, str) else size for size in rest)]
+            self.state[name] = np.zeros(shape, dtype=np.float32)
+
+    def read(self, ids: Tensor) -> Tensor:
+        """ids (B, T) -> logits (B, T, vocabulary)."""
+        position = np.broadcast_to(np.arange(self.position, self.position + ids.shape[1]), ids.shape)
+        inputs: dict[str, Any] = {"input_ids": ids.numpy(), "position_ids": position.astype(np.int64)} | self.state
+        logits, *state = self.session.run(None, {name: inputs[name] for name in self.shapes})
+        outputs = [each.name.replace("present.", "past_key_values.") for each in self.session.get_outputs()[1:]]
+        self.state, self.position = dict(zip(outputs, state)), self.position + ids.shape[1]
+        return torch.from_numpy(logits)
+
+    def greedy(self, prompt: Tensor, tokens: int) -> Iterator[int]:
+        """Tokens after a prompt (1, T)."""
+        self.reset()
+        logits = self.read(prompt)
+        for _ in range(tokens):
+            token = int(logits[0, -1].argmax())
+            yield token
+            logits = self.read(torch.tensor([[token]]))
+
+
+@torch.no_grad()
+def check(model: RetNetForCausalLM, file: Path) -> Found:
+    """Compares a file with the model in float32, on random tokens that are always the same."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (1, PROMPT), generator=generator)
+    runner, expected = Runner(file), model(ids, use_cache=False).logits
+    found = torch.cat([runner.read(part) for part in ids.split(PIECES, dim=1)], dim=1)
+    error = ((found - expected).abs().max() / expected.abs().max()).item()
+    cache, token, equal = None, ids, 0
+    for own in runner.greedy(ids, GREEDY):
+        outputs = model(token, past_key_values=cache, use_cache=True)
+        cache, token = outputs.past_key_values, outputs.logits[:, -1:].argmax(-1)
+        if own != token.item():
+            break
+        equal += 1
+    return Found(error, equal)

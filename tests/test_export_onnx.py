@@ -1,0 +1,209 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Models as ONNX files: what they compute in ONNX Runtime and onnxruntime-genai, and what is refused."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from small_models import DIALECTS, HEIRS, greedy, random_ids, small_model
+from small_vision_models import VISION_FAMILIES
+from transformers import AutoConfig
+
+from retnet_hf import RetNetForMaskedLM
+from retnet_hf_conversion.errors import CheckpointError
+from retnet_hf_export import ExportError, export_onnx, onnx_folder
+from retnet_hf_export.causal_graph import CausalGraph, in_float32
+from retnet_hf_export.check import Runner
+from retnet_hf_export.digit_rotation import DigitRotation
+from retnet_hf_export.image_graph import check_classifier
+from retnet_hf_export.onnx_file import write_causal
+from retnet_hf_export.quantization import with_plain_weights
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def in_pieces(read, ids, pieces):
+    return torch.cat([read(part) for part in ids.split(pieces, dim=1)], dim=1)
+
+
+@pytest.mark.parametrize("dialect", [*DIALECTS, *HEIRS])
+def test_the_graph_computes_what_the_model_does(dialect):
+    """Before anything is exported: for every option of the model, in pieces and steps of two rows."""
+    model, ids = small_model(dialect), random_ids(2, 30)
+    graph = CausalGraph(model)
+    state, position = graph.empty_state(2), torch.arange(30).expand(2, -1)
+
+    def read(part):
+        nonlocal state, position
+        logits, *state = graph(part, position[:, : part.shape[1]], *state)
+        position = position[:, part.shape[1] :]
+        return logits
+
+    torch.testing.assert_close(in_pieces(read, ids, (7, 1, 1, 12, 1, 8)), model(ids).logits, rtol=1e-4, atol=1e-4)
+    shapes = [tuple(None if size is None else size for size in tensor.shape) for tensor in graph.tensors]
+    assert [tuple(tensor.shape[1:]) for tensor in state] == [
+        tuple(found if size is None else size for size, found in zip(shape, tensor.shape[1:]))
+        for shape, tensor in zip(shapes, state)
+    ]
+
+
+@pytest.mark.parametrize("dialect", ["grouped", "sinks", "hybrid", "ring"])
+def test_a_file_computes_what_the_model_does(dialect, tmp_path):
+    """Rotations of several kinds, windows with sinks, softmax attention over everything, and experts."""
+    model, ids = small_model(dialect), random_ids(2, 30)
+    write_causal(CausalGraph(model), tmp_path / "model.onnx")
+    runner = Runner(tmp_path / "model.onnx", threads=1)
+    for batch in (2, 1):
+        runner.reset(batch)
+        found = in_pieces(runner.read, ids[:batch], (7, 1, 1, 12, 1, 8))
+        torch.testing.assert_close(found, model(ids[:batch]).logits, rtol=1e-4, atol=2e-4)
+    assert runner.position == 30
+    most = {"sinks": 6, "hybrid": 30}.get(dialect)
+    held = [value.shape[2] for name, value in runner.state.items() if name.endswith(".key")]
+    assert max(held, default=None) == most if most else True
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A model and its folder, with all kinds of weights."""
+    model = small_model("fla", tie_word_embeddings=True)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(0.2)
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    with torch.no_grad():
+        files = export_onnx(model, folder, kinds=["float32", "int8", "int4"])
+    return model, folder, files
+
+
+def test_a_folder_holds_files_of_every_kind_and_a_report(exported):
+    model, folder, files = exported
+    assert [file.name for file in files] == ["onnx/model.onnx", "onnx/model_quantized.onnx", "onnx/model_q4.onnx"]
+    assert [file.size for file in files] == [(folder / file.name).stat().st_size for file in files]
+    assert json.loads((folder / "export.json").read_text())[0]["equal_tokens"] == 64
+    assert files[0].error < 1e-5 < files[1].error < files[2].error < 1
+    assert AutoConfig.from_pretrained(folder).state_fingerprint == model.config.state_fingerprint
+    assert not [path for path in folder.parent.iterdir() if path != folder]
+
+
+def test_states_and_outputs_have_the_names_that_runtimes_know(exported):
+    graph = onnx.load(exported[1] / "onnx" / "model.onnx").graph
+
+    def axes(value):
+        return [size.dim_param or size.dim_value for size in value.type.tensor_type.shape.dim]
+
+    inputs, outputs = ({value.name: axes(value) for value in values} for values in (graph.input, graph.output))
+    assert inputs == {
+        "input_ids": ["batch_size", "sequence_length"],
+        "position_ids": ["batch_size", "sequence_length"],
+        **{f"past_key_values.{layer}.recurrent_state": ["batch_size", 4, 8, 16] for layer in range(2)},
+        **{f"past_key_values.{layer}.conv_state": ["batch_size", 1, 1] for layer in range(2)},
+    }
+    assert list(outputs) == [
+        "logits",
+        *(f"present.{layer}.recurrent_state" for layer in range(2)),
+        *(f"present.{layer}.conv_state" for layer in range(2)),
+    ]
+    assert outputs["logits"] == ["batch_size", "sequence_length", model_size(exported)]
+
+
+def model_size(exported):
+    return exported[0].config.vocab_size
+
+
+@pytest.mark.parametrize("name", ["model_quantized", "model_q4"])
+def test_quantized_weights_are_those_of_every_product_and_of_the_embeddings(exported, name):
+    """The head, too, which has the weights of the embeddings."""
+    graph = onnx.load(exported[1] / "onnx" / f"{name}.onnx").graph
+    whole = [weight for weight in graph.initializer if weight.data_type == onnx.TensorProto.FLOAT]
+    sizes = [tuple(weight.dims) for weight in whole]
+    assert [size for size in sizes if np.prod(size) >= 1024 and 256 not in size] == []  # 256 rows are those of the rotation
+
+
+def test_genai_writes_what_the_model_writes(exported):
+    genai = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai has no package for this platform")
+    model, folder, _ = exported
+    prompt = random_ids(1, 7)
+    parameters = genai.GeneratorParams(loaded := genai.Model(str(folder)))
+    parameters.set_search_options(max_length=7 + 40, do_sample=False)
+    generator = genai.Generator(loaded, parameters)
+    generator.append_tokens(prompt.numpy().astype(np.int32))
+    while len(generator.get_sequence(0)) < 7 + 40:
+        generator.generate_next_token()
+    expected = greedy(model, prompt, 40, eos_token_id=None)
+    assert list(generator.get_sequence(0)) == expected[0].tolist()
+
+
+def test_digits_rotate_as_integers_do():
+    rotary = small_model("grouped").model.rotary
+    digits = DigitRotation(rotary)
+    position = torch.tensor([[0, 1, 255, 256, 65_535, 10**6, 2**31 - 1, 2**32 - 1]])
+    for found, expected in zip(digits(position, torch.float32), rotary(position, torch.float64)):
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
+    assert found.shape == expected.shape
+
+
+def test_weights_in_float32_are_shared_and_others_are_left_as_they_are():
+    model = small_model("fla")
+    shared = in_float32(model)
+    assert shared.model.embed_tokens.weight is model.model.embed_tokens.weight
+    half = small_model("fla").bfloat16()
+    assert in_float32(half).dtype == torch.float32
+    assert half.dtype == torch.bfloat16
+
+
+def test_transposed_weights_stand_by_themselves(exported):
+    model = onnx.load(exported[1] / "onnx" / "model.onnx")
+    plain = with_plain_weights(model)
+    weights = {weight.name for weight in plain.graph.initializer}
+    assert not [node for node in plain.graph.node if node.op_type == "Transpose" and node.input[0] in weights]
+    products = [node for node in plain.graph.node if node.op_type == "MatMul" and node.input[1] in weights]
+    assert len(products) == 2 * 8 + 1  # the projections of two layers, and the head
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_an_image_classifier_for_any_batch(family, tmp_path):
+    vision = VISION_FAMILIES[family]
+    model = vision.model()
+    [file] = export_onnx(model, tmp_path / "out", vision.processor())
+    assert file.equal_tokens is None
+    assert check_classifier(model, tmp_path / "out" / file.name) < 1e-5
+    assert (tmp_path / "out" / "preprocessor_config.json").is_file()
+
+
+def test_an_image_classifier_for_pictures_of_any_size(tmp_path):
+    import onnxruntime
+
+    model = VISION_FAMILIES["rmt"].model()
+    [file] = export_onnx(model, tmp_path / "out", any_size=True)
+    session = onnxruntime.InferenceSession(tmp_path / "out" / file.name)
+    for size in ((32, 32), (64, 96)):
+        pixels = torch.randn(2, 3, *size)
+        [found] = session.run(None, {"pixel_values": pixels.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), model(pixels).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path):
+    with pytest.raises(ExportError, match="a RetNetForMaskedLM cannot be exported: RetNetForCausalLM, ViR"):
+        export_onnx(small_model("fla", RetNetForMaskedLM, bidirectional=True), tmp_path / "out")
+    with pytest.raises(ExportError, match="weights can be float32, int8 or int4, not 'int2'"):
+        export_onnx(small_model("fla"), tmp_path / "out", kinds=["int2"])
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "letter.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="is not empty"):
+        export_onnx(small_model("fla"), tmp_path / "taken")
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_a_file_that_computes_something_else_is_not_published(tmp_path, monkeypatch):
+    other = CausalGraph(small_model(seed=1))
+    monkeypatch.setattr(onnx_folder, "write_causal", lambda _, file: write_causal(other, file))
+    with pytest.raises(ExportError, match="does not compute what the model does: its logits differ by"):
+        export_onnx(small_model("fla"), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
