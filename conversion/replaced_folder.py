@@ -5,7 +5,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -73,12 +73,15 @@ def require_apart(output: Path, source: Path) -> None:
         raise CheckpointError(f"{output} holds what is to be read, which would be lost: give another folder")
 
 
-def claim(output: Path, overwrite: bool, source: Path | None = None, other: str = "") -> Path:
+def claim(
+    output: Path, overwrite: bool, source: Path | None = None, other: str = "", marks: Sequence[str] = ("config.json",)
+) -> Path:
     """The folder beside `output` in which it is made.
 
     Args:
         source: what is converted, which must not be replaced.
         other: what else than --overwrite a user can do about a folder that is not empty, for the message.
+        marks: files of which a folder that may be replaced has one.
 
     Raises:
         CheckpointError: if `output` holds something that may not be replaced.
@@ -92,6 +95,6 @@ def claim(output: Path, overwrite: bool, source: Path | None = None, other: str 
     if output.exists() and any(output.iterdir()):
         if not overwrite:
             raise CheckpointError(f"{output} is not empty: {other}--overwrite replaces it once the new model is finished")
-        if not (output / "config.json").exists():
+        if not any((output / mark).exists() for mark in marks):
             raise CheckpointError(f"{output} holds something else than a model, which --overwrite does not replace")
     return output.with_name(f".{output.name}.converting")

@@ -2,11 +2,12 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Models outside of Python: ONNX files, a page for a browser, MLX.
 
-from retnet_hf_export import export_onnx
+from retnet_hf_export import export_onnx, export_web
 """
 
 from .errors import ExportError
 from .onnx_folder import ExportedFile, export_onnx
+from .web_folder import export_web
 
 
-__all__ = ["ExportError", "ExportedFile", "export_onnx"]
+__all__ = ["ExportError", "ExportedFile", "export_onnx", "export_web"]

@@ -69,7 +69,7 @@ def export_onnx(
     shutil.rmtree(partial, ignore_errors=True)
     try:
         (partial / "onnx").mkdir(parents=True)
-        exported = _write_files(model, partial / "onnx", kinds, any_size)
+        exported = write_files(model, partial / "onnx", kinds, any_size)
         model.config.save_pretrained(partial)
         if model.can_generate():
             model.generation_config.save_pretrained(partial)
@@ -95,7 +95,8 @@ def require_exportable(model: Any, kinds: Sequence[str]) -> None:
         raise ExportError("the weights are quantised: load the model in whole or half precision, and quantise the export")
 
 
-def _write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_size: bool) -> list[ExportedFile]:
+def write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_size: bool = False) -> list[ExportedFile]:
+    """The files alone, in a folder that is there, as `export_onnx` writes and checks them."""
     whole, reference, exported = folder / "model.onnx", in_float32(model), []
     if isinstance(model, RetNetForCausalLM):
         write_causal(CausalGraph(model), whole)
@@ -112,7 +113,7 @@ def _write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any
                 found = check(reference, file)
             else:
                 found = check_classifier(reference, file), None
-            exported.append(ExportedFile(f"onnx/{file.name}", kind, file.stat().st_size, *found))
+            exported.append(ExportedFile(f"{folder.name}/{file.name}", kind, file.stat().st_size, *found))
             if kind == "float32":
                 _require_equal(exported[-1])
     if "float32" not in kinds:

@@ -17,26 +17,29 @@ from ..options import Model, Overwrite, argument, one_of
 from ..sources import load, model_source
 
 
-TARGETS = ("onnx", "web", "mlx")
+TARGETS = ("onnx", "web")
+MARKS = ("config.json", "model/info.json")  # of folders that --overwrite replaces
 
 
 def export(
     context: typer.Context,
     model: Model,
     output: Annotated[Path, argument(metavar="OUTPUT", help="Folder of the exported model.")],
-    to: Annotated[
-        str, typer.Option("--to", callback=one_of(TARGETS), help="onnx; web, a page for a browser; or mlx, for mlx-lm.")
-    ] = "onnx",
+    to: Annotated[str, typer.Option("--to", callback=one_of(TARGETS), help="onnx; or web, a page for a browser.")] = "onnx",
     quantize: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND", help="Weights in float32, int8 or int4. May be repeated.", show_default="float32"),
+        typer.Option(
+            metavar="KIND",
+            help="Weights in float32, int8 or int4. May be repeated.",
+            show_default="float32; int8 for a page",
+        ),
     ] = None,
     any_size: Annotated[
         bool, typer.Option("--any-size", help="Pictures of an image classifier may have other sizes than in training.")
     ] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a model for ONNX Runtime, a browser or MLX. What was written is checked against the model first.
+    """Write a model for ONNX Runtime or for a browser. What was written is checked against the model first.
 
     [bold]Examples[/bold]
 
@@ -48,27 +51,38 @@ def export(
     name = model_source(model)
     if Path(name).is_dir():
         require_apart(output.expanduser().resolve(), Path(name))
+    kinds = quantize or ["int8" if to == "web" else "float32"]
+    if to == "web" and len(kinds) > 1:
+        raise InputError("--to web takes one --quantize: a page has one file of weights")
     litter.append(context.with_resource(locked(output)))
-    claim(output, overwrite)
+    claim(output, overwrite, marks=MARKS)
     with loading(console):
         from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
         from retnet_hf import MetaFormerConfig, RMTConfig, ViRConfig
-        from retnet_hf_export import ExportError, export_onnx
+        from retnet_hf_export import ExportError, export_onnx, export_web
 
         from ..text.generation import load_model
 
-    if isinstance(load(AutoConfig.from_pretrained, name), (MetaFormerConfig, RMTConfig, ViRConfig)):
+    config = load(AutoConfig.from_pretrained, name)
+    if getattr(config, "bidirectional", False) and not isinstance(config, ViRConfig):
+        raise InputError("an encoder cannot be exported: its state does not go from one token to the next")
+    if isinstance(config, (MetaFormerConfig, RMTConfig, ViRConfig)):
         loaded = load(AutoModelForImageClassification.from_pretrained, name)
         processor = load(AutoImageProcessor.from_pretrained, name, "image processor")
     else:
         loaded, processor = load_model(name)
     try:
         with leaving_order(), console.status("exporting"):
-            files = export_onnx(loaded, output, processor, quantize or ["float32"], any_size, overwrite)
+            if to == "web":
+                files = [export_web(loaded, output, processor, kinds[0], Path(name).name, overwrite)]
+            else:
+                files = export_onnx(loaded, output, processor, kinds, any_size, overwrite)
     except ExportError as error:
         raise InputError(str(error)) from error
     for file in files:
         tokens = "" if file.equal_tokens is None else f", {file.equal_tokens} of 64 greedy tokens as in PyTorch"
         console.print(f"{file.name}: {file.size / 1e6:,.1f} MB, logits within {file.error:.1e}{tokens}")
     console.print(f"saved: {output}", soft_wrap=True)
+    if to == "web":
+        console.print(f"open it: python3 -m http.server --directory {output}, then http://localhost:8000", soft_wrap=True)

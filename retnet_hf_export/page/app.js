@@ -1,0 +1,269 @@
+// The page: panes with a text each, which a model reads and writes, and whose states are saved, taken back and branched.
+
+import { Tokenizer } from "./vendor/tokenizers.min.mjs";
+import { Model, draw, download, pause } from "./model.js";
+import { readState, writeState } from "./state_file.js";
+
+const SHOWN = 20_000; // characters of a text that stand in the page
+const KEPT = 20; // states that Rewind goes back to
+const $ = (selector, root = document) => root.querySelector(selector);
+const size = (bytes) => {
+  const unit = bytes < 1e3 ? 0 : Math.min(3, Math.floor(Math.log10(bytes) / 3));
+  return `${(bytes / 1000 ** unit).toFixed(unit ? 1 : 0)} ${["B", "kB", "MB", "GB"][unit]}`;
+};
+const words = (number, one) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
+
+let model, tokenizer, info;
+let busy = null; // the pane that the model works for
+
+/** A text beside its state. Its last token is not read yet: the model is asked what follows when it is. */
+class Pane {
+  constructor() {
+    this.element = $("#pane").content.firstElementChild.cloneNode(true);
+    this.parts = []; // [{text, written}], shown in order
+    this.state = model.start();
+    this.unread = []; // token ids
+    this.past = []; // what Rewind goes back to
+    for (const button of this.element.querySelectorAll("[data-action]"))
+      button.addEventListener("click", () => this.act(button.dataset.action));
+    $("input[type=file]", this.element).addEventListener("change", (event) => this.open(event.target));
+    this.input = $("textarea", this.element);
+    this.element.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.act("write");
+      if (event.key === "Escape") this.act("stop");
+    });
+    $("#texts").append(this.element);
+    panes.add(this);
+    this.show();
+  }
+
+  async act(action) {
+    if (action === "stop") return void (this.stopped = true);
+    if (action === "load") return void $("input[type=file]", this.element).click();
+    if (busy) return this.say("The model is at work: stop it first.", true);
+    try {
+      await this[action]();
+    } catch (error) {
+      this.say(error.message, true);
+    }
+  }
+
+  say(message, isError = false) {
+    const place = $(".message", this.element);
+    place.textContent = message;
+    place.classList.toggle("error", isError);
+  }
+
+  /** Text, state and figures as they are now. */
+  show(speed = null) {
+    const text = $(".text", this.element);
+    text.replaceChildren(
+      ...this.parts.map(({ text, written, note }) => {
+        const span = document.createElement("span");
+        span.className = note ? "left-out" : written ? "written" : "";
+        span.textContent = text;
+        return span;
+      }),
+    );
+    text.scrollTop = text.scrollHeight;
+    const cache = info.cache_bytes_per_token * this.state.position;
+    const largest = Math.max(this.state.bytes, cache, 1);
+    const figures = {
+      position: this.state.position.toLocaleString("en"),
+      speed: speed === null ? $("[data-figure=speed]", this.element).textContent : speed.toFixed(1),
+      state: size(this.state.bytes),
+      cache: size(cache),
+    };
+    for (const [name, value] of Object.entries(figures)) $(`[data-figure=${name}]`, this.element).textContent = value;
+    $("[data-bar=state]", this.element).style.width = `${(100 * this.state.bytes) / largest}%`;
+    $("[data-bar=cache]", this.element).style.width = `${(100 * cache) / largest}%`;
+    for (const pane of panes) pane.allow();
+  }
+
+  /** Which buttons can be pressed now. */
+  allow() {
+    for (const button of this.element.querySelectorAll("[data-action]")) {
+      const { action } = button.dataset;
+      if (action === "stop") button.disabled = busy !== this;
+      else button.disabled = busy !== null || (action === "rewind" && this.past.length === 0);
+      if (action === "close") button.hidden = panes.size < 2;
+    }
+  }
+
+  /** Adds to the text that is shown, the end of which stays in the page. */
+  add(text, written) {
+    const last = this.parts.at(-1);
+    if (last && last.written === written && !last.note) last.text += text;
+    else this.parts.push({ text, written });
+    let length = this.parts.reduce((sum, part) => sum + part.text.length, 0);
+    while (length > SHOWN) {
+      const first = this.parts.find((part) => !part.note);
+      const cut = Math.min(first.text.length, length - SHOWN / 2);
+      first.text = first.text.slice(cut);
+      length -= cut;
+      this.parts = [{ text: "[…] ", note: true }, ...this.parts.filter((part) => !part.note && part.text)];
+    }
+  }
+
+  remember() {
+    const parts = this.parts.map((part) => ({ ...part }));
+    this.past = [...this.past, { parts, state: this.state, unread: this.unread }].slice(-KEPT);
+  }
+
+  /** Takes what was typed, and reads all of the text but its last token. */
+  async take() {
+    const text = this.input.value;
+    const begins = this.state.position === 0 && this.unread.length === 0;
+    const ids = [...this.unread, ...(begins ? info.begin : []), ...tokenizer.encode(text, { add_special_tokens: false }).ids];
+    if (ids.length === 0) throw new Error("Add some words first: the state does not say which word comes next.");
+    this.remember();
+    if (text) this.add(text, false);
+    this.input.value = "";
+    const start = performance.now();
+    let read = 0;
+    const { state } = await model.readAll(this.state, ids.slice(0, -1), (done) => {
+      if (done) this.say(`Read ${words(done, "token")} of ${(ids.length - 1).toLocaleString("en")}.`);
+      read = done;
+      return !this.stopped;
+    });
+    const finished = !this.stopped;
+    const position = this.state.position;
+    this.state = state;
+    this.unread = ids.slice(state.position - position);
+    const seconds = (performance.now() - start) / 1000;
+    this.say(finished ? `Read ${words(ids.length, "token")} in ${seconds.toFixed(1)} s.` : `Stopped after ${words(read, "token")}.`);
+  }
+
+  /** Runs a task for which the model is needed. */
+  async work(task) {
+    busy = this;
+    this.stopped = false;
+    this.show();
+    try {
+      await task();
+    } finally {
+      busy = null;
+      this.show();
+    }
+  }
+
+  read() {
+    return this.work(() => this.take());
+  }
+
+  write() {
+    return this.work(async () => {
+      await this.take();
+      const most = Number($("#length").value), temperature = Number($("#temperature").value);
+      const start = performance.now();
+      let written = [], shown = "", count = 0;
+      while (count < most && !this.stopped) {
+        const { state, logits } = await model.readAll(this.state, this.unread);
+        const token = draw(logits, temperature);
+        this.state = state;
+        this.unread = [token];
+        if (info.end.includes(token)) break;
+        count++;
+        written.push(token);
+        const text = tokenizer.decode(written, { skip_special_tokens: true });
+        if (!text.endsWith("\ufffd")) {
+          this.add(text.slice(shown.length), true);
+          [written, shown] = text.endsWith("\n") ? [[], ""] : [written, text];
+        }
+        this.show((1000 * count) / (performance.now() - start));
+        await pause();
+      }
+      this.say(`Wrote ${words(count, "token")}. The state has ${size(this.state.bytes)}.`);
+    });
+  }
+
+  rewind() {
+    const before = this.past.pop();
+    if (before) Object.assign(this, before);
+    this.say("As it was before.");
+    this.show();
+  }
+
+  branch() {
+    const twin = new Pane();
+    Object.assign(twin, { state: this.state, unread: this.unread, parts: this.parts.map((part) => ({ ...part })) });
+    twin.say("A branch: both go on from here by themselves.");
+    twin.show();
+    this.show();
+    twin.input.focus();
+  }
+
+  close() {
+    this.element.remove();
+    panes.delete(this);
+    const [first] = panes;
+    first.show();
+    first.input.focus();
+  }
+
+  save() {
+    return this.work(async () => {
+      if (!globalThis.crypto?.subtle) throw new Error("A state is saved over https or from localhost only.");
+      if (this.unread.length) ({ state: this.state } = await model.readAll(this.state, this.unread));
+      this.unread = [];
+      if (this.state.position === 0) throw new Error("There is nothing to save: nothing was read.");
+      const text = this.parts.map((part) => part.text).join("").slice(-2000);
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(await writeState(this.state, info, text));
+      link.download = `${info.name.replaceAll("/", "-")}-${this.state.position}.safetensors`;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+      this.say(`Saved the state of ${words(this.state.position, "token")}. RetNetState.load reads it in Python, too.`);
+    });
+  }
+
+  async open(input) {
+    const [file] = input.files;
+    input.value = "";
+    if (!file || busy) return;
+    try {
+      const { state, text } = await readState(new Uint8Array(await file.arrayBuffer()), model);
+      this.remember();
+      this.parts = [{ text: text ? `[…] ${text}` : `[${file.name}]`, written: false }];
+      this.state = state;
+      this.unread = [];
+      this.say(`Loaded the state of ${words(state.position, "token")}. Add some words and go on.`);
+    } catch (error) {
+      this.say(error.message, true);
+    }
+    this.show();
+  }
+}
+
+/** All panes, in order. */
+const panes = new Set();
+
+function theme() {
+  const root = document.documentElement;
+  const isDark = getComputedStyle(root).colorScheme === "dark" || (!root.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
+  root.dataset.theme = isDark ? "light" : "dark";
+}
+
+async function start() {
+  $("#theme").addEventListener("click", theme);
+  const json = async (name) => JSON.parse(new TextDecoder().decode(await download(`model/${name}`)));
+  let config;
+  [info, tokenizer, config] = await Promise.all(["info.json", "tokenizer.json", "tokenizer_config.json"].map(json));
+  tokenizer = new Tokenizer(tokenizer, config);
+  document.title = $("#name").textContent = info.name;
+  const label = $("#loading-label");
+  model = await Model.load(info, (bytes) => {
+    $("#progress").value = bytes / info.bytes;
+    label.textContent = `Loading the model: ${size(bytes)} of ${size(info.bytes)}`;
+  });
+  $("#loading").hidden = true;
+  $("#texts").hidden = $("#settings").hidden = false;
+  new Pane();
+  Object.assign(globalThis, { retnet: { model, tokenizer, info, panes } }); // for the console
+}
+
+start().catch((error) => {
+  const message = location.protocol === "file:" ? "A page from a file cannot load its model: serve the folder, for example by python3 -m http.server." : error.message;
+  $("#progress").hidden = true;
+  $("#loading-label").textContent = `The model could not be loaded. ${message}`;
+});

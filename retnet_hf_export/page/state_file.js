@@ -1,0 +1,130 @@
+// A state as a file: the format of RetNetState.save and RetNetState.load in Python, a safetensors file with a checksum.
+
+import { State } from "./model.js";
+
+const FORMAT = "retnet_hf.RetNetState/2";
+const TYPES = { F32: ["torch.float32", Float32Array], I64: ["torch.int64", BigInt64Array] };
+
+/** The columns of softmax attention: how many tokens stood there, counted from 1; some first ones, and the last ones. */
+function counts(columns, position, sinks) {
+  return BigInt64Array.from({ length: columns }, (_, column) =>
+    BigInt(column < sinks ? column + 1 : position - columns + column + 1),
+  );
+}
+
+/** The tensors of a file, by name, from those of the page. */
+function toFile(state, info) {
+  const tensors = {};
+  const number = (value, shape) => ({ type: "I64", shape, data: BigInt64Array.of(BigInt(value)) });
+  for (const { index, retains, sinks } of info.layers) {
+    const layer = `layers.${index}.`;
+    const prefix = layer + (retains ? "window_" : "");
+    const { data, dims } = state.tensors[`${index}.recurrent_state`] ?? {};
+    if (data) tensors[`${layer}recurrent_states`] = { type: "F32", shape: dims, data };
+    tensors[`${layer}next_position`] = number(state.position, [1]);
+    tensors[`${layer}cumulative_length`] = number(state.position, []);
+    const key = state.tensors[`${index}.key`];
+    if (!key) continue;
+    const columns = key.dims[2];
+    const shape = [1, columns];
+    tensors[`${prefix}keys`] = { type: "F32", shape: key.dims, data: key.data };
+    const value = state.tensors[`${index}.value`];
+    tensors[`${prefix}values`] = { type: "F32", shape: value.dims, data: value.data };
+    tensors[`${prefix}document`] = { type: "I64", shape, data: new BigInt64Array(columns) };
+    for (const name of ["count", "position"])
+      tensors[prefix + name] = { type: "I64", shape, data: counts(columns, state.position, sinks) };
+  }
+  return tensors;
+}
+
+/** SHA-256 of the names, types, shapes and values, as Python writes them. */
+async function checksum(tensors) {
+  const parts = [];
+  for (const name of Object.keys(tensors).sort()) {
+    const { type, shape, data } = tensors[name];
+    const tuple = `(${shape.join(", ")}${shape.length === 1 ? "," : ""})`;
+    parts.push(`${name} ${TYPES[type][0]} ${tuple} `, new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+  }
+  const digest = await crypto.subtle.digest("SHA-256", await new Blob(parts).arrayBuffer());
+  return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** A file with the state of a text. `text` is kept beside it: what was read last, for a person to see. */
+export async function writeState(state, info, text) {
+  const tensors = toFile(state, info);
+  const metadata = { format: FORMAT, fingerprint: info.fingerprint, sha256: await checksum(tensors), text };
+  if (info.weights) metadata.weights = info.weights;
+  const header = { __metadata__: metadata };
+  let offset = 0;
+  for (const [name, { type, shape, data }] of Object.entries(tensors)) {
+    header[name] = { dtype: type, shape, data_offsets: [offset, (offset += data.byteLength)] };
+  }
+  const json = new TextEncoder().encode(JSON.stringify(header));
+  const padding = " ".repeat((8 - (json.length % 8)) % 8);
+  const length = new DataView(new ArrayBuffer(8));
+  length.setBigUint64(0, BigInt(json.length + padding.length), true);
+  return new Blob([length.buffer, json, padding, ...Object.values(tensors).map(({ data }) => data)]);
+}
+
+/** The state that a file holds, and the text beside it. Throws an Error with a sentence for any other file. */
+export async function readState(bytes, model) {
+  const { info } = model;
+  const { metadata, tensors } = parse(bytes);
+  if (metadata.format !== FORMAT) throw new Error("This file does not hold the state of a RetNet.");
+  if (metadata.fingerprint !== info.fingerprint) throw new Error("This is the state of a model of another configuration.");
+  if (metadata.sha256 !== (await checksum(tensors))) throw new Error("The file is damaged: its values are not those that were saved.");
+  if (metadata.weights && info.weights && !sameWeights(metadata.weights, info.weights))
+    throw new Error("This state was computed by other weights.");
+  const position = Number(tensors["layers.0.next_position"]?.data[0] ?? -1);
+  const expected = toFile(new State(fromFile(tensors, info), position), info);
+  for (const [name, { shape, data, type }] of Object.entries(expected)) {
+    const found = tensors[name];
+    const fits = found && found.type === type && found.shape.join() === shape.join();
+    if (!fits) throw new Error(`The file does not fit this model: ${name} is missing or of another shape.`);
+    if (type === "I64" && data.some((value, index) => value !== found.data[index]))
+      throw new Error("This state is of several texts, or of a text with gaps, which this page cannot go on with.");
+  }
+  return { state: new State(fromFile(tensors, info), position), text: metadata.text ?? "" };
+}
+
+/** The tensors of the page, by name, from those of a file. */
+function fromFile(tensors, info) {
+  const state = {};
+  for (const { name, shape } of info.state) {
+    const [index, part] = name.split(".");
+    const layer = info.layers[index];
+    const file = { recurrent_state: "recurrent_states", key: "keys", value: "values" }[part];
+    const prefix = part !== "recurrent_state" && layer.retains ? "window_" : "";
+    const found = tensors[`layers.${index}.${prefix}${file}`];
+    const dims = [1, ...shape.map((size, axis) => size ?? found?.shape[axis + 1] ?? 0)];
+    const size = dims.reduce((product, each) => product * each, 1);
+    state[name] = { dims, data: found?.data instanceof Float32Array && found.data.length === size ? found.data : new Float32Array(0) };
+    if (found && found.shape.join() !== dims.join()) throw new Error(`The file does not fit this model: ${name} has another shape.`);
+  }
+  return state;
+}
+
+function parse(bytes) {
+  try {
+    const length = Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
+    const { __metadata__: metadata, ...entries } = JSON.parse(new TextDecoder().decode(bytes.subarray(8, 8 + length)));
+    const tensors = {};
+    for (const [name, { dtype, shape, data_offsets: [begin, end] }] of Object.entries(entries)) {
+      const part = bytes.slice(8 + length + begin, 8 + length + end);
+      if (part.length !== end - begin || !TYPES[dtype]) throw new RangeError(name);
+      tensors[name] = { type: dtype, shape, data: new TYPES[dtype][1](part.buffer) };
+    }
+    return { metadata: metadata ?? {}, tensors };
+  } catch {
+    throw new Error("The file is not a whole safetensors file of float32 states.");
+  }
+}
+
+/** Whether two marks are of equal weights, or of weights that were rounded to different types. */
+function sameWeights(one, other) {
+  const [first, second] = [one, other].map(JSON.parse);
+  const tolerance = first.dtypes.join() === second.dtypes.join() ? 1e-5 : 2 ** -7;
+  const close = ([sum, norm], [otherSum, otherNorm]) =>
+    [[sum, otherSum], [norm, otherNorm]].every(([a, b]) => Math.abs(a - b) <= tolerance * norm);
+  return first.sums.length === second.sums.length && first.sums.every((pair, index) => close(pair, second.sums[index]));
+}

@@ -1,0 +1,95 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A page in which a language model runs: a static folder with everything in it, for any server of files."""
+
+import json
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from retnet_hf import RetNetForCausalLM
+from retnet_hf.state_file import weights_mark
+from retnet_hf_conversion.replaced_folder import claim, replace
+
+from .causal_graph import state_tensors
+from .errors import ExportError
+from .npm_packages import copy_packages
+from .onnx_folder import ExportedFile, require_exportable, write_files
+
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
+def export_web(
+    model: RetNetForCausalLM,
+    folder: Path | str,
+    tokenizer: PreTrainedTokenizerBase,
+    kind: str = "int8",
+    name: str = "RetNet",
+    overwrite: bool = False,
+) -> ExportedFile:
+    """Writes a page that loads a model and continues texts, whose states it saves and loads as `RetNetState` does.
+
+    Args:
+        kind: of the weights, "float32" or "int8". Browsers have no fast products of 4 bits. name: that the page shows.
+        overwrite: whether a folder with a page or a model may be replaced.
+
+    Raises:
+        ExportError: for a model or a tokenizer that a browser cannot load, or without what npm fetches.
+        CheckpointError: if the folder is taken.
+    """
+    require_exportable(model, [kind])
+    if not isinstance(model, RetNetForCausalLM):
+        raise ExportError(f"a page is for a language model, and this is a {type(model).__name__}")
+    if kind == "int4":
+        raise ExportError("a page has weights in float32 or int8: browsers have no fast products of 4 bits")
+    if not getattr(tokenizer, "is_fast", False):
+        raise ExportError("a page reads tokenizer.json, which this tokenizer does not have")
+    output = Path(folder).expanduser().resolve()
+    partial = claim(output, overwrite, marks=("config.json", "model/info.json"))
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        for file in resources.files(__package__).joinpath("page").iterdir():
+            (partial / file.name).write_bytes(file.read_bytes())
+        copy_packages(partial / "vendor")
+        (partial / "model").mkdir()
+        [exported] = write_files(model, partial / "model", [kind])
+        tokenizer.save_pretrained(partial / "tokenizer")
+        for file in TOKENIZER:
+            (partial / "tokenizer" / file).replace(partial / "model" / file)
+        shutil.rmtree(partial / "tokenizer")
+        info = page_info(model, tokenizer, exported, name)
+        (partial / "model" / "info.json").write_text(json.dumps(info) + "\n", encoding="utf-8")
+        replace(output, partial)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return exported
+
+
+def page_info(
+    model: RetNetForCausalLM, tokenizer: PreTrainedTokenizerBase, exported: ExportedFile, name: str
+) -> dict[str, Any]:
+    """What the page knows of its model: files, the tensors of a state, and how texts begin and end."""
+    config, bos = model.config, tokenizer.bos_token_id
+    end = model.generation_config.eos_token_id
+    end = [] if end is None else [end] if isinstance(end, int) else end
+    layers = []
+    for index, kind in enumerate(config.layer_types):
+        sinks = config.attention_sinks if config.attention_window(kind) is not None else 0
+        layers.append({"index": index, "retains": kind == "linear_attention", "sinks": sinks})
+    return {
+        "name": name,
+        "file": Path(exported.name).name,
+        "bytes": exported.size,
+        "state": [tensor._asdict() for tensor in state_tensors(model)],
+        "layers": layers,
+        "fingerprint": config.state_fingerprint,
+        "weights": weights_mark(model),
+        "begin": [bos] if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else [],
+        "end": end,
+        "cache_bytes_per_token": 8 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim,
+    }
