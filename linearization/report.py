@@ -5,7 +5,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -52,7 +52,7 @@ class Extent:
         lengths = [times * block_size for times in self.times]
         recall = self.needles * sum(lengths) + self.lists * 4 * sum(PAIRS)
         decoding = sum(lengths) + len(lengths) * (self.rounds + 1) * DECODED * 30
-        return len(lengths) * max(self.tokens, *lengths) + recall + decoding
+        return (len(lengths) + 3) * max(self.tokens, *lengths) + recall + decoding  # texts, parts and divergence: as three
 
 
 @dataclass
@@ -179,25 +179,36 @@ def measure_text(
     return measures
 
 
-def perplexity_of(model: PreTrainedModel, stream: Tensor, block_size: int, extent: Extent = Extent()) -> float:
-    """Of a text, in blocks four times as long as in training, or as long as it allows."""
+def perplexity_of(model: PreTrainedModel, stream: Tensor, block_size: int, tokens: int) -> float:
+    """Of so many tokens of a text, in blocks four times as long as in training, or as long as it allows."""
     length = min(4 * block_size, len(stream))
-    return score(lambda ids: losses_of(model, ids), stream, length, extent.tokens).perplexity
+    return score(lambda ids: losses_of(model, ids), stream, length, tokens).perplexity
+
+
+def measure_texts(
+    models: dict[PreTrainedModel, Measures], texts: Mapping[str, Tensor], block_size: int, extent: Extent = Extent()
+) -> None:
+    """Adds the perplexity of each of some texts, which share out the tokens of the extent."""
+    for name, stream in texts.items():
+        for model, measures in models.items():
+            measures.by_text[name] = perplexity_of(model, stream, block_size, extent.tokens // len(texts))
 
 
 def measure_parts(model: RetNetForCausalLM, stream: Tensor, block_size: int, extent: Extent = Extent()) -> dict[str, float]:
     """`perplexity_of` the whole model, "nothing" being switched off, and without each of its parts in turn."""
-    without = {"nothing": perplexity_of(model, stream, block_size, extent)}
-    for part in parts_of(model):
+    parts = parts_of(model)
+    tokens = 2 * extent.tokens // (1 + len(parts))
+    without = {"nothing": perplexity_of(model, stream, block_size, tokens)}
+    for part in parts:
         with switched_off(model, part):
-            without[part] = perplexity_of(model, stream, block_size, extent)
+            without[part] = perplexity_of(model, stream, block_size, tokens)
     return without
 
 
 def measured_divergence(
     student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor, block_size: int, extent: Extent = Extent()
 ) -> float:
-    """Of a model from its source, in nats, on as many tokens as `perplexity_of` reads."""
+    """Of a model from its source, in nats, in blocks four times as long as in training."""
     length = min(4 * block_size, len(stream))
     blocks = stream[: min(len(stream), max(extent.tokens, length)) // length * length].view(-1, length)
     return statistics.mean(mean_divergence(student, teacher, ids[None]) for ids in blocks)

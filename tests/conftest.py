@@ -20,6 +20,8 @@ LONG = (
     "test_tensor_parallel",
     "test_transformers_mixins",
     "test_works_with_onnx",
+    "test_export_onnx",
+    "test_export_page",
     "test_works_with_accelerate",
     "test_works_with_transformers_serve",
     "test_hub",

@@ -166,7 +166,7 @@ def linearize(
         else:
             with console.status("measuring the speed of this machine"):
                 speed = ranks.of_first(lambda: measured_speed(recipe))
-            recipe = planned(recipe, speed, minutes)
+            recipe = planned(recipe, speed, config.num_hidden_layers, minutes)
             console.print(sentence(recipe, speed, minutes), soft_wrap=True)
     recipe = recipe.with_rates(config.hidden_size)
     with console.status("reading the text"):

@@ -20,12 +20,12 @@ from .recipe import Recipe
 from .stages import trains_in_bfloat16
 
 
-REPORT, PREPARATION = 0.25, 0.15  # shares of the minutes: both models measured; loading, and measuring heads and layers
+REPORT, PREPARATION = 0.2, 0.1  # shares of the minutes: both models measured; loading, and measuring heads
+COSTS = 2 * 4 * 1024 / 2  # tokens that are read for the cost of a layer: two kinds, four texts, and half the layers
 ALIGNING = 0.25  # of what is left: stage 1
 EVALUATIONS = 1.2  # the time of a stage over that of its steps
 LEAST_STEPS = 64  # of stage 2, where that leaves a sequence to each
 PLANNED = ("align_steps", "distill_steps", "batch_size", "report")  # fields of a recipe that a budget decides
-WARM_UP_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def measured_speed(recipe: Recipe) -> Speed:
 
 
 def _tokens_per_second(read: Callable[[Tensor], Any], ids: Tensor) -> float:
-    read(ids[:, :WARM_UP_TOKENS])
+    read(ids)  # what libraries prepare for a shape once
     start = time.perf_counter()
     read(ids)
     if ids.is_cuda:
@@ -64,13 +64,18 @@ def _tokens_per_second(read: Callable[[Tensor], Any], ids: Tensor) -> float:
     return ids.numel() / (time.perf_counter() - start)
 
 
-def planned(recipe: Recipe, speed: Speed, minutes: float) -> Recipe:
+def planned(recipe: Recipe, speed: Speed, layers: int, minutes: float) -> Recipe:
     """The recipe with as many steps as fit into the minutes, no more than it has, and a report that fits.
 
-    Steps have fewer sequences where there would be too few of them. Raises InputError if not a single step fits.
+    Some of the time goes into measuring what each of so many layers costs, where that decides which ones stay. Steps have
+    fewer sequences where there would be too few of them.
+
+    Raises:
+        InputError: if not a single step fits.
     """
     seconds = 60 * minutes
-    training = (1 - REPORT - PREPARATION) * seconds / EVALUATIONS
+    costs = layers * COSTS / speed.reading if recipe.kept.costliest else 0.0
+    training = max(0.0, (1 - REPORT - PREPARATION) * seconds - costs) / EVALUATIONS
     aligned = ranks.RANKS * speed.aligning * training * (ALIGNING if recipe.align_steps and recipe.distill_steps else 1.0)
     distilled = ranks.RANKS * speed.distilling * training * (1 - ALIGNING if recipe.align_steps else 1.0)
     tokens = distilled if recipe.distill_steps else aligned

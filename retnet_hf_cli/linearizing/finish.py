@@ -31,9 +31,9 @@ from retnet_hf_linearization.report import (
     measure_decoding,
     measure_parts,
     measure_text,
+    measure_texts,
     measured_divergence,
     measured_part,
-    perplexity_of,
     recalled_vocabulary,
 )
 
@@ -74,9 +74,7 @@ def report_of(run: Any, student: RetNetForCausalLM) -> Report:
     extent = Extent().shortened(recipe.report)
     sizes = {"block_size": recipe.block_size, "extent": extent}
     theirs, own = (measure_text(model, stream, vocabulary=vocabulary, **sizes) for model in (teacher, student))
-    for name, text in run.by_text.items():
-        for model, measures in ((teacher, theirs), (student, own)):
-            measures.by_text[name] = perplexity_of(model, text, **sizes)
+    measure_texts({teacher: theirs, student: own}, run.by_text, **sizes)
     measure_decoding({teacher: theirs, student: own}, stream, **sizes)
     errors = measure_layers(student, teacher, run.measured_blocks)
     files = [run.folder.partial / stage / TRAINING for stage in recipe.steps]

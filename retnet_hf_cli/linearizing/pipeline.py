@@ -56,14 +56,14 @@ from ..training.start import Start
 from .budget import REPORT
 from .finish import finish
 from .recipe import Recipe
-from .stages import StageRecipe, StageRun
+from .stages import StageRecipe, StageRun, trains_in_bfloat16
 
 
 MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # of heads and layers; attention weights of a head are a square of the latter
 LEAST_MEASURED = 4  # blocks, where there is no time for all
 EVALUATED_BLOCKS, LEAST_EVALUATED = 64, 4  # that a stage is evaluated on
 ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are stored in one file
-COST_TEXTS, COST_TOKENS = 2, 512  # by which the layers to keep are chosen, and their least length
+COST_TEXTS, COST_TOKENS = 2, 1024  # by which the layers to keep are chosen, and their least length
 COSTS = "layer_costs.json"  # in the folder of the run
 COMPARED_BYTES = 2**16  # of each file of weights, at its beginning and in its middle, by which a source is known again
 
@@ -249,9 +249,14 @@ class Linearization:
         file = self.folder.partial / COSTS
         if not ranks.of_first(file.exists):
             with self.console.status("measuring what the model loses without each layer"):
-                ranks.of_first(lambda: write_costs(file, layer_costs(self.teacher, self.cost_texts)))
+                ranks.of_first(lambda: write_costs(file, self._measured_costs()))
         costs = ranks.of_first(lambda: json.loads(file.read_text(encoding="utf-8")))
         return {int(layer): cost for layer, cost in costs.items()}
+
+    def _measured_costs(self) -> dict[int, float]:
+        narrow = trains_in_bfloat16(self.teacher.config.hidden_size)
+        with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=narrow):
+            return layer_costs(self.teacher, self.cost_texts)
 
     @property
     def kept(self) -> list[int]:
@@ -307,7 +312,7 @@ class Linearization:
     def _prepare(self, stage: str, folder: TrainingFolder, before: Path | None) -> StageRun:
         """A stage, from its beginning or from its last checkpoint."""
         recipe, course, steps = StageRecipe.of(self.recipe, stage), self.start.course, self.recipe.steps
-        share = steps[stage] / sum(steps.values())
+        share = self.recipe.share_of_time(stage)
         blocks = blocks_of(self.training.numpy(), recipe.block_size)
         held_out = blocks_of(self.evaluation.numpy(), recipe.block_size)[: evaluated_blocks(steps[stage], recipe.batch_size)]
         asks_teacher = stage == "align" or (stage == "distill" and self.recipe.top_logits is None)

@@ -12,6 +12,7 @@ from ..errors import InputError
 
 
 AUTO_SHARE = 0.25
+STAGE_TIMES = {"align": 1.0, "distill": 2.4, "long": 2.0}  # of a token, in those of stage 1: of a SmolLM2 of 135M
 HELD_OUT_BLOCKS = 64  # of the longest, at the least, where the text is long enough
 MEASURED_HIDDEN_SIZE, MEASURED_TOKENS = 128, 2048  # hidden size, and tokens of a step, that learning rates were measured at
 
@@ -117,6 +118,12 @@ class Recipe:
         """How many steps the stages have that are not left out, in their order."""
         steps = {"align": self.align_steps, "distill": self.distill_steps, "long": self.long_steps}
         return {stage: count for stage, count in steps.items() if count}
+
+    def share_of_time(self, stage: str) -> float:
+        """How much of all training a stage is, by its tokens and what one of them takes."""
+        sizes = {"long": self.long_block_size}
+        times = {name: count * sizes.get(name, self.block_size) * STAGE_TIMES[name] for name, count in self.steps.items()}
+        return times[stage] / sum(times.values())
 
     @property
     def kept(self) -> KeptLayers:

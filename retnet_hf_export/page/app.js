@@ -173,6 +173,7 @@ class Pane {
         this.show((1000 * count) / (performance.now() - start));
         await pause();
       }
+      this.add(tokenizer.decode(written, { skip_special_tokens: true }).slice(shown.length), true); // half a character
       this.say(`Wrote ${words(count, "token")}. The state has ${size(this.state.bytes)}.`);
     });
   }

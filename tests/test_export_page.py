@@ -1,0 +1,330 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The page that a model runs in, in a real browser: what it writes, the states that it saves and loads, what it refuses."""
+
+import functools
+import http.server
+import io
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from small_models import small_model
+
+from retnet_hf import RetNetState
+from retnet_hf_cli.text.corpus import SAMPLE_TEXT, train_tokenizer
+from retnet_hf_conversion.errors import CheckpointError
+from retnet_hf_export import ExportError, export_web, npm_packages
+
+
+BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
+pytestmark = [
+    pytest.mark.skipif(None in (BROWSER, DRIVER), reason="there is no chromium with its chromedriver"),
+    pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm, which fetches what a page needs"),
+]
+TEXT = SAMPLE_TEXT.read_text(encoding="utf-8")
+BEGINNING = "In the beginning God created the heaven and the earth."
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+class Page:
+    """A page as a user sees it."""
+
+    def __init__(self, folder: Path, downloads: Path) -> None:
+        from selenium import webdriver
+
+        handler = functools.partial(Quiet, directory=str(folder))
+        self.server = http.server.ThreadingHTTPServer(("localhost", 0), handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.downloads, options = downloads, webdriver.ChromeOptions()
+        for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1200,900"):
+            options.add_argument(argument)
+        options.binary_location = BROWSER
+        options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+        self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+        self.reload()
+
+    def reload(self) -> None:
+        self.driver.get(f"http://localhost:{self.server.server_port}/")
+        self.wait_for(lambda: self.all(".pane"))
+
+    def end(self) -> None:
+        self.driver.quit()
+        self.server.shutdown()
+        self.server.server_close()
+
+    def wait_for(self, condition, seconds: float = 60) -> None:
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, self.message()
+            time.sleep(0.02)
+
+    def all(self, selector: str, pane: int = 0) -> list:
+        return self.driver.find_elements("css selector", selector)
+
+    def in_pane(self, selector: str, pane: int = 0):
+        return self.all(".pane")[pane].find_element("css selector", selector)
+
+    def message(self, pane: int = 0) -> str:
+        return self.in_pane(".message", pane).text if self.all(".pane") else self.all("#loading-label")[0].text
+
+    def text(self, pane: int = 0) -> str:
+        return self.in_pane(".text", pane).get_property("textContent")
+
+    def figure(self, name: str, pane: int = 0) -> str:
+        return self.in_pane(f"[data-figure={name}]", pane).text
+
+    def press(self, action: str, pane: int = 0) -> None:
+        """Presses a button, and waits until the model has done what it does."""
+        self.in_pane(f"[data-action={action}]", pane).click()
+        self.wait_for(lambda: self.in_pane("[data-action=write]", pane).is_enabled())
+
+    def type(self, text: str, pane: int = 0) -> None:
+        self.driver.execute_script("arguments[0].value = arguments[1]", self.in_pane("textarea", pane), text)
+
+    def setting(self, name: str, value: float) -> None:
+        self.driver.execute_script(f"document.querySelector('#{name}').value = {value}")
+
+    def open(self, file: Path, pane: int = 0) -> None:
+        before = self.message(pane)
+        self.in_pane("input[type=file]", pane).send_keys(str(file))
+        self.wait_for(lambda: self.message(pane) != before)
+
+    def saved(self) -> Path:
+        """The file that was downloaded last."""
+        self.wait_for(lambda: list(self.downloads.glob("*.safetensors")))
+        [file] = self.downloads.glob("*.safetensors")
+        return file.rename(self.downloads / "saved")
+
+
+def with_tokenizer(dialect: str, folder: Path):
+    """A model, its tokenizer, and the folder of their page."""
+    tokenizer = train_tokenizer([TEXT], 300)
+    model = small_model(dialect, vocab_size=300, eos_token_id=0)
+    model.generation_config.eos_token_id = 0
+    export_web(model, folder, tokenizer, kind="float32", name=f"a small {dialect}")
+    return model, tokenizer, folder
+
+
+@pytest.fixture(scope="module", params=["fla", "sinks"])
+def exported(request, tmp_path_factory):
+    return with_tokenizer(request.param, tmp_path_factory.mktemp("page") / "page")
+
+
+@pytest.fixture(scope="module")
+def browser(exported, tmp_path_factory):
+    page = Page(exported[2], tmp_path_factory.mktemp("downloads"))
+    yield page
+    page.end()
+
+
+@pytest.fixture
+def page(browser):
+    browser.reload()
+    browser.setting("temperature", 0)
+    browser.setting("length", 24)
+    return browser
+
+
+def expected(model, tokenizer, text: str, tokens: int = 24, state=None) -> str:
+    """What the model writes after a text."""
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    written = model.generate(ids, max_new_tokens=tokens, do_sample=False, past_key_values=state)[0, ids.shape[1] :]
+    return tokenizer.decode(written, skip_special_tokens=True)
+
+
+def test_the_page_writes_what_the_model_writes(page, exported):
+    model, tokenizer, _ = exported
+    page.type(BEGINNING)
+    page.press("write")
+    assert page.text() == BEGINNING + expected(model, tokenizer, BEGINNING)
+    assert page.driver.title == page.all("h1")[0].text
+    assert page.message().startswith("Wrote 24 tokens. The state has")
+
+
+def test_nothing_is_asked_of_another_server(page):
+    urls = page.driver.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert len(urls) >= 9
+    assert all(url.startswith((f"http://localhost:{page.server.server_port}/", "data:", "blob:")) for url in urls)
+    assert not [entry for entry in page.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_a_state_of_the_page_goes_on_in_python(page, exported):
+    model, tokenizer, _ = exported
+    page.type(BEGINNING)
+    page.press("read")
+    page.press("save")
+    state = RetNetState.load(page.saved(), model)
+    ids = tokenizer(BEGINNING, return_tensors="pt")["input_ids"]
+    assert int(state.get_seq_length()) == ids.shape[1]
+    more = tokenizer(" And the earth", return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        found = model(more, past_key_values=state).logits
+        whole = model(torch.cat([ids, more], dim=1)).logits[:, ids.shape[1] :]
+    torch.testing.assert_close(found, whole, rtol=1e-3, atol=1e-3)
+
+
+def test_a_state_of_python_goes_on_in_the_page(page, exported, tmp_path):
+    model, tokenizer, _ = exported
+    ids = tokenizer(BEGINNING, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        model(ids, use_cache=True).past_key_values.save(tmp_path / "state.safetensors")
+    page.open(tmp_path / "state.safetensors")
+    assert page.message() == f"Loaded the state of {ids.shape[1]} tokens. Add some words and go on."
+    page.press("write")
+    assert page.message() == "Add some words first: the state does not say which word comes next."
+    page.type(" And the earth")
+    page.press("write")
+    both = torch.cat([ids, tokenizer(" And the earth", return_tensors="pt")["input_ids"]], dim=1)
+    written = model.generate(both, max_new_tokens=24, do_sample=False)[0, both.shape[1] :]
+    assert page.text().endswith(" And the earth" + tokenizer.decode(written, skip_special_tokens=True))
+
+
+def test_a_state_of_the_page_goes_on_in_the_page(page):
+    page.type(BEGINNING)
+    page.press("write")
+    whole = page.text()
+    page.press("save")
+    file = page.saved()
+    page.reload()
+    page.open(file)
+    assert page.text() == f"[…] {whole}"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: data[: len(data) // 2], "is not a whole safetensors file"),
+        (lambda data: data[:-2] + b"\x07\x07", "The file is damaged"),
+        (lambda data: b"a letter", "is not a whole safetensors file"),
+        (lambda data: data.replace(b"RetNetState/2", b"RetNetState/9"), "does not hold the state of a RetNet"),
+    ],
+    ids=["truncated", "changed", "no state", "another format"],
+)
+def test_a_wrong_file_is_told_in_a_sentence(page, exported, tmp_path, change, words):
+    model, tokenizer, _ = exported
+    with torch.no_grad():
+        model(tokenizer(BEGINNING, return_tensors="pt")["input_ids"], use_cache=True).past_key_values.save(
+            tmp_path / "right"
+        )
+    (tmp_path / "wrong").write_bytes(change((tmp_path / "right").read_bytes()))
+    page.open(tmp_path / "wrong")
+    assert words in page.message()
+    assert page.figure("position") == "0"
+
+
+def test_the_state_of_another_model_is_refused(page, exported, tmp_path):
+    model, tokenizer, _ = exported
+    ids = tokenizer(BEGINNING, return_tensors="pt")["input_ids"]
+    fields = {"vocab_size": 300, "eos_token_id": 0}
+    dialect = "sinks" if model.config.attention_sinks else "fla"
+    others = {
+        "of another configuration": small_model("torchscale", **fields),
+        "computed by other weights": small_model(dialect, seed=1, **fields),
+    }
+    for words, other in others.items():
+        with torch.no_grad():
+            other(ids, use_cache=True).past_key_values.save(tmp_path / "state")
+        page.open(tmp_path / "state")
+        assert words in page.message()
+
+
+def test_rewinding_goes_back_one_action(page):
+    page.type(BEGINNING)
+    page.press("read")
+    before = page.text(), page.figure("position")
+    page.press("write")
+    assert page.text() != before[0]
+    once = page.text()
+    page.press("rewind")
+    assert (page.text(), page.figure("position")) == before
+    page.press("write")
+    assert page.text() == once
+
+
+def test_branches_go_on_by_themselves(page):
+    page.type(BEGINNING)
+    page.press("read")
+    page.press("branch")
+    assert len(page.all(".pane")) == 2
+    page.type(" And the earth", pane=1)
+    page.press("write", pane=1)
+    assert page.text(0) == BEGINNING
+    assert page.text(1).startswith(f"{BEGINNING} And the earth")
+    page.press("write", pane=0)
+    alone = page.text(0)
+    page.in_pane("[data-action=close]", 1).click()
+    assert len(page.all(".pane")) == 1
+    page.press("rewind")
+    page.press("write")
+    assert page.text(0) == alone
+
+
+def test_a_text_of_twenty_thousand_tokens_takes_no_more_memory(page, exported):
+    _, tokenizer, _ = exported
+    text = TEXT[:60_000]
+    assert len(tokenizer(text)["input_ids"]) > 20_000
+    page.type(TEXT[:400])
+    page.press("read")
+    sizes = [page.figure("state")]
+    heap = "return performance.memory.usedJSHeapSize"
+    before = page.driver.execute_script(heap)
+    page.type(text)
+    page.in_pane("[data-action=read]").click()
+    page.wait_for(lambda: page.message().startswith("Read") and " in " in page.message(), seconds=200)
+    assert int(page.figure("position").replace(",", "")) > 20_000
+    assert [page.figure("state")] == sizes
+    assert page.driver.execute_script(heap) - before < 64e6
+    assert len(page.text()) <= 20_100
+
+
+def test_it_is_light_and_dark(page):
+    def brightness() -> float:
+        picture = Image.open(io.BytesIO(page.driver.get_screenshot_as_png())).convert("L")
+        return sum(picture.getdata()) / (picture.width * picture.height)
+
+    first = brightness()
+    page.all("#theme")[0].click()
+    time.sleep(0.2)
+    assert {first > 128, brightness() > 128} == {True, False}
+
+
+def test_the_page_is_short_and_whole(exported):
+    folder = exported[2]
+    own = [file for file in folder.iterdir() if file.is_file()]
+    assert {file.name for file in own} == {"index.html", "style.css", "app.js", "model.js", "state_file.js"}
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in own) <= 900
+    assert {file.name for file in (folder / "model").iterdir()} == {
+        "info.json",
+        "model.onnx",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    licences = {file.name for file in (folder / "vendor").iterdir() if not file.suffix.endswith(("mjs", "wasm"))}
+    assert licences == {"huggingface-tokenizers-0.2.0.LICENSE", "onnxruntime-web-1.30.0.package.json"}
+    assert json.loads((folder / "vendor" / "onnxruntime-web-1.30.0.package.json").read_text())["license"] == "MIT"
+
+
+def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, tokenizer, monkeypatch):
+    with pytest.raises(ExportError, match="a page has weights in float32 or int8"):
+        export_web(small_model(), tmp_path / "out", tokenizer, kind="int4")
+    with pytest.raises(ExportError, match="this tokenizer does not have"):
+        export_web(small_model(), tmp_path / "out", None)
+    monkeypatch.setattr(npm_packages, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(npm_packages.shutil, "which", lambda name: None)
+    with pytest.raises(ExportError, match="which npm fetches: install Node.js"):
+        export_web(small_model(), tmp_path / "out", tokenizer)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "letter.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match="is not empty"):
+        export_web(small_model(), tmp_path / "taken", tokenizer)
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
