@@ -48,6 +48,7 @@ from .retention_forms import (
 from .retention_packed import packed_retention
 from .retention_state import RetNetState
 from .split_over_ranks import context_parallel, shard_sequence
+from .state_tuning import StateTuning
 from .streaming import CarryState, StreamScore, TokenStreams, score_stream
 from .version import __version__
 
@@ -76,6 +77,7 @@ __all__ = [
     "RetNetModel",
     "RetNetPreTrainedModel",
     "RetNetState",
+    "StateTuning",
     "StreamScore",
     "TokenStreams",
     "ViRBackbone",

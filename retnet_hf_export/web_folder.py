@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from retnet_hf import RetNetForCausalLM
+from retnet_hf import RetNetForCausalLM, RetNetState
 from retnet_hf.state_file import weights_mark
 from retnet_hf_conversion.replaced_folder import claim, replace
 
@@ -21,6 +21,7 @@ from .onnx_folder import ExportedFile, require_exportable, write_files
 
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+INITIAL = "initial_state.safetensors"
 
 
 def export_web(
@@ -29,12 +30,14 @@ def export_web(
     tokenizer: PreTrainedTokenizerBase,
     kind: str = "int8",
     name: str = "RetNet",
+    state: RetNetState | None = None,
     overwrite: bool = False,
 ) -> ExportedFile:
     """Writes a page that loads a model and continues texts, whose states it saves and loads as `RetNetState` does.
 
     Args:
         kind: of the weights, "float32" or "int8". Browsers have no fast products of 4 bits. name: that the page shows.
+        state: that each text begins with, of one row, such as that of `StateTuning`.
         overwrite: whether a folder with a page or a model may be replaced.
 
     Raises:
@@ -63,6 +66,9 @@ def export_web(
             (partial / "tokenizer" / file).replace(partial / "model" / file)
         shutil.rmtree(partial / "tokenizer")
         info = page_info(model, tokenizer, exported, name)
+        if state is not None:
+            info["initial"] = INITIAL
+            state.save(partial / "model" / INITIAL)
         (partial / "model" / "info.json").write_text(json.dumps(info) + "\n", encoding="utf-8")
         replace(output, partial)
     finally:

@@ -37,6 +37,10 @@ def export(
     any_size: Annotated[
         bool, typer.Option("--any-size", help="Pictures of an image classifier may have other sizes than in training.")
     ] = False,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="State that texts of a page begin with, as RetNetState.save wrote it."),
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a model for ONNX Runtime or for a browser. What was written is checked against the model first.
@@ -54,12 +58,16 @@ def export(
     kinds = quantize or ["int8" if to == "web" else "float32"]
     if to == "web" and len(kinds) > 1:
         raise InputError("--to web takes one --quantize: a page has one file of weights")
+    if state is not None and to != "web":
+        raise InputError("--state is for --to web; other runtimes take a state as inputs")
+    if state is not None and not state.is_file():
+        raise InputError(f"no such file: {state}")
     litter.append(context.with_resource(locked(output)))
     claim(output, overwrite, marks=MARKS)
     with loading(console):
         from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
-        from retnet_hf import MetaFormerConfig, RMTConfig, ViRConfig
+        from retnet_hf import MetaFormerConfig, RetNetState, RMTConfig, ViRConfig
         from retnet_hf_export import ExportError, export_onnx, export_web
 
         from ..text.generation import load_model
@@ -75,10 +83,11 @@ def export(
     try:
         with leaving_order(), console.status("exporting"):
             if to == "web":
-                files = [export_web(loaded, output, processor, kinds[0], Path(name).name, overwrite)]
+                begins_with = None if state is None else RetNetState.load(state, loaded)
+                files = [export_web(loaded, output, processor, kinds[0], Path(name).name, begins_with, overwrite)]
             else:
                 files = export_onnx(loaded, output, processor, kinds, any_size, overwrite)
-    except ExportError as error:
+    except (ExportError, ValueError) as error:  # or a state of another model
         raise InputError(str(error)) from error
     for file in files:
         tokens = "" if file.equal_tokens is None else f", {file.equal_tokens} of 64 greedy tokens as in PyTorch"

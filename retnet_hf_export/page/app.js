@@ -257,6 +257,7 @@ async function start() {
     $("#progress").value = bytes / info.bytes;
     label.textContent = `Loading the model: ${size(bytes)} of ${size(info.bytes)}`;
   });
+  if (info.initial) model.initial = (await readState(await download(`model/${info.initial}`), model)).state;
   $("#loading").hidden = true;
   $("#texts").hidden = $("#settings").hidden = false;
   new Pane();

@@ -44,10 +44,12 @@ export class Model {
   constructor(session, info) {
     this.session = session;
     this.info = info;
+    this.initial = null; // a learned state that texts begin with
   }
 
   /** The state before the first token. */
   start() {
+    if (this.initial) return this.initial;
     const tensors = {};
     for (const { name, shape } of this.info.state) {
       const dims = [1, ...shape.map((size) => size ?? 0)];

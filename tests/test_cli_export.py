@@ -1,0 +1,98 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet-hf export`, as a user meets it: what it writes and says, and what it refuses."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from small_models import random_ids, small_model, word_tokenizer
+from small_vision_models import VISION_FAMILIES
+from test_cli import refused, tree
+
+from retnet_hf import RetNetForMaskedLM, StateTuning
+
+
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch) -> Path:
+    """A working directory with a model, and one without a tokenizer."""
+    monkeypatch.chdir(tmp_path)
+    small_model().save_pretrained("model")
+    shutil.copytree("model", "bare")
+    tokenizer = word_tokenizer()
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(2)
+    tokenizer.save_pretrained("model")
+    return tmp_path
+
+
+def test_a_folder_for_onnx_runtime(retnet_hf, workplace):
+    answer = retnet_hf("export", "model", "out", "--quantize", "int8", "--quantize", "float32")
+    assert answer.code == 0, answer.err
+    assert "onnx/model.onnx: " in answer.out
+    assert "64 of 64 greedy tokens as in PyTorch" in " ".join(answer.out.split())
+    assert {path.name for path in Path("out").iterdir()} >= {"onnx", "config.json", "tokenizer.json", "genai_config.json"}
+    assert {path.name for path in Path("out/onnx").iterdir()} == {"model.onnx", "model_quantized.onnx"}
+    refused(retnet_hf("export", "model", "out"), "is not empty", "--overwrite")
+
+
+def test_a_folder_for_pictures(retnet_hf, workplace):
+    vision = VISION_FAMILIES["vir"]
+    vision.model().save_pretrained("vir")
+    vision.processor().save_pretrained("vir")
+    answer = retnet_hf("export", "vir", "out")
+    assert answer.code == 0, answer.err
+    assert "onnx/model.onnx: " in answer.out
+    assert Path("out/preprocessor_config.json").is_file()
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm, which fetches what a page needs")
+def test_a_page_that_begins_with_a_learned_state(retnet_hf, workplace):
+    tuned = StateTuning(small_model())
+    with torch.no_grad():
+        tuned.states[0].normal_()
+    tuned.save("task.safetensors")
+    answer = retnet_hf("export", "model", "page", "--to", "web", "--state", "task.safetensors")
+    assert answer.code == 0, answer.err
+    assert "python3 -m http.server --directory page" in " ".join(answer.out.split())
+    info = json.loads(Path("page/model/info.json").read_text(encoding="utf-8"))
+    assert info["initial"] == "initial_state.safetensors"
+    assert (info["name"], info["file"]) == ("model", "model_quantized.onnx")
+    assert Path("page/model/initial_state.safetensors").read_bytes() == Path("task.safetensors").read_bytes()
+    assert retnet_hf("export", "model", "page", "--to", "web", "--overwrite").code == 0
+    assert not Path("page/model/initial_state.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing", "out"], ["nothing"]),
+        (["bare", "out"], ["there is no tokenizer in bare"]),
+        (["model", "out", "--to", "paper"], ["it must be one of onnx, web"]),
+        (["model", "out", "--quantize", "int2"], ["weights can be float32, int8 or int4, not 'int2'"]),
+        (["model", "out", "--to", "web", "--quantize", "int4"], ["browsers have no fast products of 4 bits"]),
+        (["model", "out", "--to", "web", "--quantize", "int8", "--quantize", "float32"], ["--to web takes one --quantize"]),
+        (["model", "out", "--state", "state"], ["--state is for --to web"]),
+        (["model", "out", "--to", "web", "--state", "state"], ["no such file: state"]),
+        (["encoder", "out"], ["an encoder cannot be exported"]),
+        (["model", "model"], ["model holds what is to be read"]),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(retnet_hf, workplace, arguments, words):
+    small_model("fla", RetNetForMaskedLM, bidirectional=True).save_pretrained("encoder")
+    before = tree(workplace)
+    refused(retnet_hf("export", *arguments), *words)
+    assert tree(workplace) == before
+
+
+def test_the_state_of_another_model_is_refused(retnet_hf, workplace):
+    other = small_model("fla", seed=1)
+    with torch.no_grad():
+        other(random_ids(1, 5), use_cache=True).past_key_values.save("other")
+    before = tree(workplace)
+    refused(retnet_hf("export", "model", "out", "--to", "web", "--state", "other"), "other weights")
+    assert tree(workplace) == before

@@ -1,0 +1,122 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A learned initial state: what it changes, what it leaves alone, how Trainer trains it, and the file that it becomes."""
+
+import pytest
+import torch
+from datasets import Dataset
+from small_models import greedy, random_ids, small_model
+from transformers import Trainer, TrainingArguments
+
+from retnet_hf import RetNetState, StateTuning
+
+
+def tuned_model(dialect: str = "fla", **fields) -> StateTuning:
+    tuned = StateTuning(small_model(dialect, **fields))
+    with torch.no_grad():
+        for index, state in enumerate(tuned.states):
+            state.normal_(0, 0.5, generator=torch.Generator().manual_seed(index))
+    return tuned
+
+
+@pytest.mark.parametrize("dialect", ["fla", "grouped", "from scratch", "torchscale"])
+def test_it_begins_as_the_model_itself(dialect):
+    model, ids = small_model(dialect), random_ids(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(StateTuning(model)(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_state_of_a_text_is_as_good_as_the_text():
+    """A text that was read before is such a state, but for the positions, which begin with 0 again."""
+    model, text, ids = small_model(use_rotary=False), random_ids(1, 15), random_ids(1, 10, seed=1)
+    tuned = StateTuning(model)
+    with torch.no_grad():
+        for own, layer in zip(tuned.states, model(text, use_cache=True).past_key_values.layers):
+            own.copy_(layer.recurrent_states[0])
+        whole = model(torch.cat([text, ids], dim=1)).logits[:, 15:]
+        torch.testing.assert_close(tuned(ids).logits, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_flow_into_the_state_alone():
+    tuned, ids = tuned_model(), random_ids(3, 12)
+    before = [state.detach().clone() for state in tuned.states]
+    tuned(ids, labels=ids).loss.backward()
+    assert {name for name, weight in tuned.named_parameters() if weight.requires_grad} == {"states.0", "states.1"}
+    assert all(state.grad.abs().max() > 1e-6 for state in tuned.states)
+    assert all(state.equal(old) for state, old in zip(tuned.states, before))  # a call does not write into it
+
+
+def test_the_gradient_is_that_of_the_loss():
+    tuned, ids = tuned_model(), random_ids(2, 9)
+    tuned.model.double()
+    tuned.states.double()
+    tuned(ids, labels=ids).loss.backward()
+    for state in tuned.states:
+        direction, losses = torch.randn_like(state), []
+        with torch.no_grad():
+            for step in (1e-5, -2e-5):
+                state.add_(step * direction)
+                losses.append(tuned(ids, labels=ids).loss)
+            state.add_(1e-5 * direction)
+        expected = (losses[0] - losses[1]) / 2e-5
+        torch.testing.assert_close((state.grad * direction).sum(), expected, rtol=1e-4, atol=1e-9)
+
+
+def test_padding_in_front_does_not_take_the_state_away():
+    tuned, ids = tuned_model(), random_ids(1, 10)
+    padded, mask = torch.cat([torch.zeros(1, 4, dtype=torch.int64), ids], dim=1), torch.ones(1, 14, dtype=torch.int64)
+    mask[:, :4] = 0
+    with torch.no_grad():
+        torch.testing.assert_close(tuned(padded, mask).logits[:, 4:], tuned(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_generate_goes_on_from_it_and_every_row_has_it():
+    tuned, ids = tuned_model(), random_ids(3, 7)
+    found = greedy(tuned.model, ids, 12, past_key_values=tuned.state(3), eos_token_id=None)
+    text = ids
+    with torch.no_grad():
+        for _ in range(12):
+            text = torch.cat([text, tuned(text).logits[:, -1:].argmax(-1)], dim=1)
+    assert found.equal(text)
+    assert not found.equal(greedy(tuned.model, ids, 12, eos_token_id=None))
+
+
+def test_the_file_is_a_state_that_loads(tmp_path):
+    tuned, ids = tuned_model(), random_ids(1, 7)
+    tuned.save(tmp_path / "task.safetensors")
+    state = RetNetState.load(tmp_path / "task.safetensors", tuned.model)
+    with torch.no_grad():
+        assert tuned.model(ids, past_key_values=state).logits.equal(tuned(ids).logits)
+    with pytest.raises(ValueError, match="other weights"):
+        RetNetState.load(tmp_path / "task.safetensors", small_model(seed=1))
+
+
+def test_trainer_trains_it_and_its_checkpoints_hold_nothing_else(tmp_path):
+    tuned = StateTuning(small_model())
+    weights = {name: weight.clone() for name, weight in tuned.model.state_dict().items()}
+    data = Dataset.from_dict({"input_ids": [[5, 9, 7, 5, 9, 7, 5, 9]] * 8, "labels": [[5, 9, 7, 5, 9, 7, 5, 9]] * 8})
+    options = {"per_device_train_batch_size": 4, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    arguments = TrainingArguments(str(tmp_path), max_steps=30, learning_rate=0.05, save_steps=15, **options)
+    ids = torch.tensor(data["input_ids"])
+    with torch.no_grad():
+        before = tuned(ids, labels=ids).loss
+    Trainer(tuned, arguments, train_dataset=data).train()
+    with torch.no_grad():
+        assert tuned(ids, labels=ids).loss < 0.7 * before
+    assert all(weight.equal(weights[name]) for name, weight in tuned.model.state_dict().items())
+    size = sum(state.nbytes for state in tuned.states)
+    checkpoint = tmp_path / "checkpoint-15"
+    assert (checkpoint / "model.safetensors").stat().st_size < 2 * size
+    again = StateTuning(small_model())
+    Trainer(again, arguments, train_dataset=data).train(resume_from_checkpoint=str(checkpoint))
+    for found, expected in zip(again.states, tuned.states):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_has_no_state_of_fixed_size_is_refused():
+    for dialect in ("hybrid", "sinks"):
+        with pytest.raises(ValueError, match="all of whose layers are retention"):
+            StateTuning(small_model(dialect))
+    tuned = tuned_model()
+    with pytest.raises(RuntimeError, match="a learned state has states.0, states.1, got states.0"):
+        tuned.load_state_dict({"states.0": tuned.states[0]})
