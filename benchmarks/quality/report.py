@@ -20,8 +20,12 @@ TABLE = re.compile(r"(<!-- table: (?P<name>\w+) -->\n)(?P<table>.*?)(?=<!-- end 
 
 
 def filled(page: str, tables: dict[str, str]) -> str:
-    """The page with each table between its marks."""
-    return TABLE.sub(lambda match: f"{match[1]}\n{tables[match['name']]}\n\n", page)
+    """The page with each of these tables between its marks; other tables stay as they are."""
+
+    def table(match: re.Match) -> str:
+        return f"{match[1]}\n{tables[match['name']]}\n\n" if match["name"] in tables else match[0]
+
+    return TABLE.sub(table, page)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from ..options import Model, Overwrite, argument, one_of
 from ..sources import load, model_source
 
 
-TARGETS = ("onnx", "web")
+TARGETS = ("onnx", "web", "mlx")
 MARKS = ("config.json", "model/info.json")  # of folders that --overwrite replaces
 
 
@@ -25,7 +25,9 @@ def export(
     context: typer.Context,
     model: Model,
     output: Annotated[Path, argument(metavar="OUTPUT", help="Folder of the exported model.")],
-    to: Annotated[str, typer.Option("--to", callback=one_of(TARGETS), help="onnx; or web, a page for a browser.")] = "onnx",
+    to: Annotated[
+        str, typer.Option("--to", callback=one_of(TARGETS), help="onnx; web, a page for a browser; mlx, for mlx-lm.")
+    ] = "onnx",
     quantize: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,18 +45,22 @@ def export(
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a model for ONNX Runtime or for a browser. What was written is checked against the model first.
+    """Write a model for ONNX Runtime, for a browser, or for mlx-lm. ONNX files are checked against the model first.
 
     [bold]Examples[/bold]
 
     retnet-hf export my-retnet my-retnet-onnx --quantize float32 --quantize int8
 
     retnet-hf export my-retnet my-page --to web      (then: python3 -m http.server -d my-page)
+
+    retnet-hf export my-retnet my-mlx --to mlx       (then: mlx_lm.load("my-mlx", trust_remote_code=True))
     """
     console = Console(highlight=False, markup=False)
     name = model_source(model)
     if Path(name).is_dir():
         require_apart(output.expanduser().resolve(), Path(name))
+    if to == "mlx" and quantize:
+        raise InputError("--quantize is for files of ONNX: mlx-lm quantises what it loads")
     kinds = quantize or ["int8" if to == "web" else "float32"]
     if to == "web" and len(kinds) > 1:
         raise InputError("--to web takes one --quantize: a page has one file of weights")
@@ -68,7 +74,7 @@ def export(
         from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
         from retnet_hf import MetaFormerConfig, RetNetState, RMTConfig, ViRConfig
-        from retnet_hf_export import ExportError, export_onnx, export_web
+        from retnet_hf_export import ExportError, export_mlx, export_onnx, export_web
 
         from ..text.generation import load_model
 
@@ -85,6 +91,9 @@ def export(
             if to == "web":
                 begins_with = None if state is None else RetNetState.load(state, loaded)
                 files = [export_web(loaded, output, processor, kinds[0], Path(name).name, begins_with, overwrite)]
+            elif to == "mlx":
+                export_mlx(loaded, output, processor, overwrite)
+                files = []
             else:
                 files = export_onnx(loaded, output, processor, kinds, any_size, overwrite)
     except (ExportError, ValueError) as error:  # or a state of another model

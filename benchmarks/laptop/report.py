@@ -1,0 +1,55 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`python -m benchmarks.laptop.report`: writes the table of docs/guides/linearize.md anew, from the reports of the runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ..quality.report import filled
+from ..quality.tables import table
+from ..whole_files import write_whole
+from .__main__ import RESULTS, ROOT, RUNS
+
+
+PAGE = ROOT / "docs" / "guides" / "linearize.md"
+HEADER = ("", "minutes", "all", "unseen", "retention off", "sinks off", "kept layers off", "memory", "speed")
+
+
+def ratio(ours: float | None, theirs: float | None) -> str:
+    """Nothing where one of them was not measured."""
+    return f"{ours / theirs:.3f}" if ours is not None and theirs else ""
+
+
+def row(name: str, report: dict[str, Any]) -> list[str]:
+    """Perplexities over the source's, and over the whole model's without a part; memory and speed beside the source's."""
+    theirs, ours = report["teacher"], report["student"]
+    longest = max(theirs["perplexity"], key=int)
+    without = report["without"]
+    parts = [ratio(without.get(part), without.get("nothing")) for part in ("retention", "sinks", "kept layers")]
+    [unseen] = report["unseen"] or [None]
+    minutes = sum(stage["seconds"] or 0 for stage in report["trainings"]) / 60
+    return [
+        name.replace("-", " "),
+        f"{minutes:.0f}",
+        ratio(ours["perplexity"][longest], theirs["perplexity"][longest]),
+        ratio(ours["by_text"].get(unseen), theirs["by_text"].get(unseen)),
+        *parts,
+        f"{theirs['cache_bytes'][longest] / ours['cache_bytes'][longest]:.1f} times less",
+        f"{ours['tokens_per_second'][longest] / theirs['tokens_per_second'][longest]:.1f} times",
+    ]
+
+
+def tables(folder: Path = RESULTS) -> dict[str, str]:
+    """By name."""
+    found = {name: folder / f"{name}.json" for name in RUNS}
+    rows = [row(name, json.loads(file.read_text(encoding="utf-8"))) for name, file in found.items() if file.is_file()]
+    return {"laptop": table(HEADER, rows)}
+
+
+def main() -> None:
+    write_whole(PAGE, filled(PAGE.read_text(encoding="utf-8"), tables()))
+
+
+if __name__ == "__main__":
+    main()

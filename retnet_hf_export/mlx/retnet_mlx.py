@@ -1,0 +1,239 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RetNet (arXiv 2307.08621) for mlx-lm, which loads this file by `model_file` of config.json, beside weights as they are.
+
+Shapes: B batch, T tokens, M states, R heads that share a state, K key size, V value size. What a configuration comes to,
+decays, angles and sizes, is under `mlx` in config.json.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import ArraysCache
+
+
+CHUNK = 128  # tokens whose scores are computed at a time
+DIGITS, BASE = 4, 256
+ACTIVATIONS = {
+    None: lambda x: x,
+    "silu": nn.silu,
+    "swish": nn.silu,
+    "gelu": nn.gelu,
+    "gelu_pytorch_tanh": nn.gelu_approx,
+    "relu": nn.relu,
+    "relu2": nn.relu2,
+    "sigmoid": mx.sigmoid,
+    "tanh": mx.tanh,
+}
+
+
+@dataclass
+class ModelArgs:
+    """Of config.json: `mlx` alone, which says all that decides the function."""
+
+    model_type: str
+    mlx: dict
+
+    @classmethod
+    def from_dict(cls, config: dict) -> "ModelArgs":
+        return cls(config["model_type"], config["mlx"])
+
+
+class Norm(nn.Module):
+    """RMS norm, with a weight or without."""
+
+    def __init__(self, size: int, eps: float, affine: bool) -> None:
+        super().__init__()
+        self.eps = eps
+        if affine:
+            self.weight = mx.ones((size,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, self.get("weight"), self.eps)
+
+
+class Rotation:
+    """Cosines and sines of a position times each frequency, exact at any position below 2^32.
+
+    A position is a sum of digits d 256^i. The rotation is the product of those by each digit, which are in tables.
+    """
+
+    def __init__(self, frequencies: list, scaling: float) -> None:
+        self.scaling = scaling
+        with np.errstate(over="ignore"):
+            places = np.arange(BASE)[None, :] * BASE ** np.arange(DIGITS)[:, None]  # (DIGITS, BASE)
+            phase = places[..., None].astype(np.int64) * np.array(frequencies, dtype=np.int64)  # modulo 2^64
+        angle = phase.astype(np.float64) * (2 * np.pi / 2**64)
+        self.cos, self.sin = (mx.array(table.astype(np.float32)) for table in (np.cos(angle), np.sin(angle)))
+
+    def __call__(self, position: mx.array) -> tuple:
+        """(T,) -> cos, sin (T, K/2)."""
+        digits = [(position // BASE**power) % BASE for power in range(DIGITS)]
+        cos, sin = self.cos[0][digits[0]], self.sin[0][digits[0]]
+        for power in range(1, DIGITS):
+            next_cos, next_sin = self.cos[power][digits[power]], self.sin[power][digits[power]]
+            cos, sin = cos * next_cos - sin * next_sin, sin * next_cos + cos * next_sin
+        return cos * self.scaling, sin * self.scaling
+
+
+def rotated(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """Turns the pairs (i, i + K/2) of (…, T, K)."""
+    first, second = mx.split(x, 2, axis=-1)
+    return mx.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+
+
+def retention(q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, state: mx.array) -> tuple:
+    """The chunkwise form: q (B, M, R, T, K), k (B, M, T, K), v (B, M, T, V), state (B, M, K, V) -> (B, M, R, T, V), state.
+
+    R heads share a state; `log_decay` (M,) is of each state.
+    """
+    outputs, log_decay = [], log_decay[:, None]  # (M, 1)
+    for start in range(0, q.shape[3], CHUNK):
+        part = slice(start, start + CHUNK)
+        query, key, value = q[:, :, :, part], k[:, :, part], v[:, :, part]
+        place = mx.arange(query.shape[3])
+        distance = place[:, None] - place
+        decay = mx.where(distance >= 0, mx.exp(mx.maximum(distance, 0) * log_decay[:, None]), 0)  # (M, C, C)
+        scores = (query @ key[:, :, None].swapaxes(-1, -2)) * decay[:, None]
+        before = mx.exp((place + 1) * log_decay)[:, None, :, None]  # (M, 1, C, 1)
+        outputs.append(scores @ value[:, :, None] + (query * before) @ state[:, :, None])
+        after = mx.exp((query.shape[3] - 1 - place) * log_decay)[..., None]  # (M, C, 1)
+        whole = mx.exp(query.shape[3] * log_decay)[..., None]  # (M, 1, 1)
+        state = whole * state + (key * after).swapaxes(-1, -2) @ value
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=3), state
+
+
+class Retention(nn.Module):
+    """Gated retention, equation 8 of the paper."""
+
+    def __init__(self, sizes: dict, layer: int) -> None:
+        super().__init__()
+        self.sizes, own = sizes, sizes["layers"][layer]
+        hidden, heads, groups = sizes["hidden_size"], sizes["heads"], sizes["groups"]
+        key, value = sizes["head_dim"], sizes["value_head_dim"]
+        self.q_proj = nn.Linear(hidden, heads * key, bias=sizes["qkv_bias"])
+        self.k_proj = nn.Linear(hidden, groups * key, bias=sizes["qkv_bias"])
+        self.v_proj = nn.Linear(hidden, groups * value, bias=sizes["qkv_bias"])
+        self.o_proj = nn.Linear(heads * value, hidden, bias=False)
+        if sizes["gate_act"] is not None:
+            self.g_proj = nn.Linear(hidden, heads * value, bias=False)
+        if sizes["qk_norm"]:
+            self.q_norm, self.k_norm = (Norm(key, sizes["eps"], True) for _ in range(2))
+        if sizes["head_norm"] is not None:
+            group = heads * value // sizes["head_norm"]["groups"]  # numbers that are normalised together
+            self.norm_size, affine = group, sizes["head_norm"]["affine"]
+            if affine:
+                self.head_norm = Norm(sizes["head_norm"]["weights"], sizes["head_norm"]["eps"], True)
+        self._log_decay = mx.array(own["log_decays"], dtype=mx.float32)
+        self._feature_map = ACTIVATIONS[own["feature_map"]]
+
+    def __call__(self, x: mx.array, turn: tuple, cache: ArraysCache) -> mx.array:
+        (batch, length, _), sizes = x.shape, self.sizes
+        heads, groups, states = sizes["heads"], sizes["groups"], len(self._log_decay)
+        shape = (batch, length, -1)
+        query = self.q_proj(x).reshape(*shape, sizes["head_dim"]).swapaxes(1, 2)
+        key = self.k_proj(x).reshape(*shape, sizes["head_dim"]).swapaxes(1, 2)
+        value = self.v_proj(x).reshape(*shape, sizes["value_head_dim"]).swapaxes(1, 2)
+        if sizes["qk_norm"]:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = self._feature_map(query), self._feature_map(key), ACTIVATIONS[sizes["value_act"]](value)
+        query, key, value = (each.astype(mx.float32) for each in (query, key, value))
+        if turn is not None:
+            query, key = rotated(query, *turn), rotated(key, *turn)
+        query = (query * sizes["query_scale"]).reshape(batch, states, heads // states, length, -1)
+        if states > groups:  # heads that share keys and values, but not a decay
+            key, value = (mx.repeat(each, states // groups, axis=1) for each in (key, value))
+        state = cache[0]
+        if state is None:
+            state = mx.zeros((batch, states, sizes["head_dim"], sizes["value_head_dim"]))
+        output, cache[0] = retention(query, key, value, self._log_decay, state)
+        output = output.reshape(batch, heads, length, -1).swapaxes(1, 2)  # (B, T, H, V)
+        if sizes["head_norm"] is not None:
+            rows = output.reshape(*shape, self.norm_size)
+            output = mx.fast.rms_norm(rows, None, sizes["head_norm"]["eps"])
+            if sizes["head_norm"]["affine"]:
+                output = output.reshape(*shape, sizes["head_norm"]["weights"]) * self.head_norm.weight
+        output = output.reshape(*shape).astype(x.dtype)
+        if sizes["gate_act"] is not None:
+            output = output * ACTIVATIONS[sizes["gate_act"]](self.g_proj(x))
+        return self.o_proj(output)
+
+
+class MLP(nn.Module):
+    def __init__(self, sizes: dict) -> None:
+        super().__init__()
+        hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
+        self.up_proj, self.down_proj = nn.Linear(hidden, inner, bias=False), nn.Linear(inner, hidden, bias=False)
+        if sizes["gated_mlp"]:
+            self.gate_proj = nn.Linear(hidden, inner, bias=False)
+        self._act = ACTIVATIONS[sizes["hidden_act"]]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        inner = self.up_proj(x)
+        return self.down_proj(inner * self._act(self.gate_proj(x)) if "gate_proj" in self else self._act(inner))
+
+
+class Layer(nn.Module):
+    def __init__(self, sizes: dict, layer: int) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.retention, self.mlp = Retention(sizes, layer), MLP(sizes)
+        self.retention_norm, self.mlp_norm = (Norm(sizes["hidden_size"], sizes["eps"], sizes["affine"]) for _ in range(2))
+
+    def __call__(self, x: mx.array, turn: tuple, cache: ArraysCache) -> mx.array:
+        first, second = self.sizes["residual_multipliers"]
+        if self.sizes["pre_norm"]:
+            x = x * first + self.retention(self.retention_norm(x), turn, cache)
+            return x * second + self.mlp(self.mlp_norm(x))
+        x = self.retention_norm(x * first + self.retention(x, turn, cache))
+        return self.mlp_norm(x * second + self.mlp(x))
+
+
+class Stack(nn.Module):
+    def __init__(self, sizes: dict) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.embed_tokens = nn.Embedding(sizes["vocab_size"], sizes["hidden_size"])
+        self.layers = [Layer(sizes, layer) for layer in range(len(sizes["layers"]))]
+        norm = sizes["hidden_size"], sizes["eps"], sizes["affine"]
+        if sizes["embed_norm"]:
+            self.embed_norm = Norm(*norm)
+        if sizes["pre_norm"]:
+            self.norm = Norm(*norm)
+        frequencies = sizes["frequencies"]
+        self._rotation = None if frequencies is None else Rotation(frequencies, sizes["rotary_scaling"])
+
+    def __call__(self, ids: mx.array, cache: list) -> mx.array:
+        read = 0 if cache[0][1] is None else cache[0][1]  # tokens before
+        turn = None if self._rotation is None else self._rotation(read + mx.arange(ids.shape[1]))
+        x = self.embed_tokens(ids) * self.sizes["embedding_multiplier"]
+        x = self.embed_norm(x) if "embed_norm" in self else x
+        for layer, own in zip(self.layers, cache):
+            x = layer(x, turn, own)
+            own[1] = mx.array(read + ids.shape[1])
+        return self.norm(x) if "norm" in self else x
+
+
+class Model(nn.Module):
+    """The language model, as mlx-lm calls it."""
+
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        self.args, self.model_type = args, args.model_type
+        self.model = Stack(args.mlx)
+        if not args.mlx["tied"]:
+            self.lm_head = nn.Linear(args.mlx["hidden_size"], args.mlx["vocab_size"], bias=False)
+
+    def __call__(self, inputs: mx.array, cache: list = None) -> mx.array:
+        x = self.model(inputs, self.make_cache() if cache is None else cache)
+        return self.model.embed_tokens.as_linear(x) if self.args.mlx["tied"] else self.lm_head(x)
+
+    @property
+    def layers(self) -> list:
+        return self.model.layers
+
+    def make_cache(self) -> list:
+        """Of each layer the state, and how many tokens it has read."""
+        return [ArraysCache(size=2) for _ in self.layers]

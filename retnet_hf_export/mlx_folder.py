@@ -1,0 +1,111 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A folder that mlx-lm loads: weights as they are, a model file beside them, and what the configuration comes to."""
+
+import json
+import shutil
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from retnet_hf import RetNetForCausalLM
+from retnet_hf_conversion.replaced_folder import claim, replace
+
+from .errors import ExportError
+from .onnx_folder import require_exportable, retention_alone
+
+
+MODEL_FILE = "retnet_mlx.py"
+ACTIVATIONS = (None, "silu", "swish", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "sigmoid", "tanh")
+
+
+def export_mlx(
+    model: RetNetForCausalLM,
+    folder: Path | str,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Writes a language model for mlx-lm: `mlx_lm.load(folder, trust_remote_code=True)`, which runs the model file.
+
+    Raises:
+        ExportError: for a model with a part that the model file does not have, in a sentence that names it.
+        CheckpointError: if the folder is taken.
+    """
+    require_exportable(model, [])
+    sizes = mlx_sizes(model)
+    output = Path(folder).expanduser().resolve()
+    partial = claim(output, overwrite)
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        model.save_pretrained(partial)
+        file = partial / "config.json"
+        config = json.loads(file.read_text(encoding="utf-8")) | {"model_file": MODEL_FILE, "mlx": sizes}
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        source = resources.files(__package__).joinpath("mlx").joinpath(MODEL_FILE)
+        (partial / MODEL_FILE).write_bytes(source.read_bytes())
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        replace(output, partial)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def mlx_sizes(model: RetNetForCausalLM) -> dict[str, Any]:
+    """What a configuration comes to, for the model file. Raises ExportError for what that file does not compute."""
+    if not isinstance(model, RetNetForCausalLM):
+        raise ExportError(f"mlx-lm is for language models, and this is a {type(model).__name__}")
+    config, inner = model.config, model.model
+    refused = {
+        "softmax attention (layer_types, retention_window)": not retention_alone(config),
+        "experts (num_experts)": config.num_experts is not None,
+        "learned rotation (learned_rotary_layers)": bool(config.learned_rotary_layers),
+    }
+    if found := [what for what, is_there in refused.items() if is_there]:
+        raise ExportError(f"the model file for mlx-lm has no {found[0]}")
+    layers = []
+    for index, log_decays in enumerate(inner.decay.of_layers(torch.float32, torch.device("cpu"))):
+        layers.append({"log_decays": log_decays.tolist(), "feature_map": config.feature_map_of(index)})
+    gate_act = config.output_gate_act if config.use_output_gate else None
+    functions = {gate_act, config.hidden_act, config.value_act, *(layer["feature_map"] for layer in layers)}
+    if unknown := sorted(str(name) for name in functions - set(ACTIVATIONS)):
+        raise ExportError(f"the model file for mlx-lm has no activation {unknown[0]!r}")
+    head_norm = None
+    if config.use_head_norm:
+        groups, values = config.head_norm_groups, config.num_attention_heads * config.value_head_dim
+        head_norm = {
+            "groups": groups or config.num_attention_heads,
+            "weights": values if groups else config.value_head_dim,
+            "affine": config.head_norm_affine,
+            "eps": config.head_norm_eps or config.rms_norm_eps,
+        }
+    rotary = inner.rotary
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "heads": config.num_attention_heads,
+        "groups": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "value_head_dim": config.value_head_dim,
+        "layers": layers,
+        "qkv_bias": config.qkv_bias,
+        "qk_norm": config.use_qk_norm,
+        "gate_act": gate_act,
+        "value_act": config.value_act,
+        "hidden_act": config.hidden_act,
+        "gated_mlp": config.use_gated_mlp,
+        "head_norm": head_norm,
+        "eps": config.rms_norm_eps,
+        "affine": config.norm_affine,
+        "pre_norm": config.norm_position == "pre",
+        "embed_norm": config.use_embedding_norm,
+        "embedding_multiplier": config.embedding_multiplier,
+        "residual_multipliers": [inner.layers[0].mixer_multiplier, inner.layers[0].mlp_multiplier],
+        "query_scale": inner.scaling,
+        "frequencies": None if rotary is None else rotary.frequency.tolist(),
+        "rotary_scaling": 1.0 if rotary is None else rotary.attention_scaling,
+        "tied": config.tie_word_embeddings,
+    }
