@@ -87,11 +87,11 @@ def test_a_prompt_cache_is_saved_and_resumed(tmp_path):
 
 
 def test_weights_in_4_bits_are_near(tmp_path):
-    import mlx.nn
+    from mlx.nn import quantize
 
     model, ids = small_model("fla", hidden_size=64, intermediate_size=64), random_ids(1, 20)
     own = loaded(model, tmp_path / "model")
-    mlx.nn.quantize(own, group_size=32, bits=4)
+    quantize(own, group_size=32, bits=4)
     found = torch.from_numpy(np.array(own(mlx.array(ids.numpy()))))
     error = (found - model(ids).logits).norm() / model(ids).logits.norm()
     assert 1e-3 < error < 0.5
