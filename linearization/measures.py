@@ -26,8 +26,13 @@ class Scores(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """exp(loss), infinite where a float cannot hold it."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+        """Of all tokens."""
+        return perplexity(self.loss)
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where a float cannot hold it."""
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 def repeats(ids: Tensor) -> Tensor:
@@ -68,7 +73,7 @@ def mean_divergence(model: PreTrainedModel, source: PreTrainedModel, ids: Tensor
 
 def edges_of(length: int) -> list[int]:
     """Where the ranges of `by_position` begin and end, among the losses of a block: 0, 16, 32, 64, … length - 1."""
-    return [0] + [16 * 2**power for power in range(20) if 16 * 2**power < length] + [length - 1]
+    return [0] + [16 * 2**power for power in range(20) if 16 * 2**power < length - 1] + [length - 1]
 
 
 @torch.no_grad()

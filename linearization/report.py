@@ -2,7 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What linearizing has kept and what it has cost: both models on one text, side by side."""
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -14,7 +13,7 @@ from transformers import Cache, PreTrainedModel
 
 from retnet_hf import RetNetForCausalLM, RetNetState
 
-from .measures import SCORED_TOKENS, edges_of, losses_of, mean_divergence, score
+from .measures import SCORED_TOKENS, edges_of, losses_of, mean_divergence, perplexity, score
 from .parts import parts_of, switched_off
 from .recall import CHOICES, CUE, NEEDLE, NEEDLES, SEQUENCES, associative_recall, needle_recall
 
@@ -113,7 +112,7 @@ class Report:
     held_out: int
     teacher: Measures
     student: Measures
-    layer_errors: dict[int, float]  # of the layers of retention
+    layer_errors: dict[int, float]  # of the layers that were replaced
     trainings: list[Training]
     layer_costs: dict[int, float] = field(default_factory=dict)  # of all layers, by which those that stay were chosen
     divergence: float | None = None
@@ -169,7 +168,7 @@ def measure_text(
             measures.repeated_loss, measures.first_loss = scores.repeated, scores.first
         edges = edges_of(length)
         places = (f"{first + 1} to {last}" for first, last in zip(edges, edges[1:]))
-        measures.by_position = {place: math.exp(loss) for place, loss in zip(places, scores.by_position)}
+        measures.by_position = {place: perplexity(loss) for place, loss in zip(places, scores.by_position)}
     for pairs in PAIRS:
         if len(vocabulary) >= 4 * pairs:
             measures.associative_recall[pairs] = associative_recall(model, vocabulary, pairs, extent.lists)

@@ -16,9 +16,11 @@ def missing_package(error: ModuleNotFoundError) -> str:
     """A sentence about a package that is not installed, with the command that installs it.
 
     Raises:
-        ModuleNotFoundError: for a module that is not of the extra `[cli]`.
+        ModuleNotFoundError: for a module that is not of the extras `[cli]` and `[export]`.
     """
     package = (error.name or "").split(".")[0]
+    if package in ("onnx", "onnxruntime", "onnxscript"):
+        return f'{package} is not installed, which the export needs: pip install "retnet-hf[export]"'
     if package not in ("PIL", "datasets", "matplotlib", "rich", "tokenizers", "typer"):
         raise error
     return f'{package} is not installed, which the command needs: pip install "retnet-hf[cli]"'

@@ -3,12 +3,33 @@
 """Models outside of Python: ONNX files, a page for a browser, MLX.
 
 from retnet_hf_export import export_mlx, export_onnx, export_web
+
+Files and pages need the packages of the extra `export`, a folder for mlx-lm none.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .errors import ExportError
-from .mlx_folder import export_mlx
-from .onnx_folder import ExportedFile, export_onnx
-from .web_folder import export_web
+
+
+if TYPE_CHECKING:
+    from .mlx_folder import export_mlx
+    from .onnx_folder import ExportedFile, export_onnx
+    from .web_folder import export_web
 
 
 __all__ = ["ExportError", "ExportedFile", "export_mlx", "export_onnx", "export_web"]
+_MODULES = {
+    "ExportedFile": "onnx_folder",
+    "export_mlx": "mlx_folder",
+    "export_onnx": "onnx_folder",
+    "export_web": "web_folder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    return value

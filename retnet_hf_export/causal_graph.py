@@ -114,8 +114,9 @@ class WindowedRetention(ExportedRetention):
 
 def in_float32(model: Model) -> Model:
     """A copy on the CPU that computes in float32, in evaluation mode. Weights that are so already are shared."""
-    shared = {id(weight): weight for weight in model.parameters() if weight.dtype == torch.float32 and not weight.is_cuda}
-    shared = shared if len(shared) == len(list(model.parameters())) else {}  # float() would change them
+    weights = list(model.parameters())
+    as_wanted = all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in weights)
+    shared = {id(weight): weight for weight in weights} if as_wanted else {}  # the conversion would change them
     copied = copy.deepcopy(model, shared).to("cpu", torch.float32).eval()
     if getattr(copied.config, "num_experts", None) is not None:
         copied.set_experts_implementation("batched_mm")  # of operators that ONNX has

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from retnet_hf import MetaFormerForImageClassification, RMTForImageClassification, ViRForImageClassification
+from retnet_hf import ViRForImageClassification
 
 from .onnx_file import write
 
 
-CLASSIFIERS = (ViRForImageClassification, RMTForImageClassification, MetaFormerForImageClassification)
 STRIDE = 32  # pixels, of which the sides of pictures of any size are multiples in RMT and MetaFormer
 CHECKED_BATCH = 3
 

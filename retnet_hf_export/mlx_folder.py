@@ -15,7 +15,7 @@ from retnet_hf import RetNetForCausalLM
 from retnet_hf_conversion.replaced_folder import claim, replace
 
 from .errors import ExportError
-from .onnx_folder import require_exportable, retention_alone
+from .exportable import MARKS, require_exportable, retention_alone
 
 
 MODEL_FILE = "retnet_mlx.py"
@@ -34,10 +34,10 @@ def export_mlx(
         ExportError: for a model with a part that the model file does not have, in a sentence that names it.
         CheckpointError: if the folder is taken.
     """
-    require_exportable(model, [])
+    require_exportable(model)
     sizes = mlx_sizes(model)
     output = Path(folder).expanduser().resolve()
-    partial = claim(output, overwrite)
+    partial = claim(output, overwrite, marks=MARKS)
     shutil.rmtree(partial, ignore_errors=True)
     try:
         model.save_pretrained(partial)

@@ -2,12 +2,15 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Packages of npm that a page needs: fetched once, by npm, at versions that are written here."""
 
+import hashlib
 import json
+import os
 import shutil
 import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from huggingface_hub.constants import HF_HOME
 
@@ -17,46 +20,64 @@ from .errors import ExportError
 
 
 CACHE = Path(HF_HOME) / "retnet_hf" / "npm"
-# By package and version: files that are copied, and where their licence is told.
+
+
+class Package(NamedTuple):
+    """A package of npm: its SHA-512, the files that a page needs, and where its licence is told."""
+
+    digest: str
+    files: tuple[str, ...]
+    licence: str
+
+
 PACKAGES = {
-    "onnxruntime-web@1.30.0": (("dist/ort.wasm.bundle.min.mjs", "dist/ort-wasm-simd-threaded.wasm"), "package.json"),
-    "@huggingface/tokenizers@0.2.0": (("dist/tokenizers.min.mjs",), "LICENSE"),
+    "onnxruntime-web@1.30.0": Package(
+        "ab4cbe26baedba45d2cec05610c71c55fa97db92d19a8b171c5f8269126683ca590a5cdc57bb2f35ce2b298de32f4d956fb42644c0ecd528a0a91e025c07ca61",
+        ("dist/ort.wasm.bundle.min.mjs", "dist/ort-wasm-simd-threaded.wasm"),
+        "package.json",  # it says MIT, and has no other file about it
+    ),
+    "@huggingface/tokenizers@0.2.0": Package(
+        "2e274c1ded45a5c4981f8bdc4a35e8a1d6b7e290b433c9b58260cebfb4908ba22ffa26f5cd7ec9dec1c1082f7fdc53c2927da4d5be79167795a8c471aebf7da6",
+        ("dist/tokenizers.min.mjs",),
+        "LICENSE",
+    ),
 }
 
 
 def copy_packages(folder: Path) -> None:
-    """Copies the files of all packages into a folder, each with its licence.
+    """Copies the files of all packages into a folder, each with what tells its licence.
 
     Raises:
-        ExportError: without npm, or where it cannot fetch a package.
+        ExportError: without npm, or where it cannot fetch a package, or fetches another one than was meant.
     """
     folder.mkdir(parents=True)
-    for name, (files, licence) in PACKAGES.items():
-        package = _fetched(name)
-        for file in files:
-            shutil.copyfile(package / file, folder / Path(file).name)
+    for name, package in PACKAGES.items():
         plain = name.removeprefix("@").replace("/", "-").replace("@", "-")
-        shutil.copyfile(package / licence, folder / f"{plain}.{licence}")
+        targets = {file: Path(file).name for file in package.files} | {package.licence: f"{plain}.{package.licence}"}
+        with tarfile.open(_fetched(name, package)) as archive:
+            for file, target in targets.items():
+                with archive.extractfile(f"package/{file}") as packed:
+                    (folder / target).write_bytes(packed.read())
 
 
-def _fetched(name: str) -> Path:
-    """The folder of a package in the cache."""
-    folder = CACHE / name.replace("/", "+")
-    if folder.is_dir():
-        return folder
-    npm = shutil.which("npm")
-    if npm is None:
-        raise ExportError(f"a page needs {name}, which npm fetches: install Node.js, and run the command again")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=CACHE) as work:
-        packed = subprocess.run([npm, "pack", "--json", name], cwd=work, capture_output=True, text=True, check=False)
-        archives = list(Path(work).glob("*.tgz"))
-        if packed.returncode or not archives:
-            raise ExportError(f"npm could not fetch {name}: {first_line(_reason(packed))}")
-        with tarfile.open(archives[0]) as archive:
-            archive.extractall(work, filter="data")
-        (Path(work) / "package").replace(folder)
-    return folder
+def _fetched(name: str, package: Package) -> Path:
+    """The archive of a package, in the cache."""
+    cached = CACHE / f"{package.digest[:16]}.tgz"
+    if not cached.is_file():
+        npm = shutil.which("npm")
+        if npm is None:
+            raise ExportError(f"a page needs {name}, which npm fetches: install Node.js, and run the command again")
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as work:
+            fetched = subprocess.run([npm, "pack", "--json", name], cwd=work, capture_output=True, text=True, check=False)
+            archives = list(Path(work).glob("*.tgz"))
+            if fetched.returncode or not archives:
+                raise ExportError(f"npm could not fetch {name}: {first_line(_reason(fetched))}")
+            os.replace(archives[0], cached)
+    if hashlib.sha512(cached.read_bytes()).hexdigest() != package.digest:
+        cached.unlink()
+        raise ExportError(f"what npm fetched as {name} is not that package: its SHA-512 is another one")
+    return cached
 
 
 def _reason(packed: subprocess.CompletedProcess) -> str:

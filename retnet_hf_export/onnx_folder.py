@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A folder with a model for ONNX Runtime in any language, for onnxruntime-genai and for transformers.js."""
+"""A folder with a model for ONNX Runtime in any language, and for onnxruntime-genai."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import ImageProcessingMixin, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import ImageProcessingMixin, PreTrainedModel, PreTrainedTokenizerBase
 
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_conversion.replaced_folder import claim, replace
@@ -17,15 +17,17 @@ from retnet_hf_conversion.replaced_folder import claim, replace
 from .causal_graph import CausalGraph, in_float32
 from .check import GREEDY, check
 from .errors import ExportError
-from .image_graph import CLASSIFIERS, check_classifier, write_classifier
+from .exportable import KINDS, MARKS, require_exportable, retention_alone
+from .image_graph import check_classifier, write_classifier
 from .onnx_file import add_conv_states, quietly, write_causal
-from .quantization import KINDS, SUFFIXES, quantize
+from .quantization import SUFFIXES, quantize
 
 
 ProcessorLike = PreTrainedTokenizerBase | ImageProcessingMixin
 REPORT = "export.json"
 CONTEXT = 2**31 - 1  # tokens: the state does not grow, and positions are exact until then
-MOST_ERROR = 1e-4  # of a float32 file: relative to the largest logit
+MOST_ERROR, MOST_QUANTISED_ERROR = 1e-4, 1.2  # relative to the largest logit; random weights lose most by rounding
+MOST_BYTES = 1536 * 2**20  # of weights in a file: torch.onnx writes more than that beside it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,7 @@ def export_onnx(
     """
     require_exportable(model, kinds)
     output = Path(folder).expanduser().resolve()
-    partial = claim(output, overwrite)
+    partial = claim(output, overwrite, marks=MARKS)
     shutil.rmtree(partial, ignore_errors=True)
     try:
         (partial / "onnx").mkdir(parents=True)
@@ -76,7 +78,9 @@ def export_onnx(
         if processor is not None:
             processor.save_pretrained(partial)
         if model.can_generate() and retention_alone(model.config):
-            _write_json(partial / "genai_config.json", genai_config(model, exported[0].name))
+            config = genai_config(model, exported[0].name, getattr(processor, "eos_token_id", None))
+            if config["model"]["eos_token_id"] is not None:  # without one it would stop at a token of the text
+                _write_json(partial / "genai_config.json", config)
         _write_json(partial / REPORT, [dataclasses.asdict(each) for each in exported])
         replace(output, partial)
     finally:
@@ -84,54 +88,51 @@ def export_onnx(
     return exported
 
 
-def require_exportable(model: Any, kinds: Sequence[str]) -> None:
-    """Raises ExportError for a model that cannot be exported, or a kind that does not exist."""
-    if not isinstance(model, (RetNetForCausalLM, *CLASSIFIERS)):
-        others = ", ".join(each.__name__ for each in CLASSIFIERS)
-        raise ExportError(f"a {type(model).__name__} cannot be exported: RetNetForCausalLM, {others} can")
-    if unknown := sorted(set(kinds) - set(KINDS)):
-        raise ExportError(f"weights can be float32, int8 or int4, not {unknown[0]!r}")
-    if getattr(model, "hf_quantizer", None) is not None:
-        raise ExportError("the weights are quantised: load the model in whole or half precision, and quantise the export")
-
-
 def write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_size: bool = False) -> list[ExportedFile]:
     """The files alone, in a folder that is there, as `export_onnx` writes and checks them."""
+    is_language_model = isinstance(model, RetNetForCausalLM)
+    size = 4 * sum(weight.numel() for weight in model.parameters())
+    if size > MOST_BYTES:
+        sizes = f"{MOST_BYTES / 1e9:.1f} GB of weights in float32, and this model has {size / 1e9:.1f}"
+        raise ExportError(f"a file of ONNX holds {sizes}: --to mlx has no such limit")
     whole, reference, exported = folder / "model.onnx", in_float32(model), []
-    if isinstance(model, RetNetForCausalLM):
+    if is_language_model:
         write_causal(CausalGraph(model), whole)
         add_conv_states(whole, [index for index, kind in enumerate(model.config.layer_types) if kind == "linear_attention"])
     else:
         write_classifier(reference, whole, any_size)
     for kind in KINDS:
-        if kind in kinds:
+        if kind == "float32" or kind in kinds:  # the whole weights are checked before they are quantised
             file = folder / f"model{SUFFIXES[kind]}.onnx"
             if kind != "float32":
                 with quietly():
                     quantize(whole, file, kind)
-            if isinstance(model, RetNetForCausalLM):
-                found = check(reference, file)
-            else:
-                found = check_classifier(reference, file), None
+            found = check(reference, file) if is_language_model else (check_classifier(reference, file), None)
             exported.append(ExportedFile(f"{folder.name}/{file.name}", kind, file.stat().st_size, *found))
-            if kind == "float32":
-                _require_equal(exported[-1])
+            _require_near(exported[-1])
     if "float32" not in kinds:
         whole.unlink()
-    return exported
+    return [file for file in exported if file.kind in kinds]
 
 
-def _require_equal(file: ExportedFile) -> None:
-    """Raises ExportError for a file in float32 that computes something else than its model."""
-    if not file.error <= MOST_ERROR or file.equal_tokens not in (GREEDY, None):
+def _require_near(file: ExportedFile) -> None:
+    """Raises ExportError for a file that computes something else than its model: exactly, or about, if it is quantised."""
+    most, tokens = (MOST_ERROR, (GREEDY, None)) if file.kind == "float32" else (MOST_QUANTISED_ERROR, (file.equal_tokens,))
+    if not file.error <= most or file.equal_tokens not in tokens:  # or it is not a number
         raise ExportError(f"the exported model does not compute what the model does: its logits differ by {file.error:.1e}")
 
 
-def genai_config(model: RetNetForCausalLM, file: str) -> dict[str, Any]:
-    """What onnxruntime-genai reads: where the file is, how large the model is, and how text ends."""
+def genai_config(model: RetNetForCausalLM, file: str, eos_token_id: int | None = None) -> dict[str, Any]:
+    """What onnxruntime-genai reads: where the file is, how large the model is, and how text ends.
+
+    Args:
+        eos_token_id: of the tokenizer, where the model does not say it.
+    """
     config, generation = model.config, model.generation_config
     ids = {name: getattr(generation, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    ids = {name: 0 if number is None else number for name, number in ids.items()}
+    end = ids["eos_token_id"] = eos_token_id if ids["eos_token_id"] is None else ids["eos_token_id"]
+    first = end[0] if isinstance(end, list) else end
+    ids = {name: first if number is None else number for name, number in ids.items()}
     decoder = {
         "session_options": {},
         "filename": file,
@@ -148,11 +149,6 @@ def genai_config(model: RetNetForCausalLM, file: str) -> dict[str, Any]:
         "model": {"type": "decoder", **ids, **sizes, "decoder": decoder},
         "search": {"max_length": 1024, "do_sample": False, "past_present_share_buffer": False},
     }
-
-
-def retention_alone(config: PreTrainedConfig) -> bool:
-    """Whether a state is nothing but matrices of retention."""
-    return set(config.layer_types) == {"linear_attention"} and config.retention_window is None
 
 
 def _write_json(file: Path, content: Any) -> None:

@@ -9,7 +9,6 @@ import onnx
 from onnx import numpy_helper
 
 
-KINDS = ("float32", "int8", "int4")  # of weights
 SUFFIXES = {"float32": "", "int8": "_quantized", "int4": "_q4"}  # of file names, as transformers.js asks for them
 BLOCK = 32  # weights of a row that share a scale, in 4 bits
 
@@ -19,7 +18,8 @@ def quantize(source: Path, target: Path, kind: str) -> None:
 
     Args:
         kind: "int8" is dynamic, weights of 8 bits for each matrix and activations as they come, for CPUs and browsers.
-            "int4" has weights of 4 bits in blocks, for ONNX Runtime outside of browsers. Both quantize embeddings, too.
+            "int4" has weights of 4 bits in blocks, for ONNX Runtime outside of browsers. Both quantize embeddings, too,
+            but not the weights of experts.
     """
     model = with_plain_weights(onnx.load(source))
     if kind == "int8":

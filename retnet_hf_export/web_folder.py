@@ -2,12 +2,14 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A page in which a language model runs: a static folder with everything in it, for any server of files."""
 
+import hashlib
 import json
 import shutil
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from retnet_hf import RetNetForCausalLM, RetNetState
@@ -16,8 +18,9 @@ from retnet_hf_conversion.replaced_folder import claim, replace
 
 from .causal_graph import state_tensors
 from .errors import ExportError
+from .exportable import MARKS, require_exportable
 from .npm_packages import copy_packages
-from .onnx_folder import ExportedFile, require_exportable, write_files
+from .onnx_folder import ExportedFile, write_files
 
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -51,8 +54,10 @@ def export_web(
         raise ExportError("a page has weights in float32 or int8: browsers have no fast products of 4 bits")
     if not getattr(tokenizer, "is_fast", False):
         raise ExportError("a page reads tokenizer.json, which this tokenizer does not have")
+    if state is not None:
+        _require_begin(state, model)
     output = Path(folder).expanduser().resolve()
-    partial = claim(output, overwrite, marks=("config.json", "model/info.json"))
+    partial = claim(output, overwrite, marks=MARKS)
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)
@@ -66,6 +71,7 @@ def export_web(
             (partial / "tokenizer" / file).replace(partial / "model" / file)
         shutil.rmtree(partial / "tokenizer")
         info = page_info(model, tokenizer, exported, name)
+        info["digest"] = hashlib.sha256((partial / exported.name).read_bytes()).hexdigest()[:16]
         if state is not None:
             info["initial"] = INITIAL
             state.save(partial / "model" / INITIAL)
@@ -74,6 +80,19 @@ def export_web(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return exported
+
+
+def _require_begin(state: RetNetState, model: RetNetForCausalLM) -> None:
+    """Raises ExportError for a state that the texts of a page cannot begin with."""
+    if state.config.state_fingerprint != model.config.state_fingerprint:
+        raise ExportError("texts cannot begin with the state of a model of another configuration")
+    first = state.layers[0]
+    if first.batch_size != 1 or any(layer.dtype == torch.float64 for layer in state.layers):
+        raise ExportError(f"texts begin with a state of one row in float32, not of {first.batch_size} rows in {first.dtype}")
+    try:
+        state.require_weights(model.model)
+    except ValueError as error:
+        raise ExportError(str(error)) from error
 
 
 def page_info(

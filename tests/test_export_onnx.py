@@ -16,10 +16,11 @@ from retnet_hf import RetNetForMaskedLM
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_export import ExportError, export_onnx, onnx_folder
 from retnet_hf_export.causal_graph import CausalGraph, in_float32
-from retnet_hf_export.check import Runner
+from retnet_hf_export.check import Runner, check
 from retnet_hf_export.digit_rotation import DigitRotation
 from retnet_hf_export.image_graph import check_classifier
 from retnet_hf_export.onnx_file import write_causal
+from retnet_hf_export.onnx_folder import genai_config
 from retnet_hf_export.quantization import with_plain_weights
 
 
@@ -73,7 +74,7 @@ def test_a_file_computes_what_the_model_does(dialect, tmp_path):
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A model and its folder, with all kinds of weights."""
-    model = small_model("fla", tie_word_embeddings=True)
+    model = small_model("fla", tie_word_embeddings=True, eos_token_id=2)
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(0.2)
     folder = tmp_path_factory.mktemp("exported") / "model"
@@ -134,10 +135,11 @@ def test_genai_writes_what_the_model_writes(exported):
     parameters.set_search_options(max_length=7 + 40, do_sample=False)
     generator = genai.Generator(loaded, parameters)
     generator.append_tokens(prompt.numpy().astype(np.int32))
-    while len(generator.get_sequence(0)) < 7 + 40:
+    while not generator.is_done():
         generator.generate_next_token()
-    expected = greedy(model, prompt, 40, eos_token_id=None)
-    assert list(generator.get_sequence(0)) == expected[0].tolist()
+    expected = greedy(model, prompt, 40, eos_token_id=None)[0].tolist()
+    assert len(found := list(generator.get_sequence(0))) >= 8
+    assert found == expected[: len(found)]
 
 
 def test_digits_rotate_as_integers_do():
@@ -201,9 +203,31 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-def test_a_file_that_computes_something_else_is_not_published(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["float32", "int8"])
+def test_a_file_that_computes_something_else_is_not_published(tmp_path, monkeypatch, kind):
     other = CausalGraph(small_model(seed=1))
     monkeypatch.setattr(onnx_folder, "write_causal", lambda _, file: write_causal(other, file))
     with pytest.raises(ExportError, match="does not compute what the model does: its logits differ by"):
+        export_onnx(small_model("fla"), tmp_path / "out", kinds=[kind])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_window_that_hides_nothing_in_the_file_is_noticed(tmp_path):
+    """The check reads more tokens than a window has."""
+    model = small_model("fla", retention_window=200)
+    graph = CausalGraph(small_model("fla", retention_window=4000))
+    write_causal(graph, tmp_path / "model.onnx")
+    assert check(model, tmp_path / "model.onnx").error > 1e-2
+
+
+def test_models_larger_than_a_file_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_folder, "MOST_BYTES", 10_000)
+    with pytest.raises(ExportError, match="a file of ONNX holds 0.0 GB of weights in float32"):
         export_onnx(small_model("fla"), tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_without_an_end_of_text_there_is_no_configuration_for_genai():
+    model = small_model("fla", eos_token_id=None)
+    assert genai_config(model, "model.onnx")["model"]["eos_token_id"] is None
+    assert genai_config(model, "model.onnx", 7)["model"]["eos_token_id"] == 7

@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The page that a model runs in, in a real browser: what it writes, the states that it saves and loads, what it refuses."""
 
+import copy
 import functools
 import http.server
 import io
@@ -203,7 +204,7 @@ def test_a_state_of_the_page_goes_on_in_the_page(page):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda data: data[: len(data) // 2], "is not a whole safetensors file"),
+        (lambda data: data[: len(data) // 2], "is not a whole safetensors file of states"),
         (lambda data: data[:-2] + b"\x07\x07", "The file is damaged"),
         (lambda data: b"a letter", "is not a whole safetensors file"),
         (lambda data: data.replace(b"RetNetState/2", b"RetNetState/9"), "does not hold the state of a RetNet"),
@@ -236,6 +237,29 @@ def test_the_state_of_another_model_is_refused(page, exported, tmp_path):
             other(ids, use_cache=True).past_key_values.save(tmp_path / "state")
         page.open(tmp_path / "state")
         assert words in page.message()
+
+
+def test_saving_changes_nothing(page):
+    page.type(BEGINNING)
+    page.press("write")
+    before = page.text()
+    page.press("save")
+    page.saved()
+    page.press("write")
+    assert page.text().startswith(before)
+    assert page.text() != before
+
+
+def test_a_state_in_half_precision_is_widened(exported, page, tmp_path):
+    model, tokenizer, _ = exported
+    half, ids = copy.deepcopy(model).bfloat16(), tokenizer(BEGINNING, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        half(ids, use_cache=True).past_key_values.save(tmp_path / "state")
+    page.open(tmp_path / "state")
+    assert page.message().startswith(f"Loaded the state of {ids.shape[1]} tokens")
+    page.type(" And")
+    page.press("write")
+    assert page.message().startswith("Wrote")
 
 
 def test_rewinding_goes_back_one_action(page):
@@ -320,6 +344,11 @@ def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, toke
     with pytest.raises(ExportError, match="this tokenizer does not have"):
         export_web(small_model(), tmp_path / "out", None)
     monkeypatch.setattr(npm_packages, "CACHE", tmp_path / "cache")
+    (tmp_path / "cache").mkdir()
+    digest = npm_packages.PACKAGES["onnxruntime-web@1.30.0"].digest
+    (tmp_path / "cache" / f"{digest[:16]}.tgz").write_bytes(b"another one")
+    with pytest.raises(ExportError, match="is not that package: its SHA-512 is another one"):
+        export_web(small_model(), tmp_path / "out", tokenizer)
     monkeypatch.setattr(npm_packages.shutil, "which", lambda name: None)
     with pytest.raises(ExportError, match="which npm fetches: install Node.js"):
         export_web(small_model(), tmp_path / "out", tokenizer)
@@ -327,4 +356,8 @@ def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, toke
     (tmp_path / "taken" / "letter.txt").write_text("mine")
     with pytest.raises(CheckpointError, match="is not empty"):
         export_web(small_model(), tmp_path / "taken", tokenizer)
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    with torch.no_grad():
+        two_rows = small_model()(torch.zeros(2, 4, dtype=torch.int64), use_cache=True).past_key_values
+    with pytest.raises(ExportError, match="a state of one row in float32, not of 2 rows"):
+        export_web(small_model(), tmp_path / "out", tokenizer, state=two_rows)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "taken"]

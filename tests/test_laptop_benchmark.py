@@ -45,8 +45,8 @@ def test_a_run_keeps_its_report_and_the_page_has_its_row(readers, tmp_path, monk
     folder = laptop.run(name, str(tmp_path / "llama"), tmp_path / "results", tmp_path / "work", further)
     assert (folder / "config.json").is_file()
     found = json.loads((tmp_path / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    assert found["unseen"] == ["python.jsonl"]
-    assert list(found["teacher"]["by_text"]) == ["bible.jsonl", "other.jsonl", "python.jsonl"]
+    assert found["unseen"] == ["work/python.jsonl"]
+    assert list(found["teacher"]["by_text"]) == ["work/bible.jsonl", "work/other.jsonl", "work/python.jsonl"]
     table = report.tables(tmp_path / "results")["laptop"]
     [_, _, row] = table.splitlines()
     cells = [cell.strip() for cell in row.strip("|").split("|")]

@@ -117,6 +117,30 @@ def test_what_has_no_state_of_fixed_size_is_refused():
     for dialect in ("hybrid", "sinks"):
         with pytest.raises(ValueError, match="all of whose layers are retention"):
             StateTuning(small_model(dialect))
-    tuned = tuned_model()
-    with pytest.raises(RuntimeError, match="a learned state has states.0, states.1, got states.0"):
-        tuned.load_state_dict({"states.0": tuned.states[0]})
+
+
+def test_a_module_around_it_keeps_its_own_weights():
+    whole, other = (torch.nn.Sequential(torch.nn.Linear(2, 2), tuned_model()) for _ in range(2))
+    saved = whole.state_dict()
+    assert set(saved) == {"0.weight", "0.bias", "1.states.0", "1.states.1"}
+    other.load_state_dict(saved)
+    assert other[0].weight.equal(whole[0].weight)
+    with pytest.raises(RuntimeError, match="1.states.1"):
+        other.load_state_dict({name: value for name, value in saved.items() if name != "1.states.1"})
+
+
+def test_packed_documents_are_refused():
+    tuned, ids = tuned_model(), random_ids(1, 8)
+    for packed in (
+        {"position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])},
+        {"seq_idx": torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])},
+        {"cu_seq_lens_q": torch.tensor([0, 4, 8])},
+    ):
+        with pytest.raises(ValueError, match="packed documents .* have to be rows of their own"):
+            tuned(ids, **packed)
+    assert tuned(ids, position_ids=torch.arange(8)[None]).logits.equal(tuned(ids).logits)
+
+
+def test_gradient_checkpointing_is_refused():
+    with pytest.raises(ValueError, match="gradient_checkpointing must be False for StateTuning"):
+        tuned_model().gradient_checkpointing_enable()

@@ -74,27 +74,33 @@ def export(
         from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
         from retnet_hf import MetaFormerConfig, RetNetState, RMTConfig, ViRConfig
-        from retnet_hf_export import ExportError, export_mlx, export_onnx, export_web
+        from retnet_hf_export import ExportError, export_mlx
 
-        from ..text.generation import load_model
+        from ..text.generation import load_model, whole
 
     config = load(AutoConfig.from_pretrained, name)
     if getattr(config, "bidirectional", False) and not isinstance(config, ViRConfig):
         raise InputError("an encoder cannot be exported: its state does not go from one token to the next")
     if isinstance(config, (MetaFormerConfig, RMTConfig, ViRConfig)):
-        loaded = load(AutoModelForImageClassification.from_pretrained, name)
+        loaded = whole(*load(AutoModelForImageClassification.from_pretrained, name, output_loading_info=True), name)
         processor = load(AutoImageProcessor.from_pretrained, name, "image processor")
     else:
         loaded, processor = load_model(name)
+        if any_size:
+            raise InputError("--any-size is for pictures, and this is a language model")
     try:
         with leaving_order(), console.status("exporting"):
             if to == "web":
+                from retnet_hf_export import export_web
+
                 begins_with = None if state is None else RetNetState.load(state, loaded)
                 files = [export_web(loaded, output, processor, kinds[0], Path(name).name, begins_with, overwrite)]
             elif to == "mlx":
                 export_mlx(loaded, output, processor, overwrite)
                 files = []
             else:
+                from retnet_hf_export import export_onnx
+
                 files = export_onnx(loaded, output, processor, kinds, any_size, overwrite)
     except (ExportError, ValueError) as error:  # or a state of another model
         raise InputError(str(error)) from error

@@ -120,7 +120,7 @@ def linearize(
     recall, memory, speed.
     """
     folder = TrainingFolder(output, "linearize")
-    for given in (source, *(texts or [])):
+    for given in (source, *(texts or []), *(unseen or [])):
         require_apart(folder.output, Path(given).expanduser())
     context.with_resource(folder.claim(resume, overwrite, resumable=folder.partial.exists()))
     is_gguf = source.startswith("package:") or source.endswith(".gguf")
@@ -160,12 +160,20 @@ def linearize(
     with console.status("looking at the source, reading the text"):
         config = source_config(name, recipe)
         tokenizer = load_tokenizer(name)
+    if not retention and options.given(context, "decays", "gate", "share_states"):
+        raise InputError("--decays, --gate and --share-states are of retention, which --no-retention leaves out")
+    trained = {Path(text).expanduser().resolve() for text in texts}
+    if seen := [text for text in unseen or [] if Path(text).expanduser().resolve() in trained]:
+        raise InputError(f"--unseen {seen[0]} is trained on")
+    begun = folder.read_record(folder.partial)["recipe"] if resume and folder.partial.exists() else {}
+    if minutes is None and begun.get("report", 1.0) != 1.0:
+        raise InputError("this run was planned by --minutes: give it again")
     if minutes is not None and not options.given(context, "align_steps", "distill_steps", "long_steps", "batch_size"):
         if resume:
-            recipe = as_begun(recipe, folder.read_record(folder.partial)["recipe"])
+            recipe = as_begun(recipe, begun)
         else:
             with console.status("measuring the speed of this machine"):
-                speed = ranks.of_first(lambda: measured_speed(recipe))
+                speed = ranks.of_first(lambda: measured_speed(recipe, folder.partial))
             recipe = planned(recipe, speed, config.num_hidden_layers, minutes)
             console.print(sentence(recipe, speed, minutes), soft_wrap=True)
     recipe = recipe.with_rates(config.hidden_size)
@@ -175,7 +183,7 @@ def linearize(
         documents, origins = read_enough(texts, tokenizer, recipe.tokens, **reading)
         training, evaluation = streams_of(documents, tokenizer, recipe, config.vocab_size)
         by_text = streams_of_texts(documents, origins, tokenizer, recipe)
-        apart = streams_unseen(unseen or [], tokenizer, **reading)
+        apart = streams_unseen(unseen or [], tokenizer, recipe.block_size, **reading | {"subset": None})
         digest = digest_of([source_digest(name), *documents])
     start = Start(folder, recipe, options.chosen(Course, context), digest, data="the source or the text is")
     Linearization(

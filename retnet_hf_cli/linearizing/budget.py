@@ -5,6 +5,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from retnet_hf_linearization.report import Extent
 from .. import ranks
 from ..errors import InputError
 from ..text.generation import load_model
+from ..training.run import require_room_for
 from .recipe import Recipe
-from .stages import trains_in_bfloat16
+from .stages import StageRun, trains_in_bfloat16
 
 
 REPORT, PREPARATION = 0.2, 0.1  # shares of the minutes: both models measured; loading, and measuring heads
@@ -37,8 +39,20 @@ class Speed:
     distilling: float
 
 
-def measured_speed(recipe: Recipe) -> Speed:
-    """The speed of this machine with this source, measured on a block of random tokens. It takes some seconds."""
+def measured_speed(recipe: Recipe, folder: Path) -> Speed:
+    """The speed of this machine with this source, measured on a block of random tokens. It takes some seconds.
+
+    Raises:
+        InputError: if there is too little memory for the run in this folder.
+    """
+    try:
+        return _measured_speed(recipe)
+    except Exception as error:
+        require_room_for(error, folder, StageRun.smaller_options)
+        raise
+
+
+def _measured_speed(recipe: Recipe) -> Speed:
     teacher = load_model(recipe.source)[0].requires_grad_(False)
     kept = recipe.kept.guess_of(teacher.config.num_hidden_layers)
     sinks = 0 if recipe.window is None else recipe.sinks

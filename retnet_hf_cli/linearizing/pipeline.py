@@ -151,17 +151,28 @@ def streams_of_texts(
     return {name: torch.from_numpy(encode(own, tokenizer, end)).long() for name, own in texts.items()}
 
 
-def streams_unseen(texts: list[str], tokenizer: PreTrainedTokenizerBase, **reading: Any) -> dict[str, Tensor]:
-    """The beginnings of texts that nothing is trained on, (tokens,), by name."""
-    found = {shown_name(text): read_enough([text], tokenizer, SCORED_TOKENS, **reading)[0] for text in texts}
-    end = document_end(tokenizer)
-    return {name: torch.from_numpy(encode(documents, tokenizer, end)).long() for name, documents in found.items()}
+def streams_unseen(
+    texts: list[str], tokenizer: PreTrainedTokenizerBase, block_size: int, **reading: Any
+) -> dict[str, Tensor]:
+    """The beginnings of texts that nothing is trained on, (tokens,), by name.
+
+    Raises:
+        InputError: for a text that does not fill a block.
+    """
+    end, streams = document_end(tokenizer), {}
+    for text in texts:
+        documents, _ = read_enough([text], tokenizer, SCORED_TOKENS, **reading)
+        stream = torch.from_numpy(encode(documents, tokenizer, end)).long()
+        if len(stream) < block_size:
+            raise InputError(f"--unseen {text} is too short to fill a block of {block_size} tokens")
+        streams[shown_name(text)] = stream
+    return streams
 
 
 def shown_name(text: str) -> str:
-    """A file or folder by its name, whatever is not on this machine as it was given."""
+    """A file or folder by its name and that of its folder, whatever is not on this machine as it was given."""
     path = Path(text).expanduser()
-    return path.resolve().name if path.exists() else text
+    return "/".join(path.resolve().parts[-2:]) if path.exists() else text
 
 
 def evaluated_blocks(steps: int, batch_size: int) -> int:
@@ -181,7 +192,7 @@ class Linearization:
     """A run for which everything is ready but the weights.
 
     Attributes:
-        start: of the whole run, whose minutes the stages share out by their steps.
+        start: of the whole run, whose minutes the stages share out by their work.
         texts: names of what was read, for the model card. training, evaluation: (tokens,) token ids.
         by_text: what is held out of each of several texts, and texts that nothing is trained on. unseen: names of these.
     """

@@ -86,14 +86,19 @@ def device() -> torch.device:
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 
+def whole(model: PreTrainedModel, report: dict[str, Any], name: str) -> PreTrainedModel:
+    """A model with what transformers reports of its loading. Raises InputError if weights are missing."""
+    if absent := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
+        raise InputError(f"the weights in {name} do not fit its config.json: {len(absent)} are missing or of another shape")
+    return model
+
+
 def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
     """Model and tokenizer of a folder or of a repository of the Hub, on the accelerator if there is one.
 
     Raises InputError if they cannot be loaded, or weights are missing.
     """
-    model, report = load(AutoModelForCausalLM.from_pretrained, name, dtype="auto", output_loading_info=True)
-    if absent := sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"]):
-        raise InputError(f"the weights in {name} do not fit its config.json: {len(absent)} are missing or of another shape")
+    model = whole(*load(AutoModelForCausalLM.from_pretrained, name, dtype="auto", output_loading_info=True), name)
     tokenizer = load_tokenizer(name)
     return model.to(device()).eval(), tokenizer
 

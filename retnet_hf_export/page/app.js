@@ -156,7 +156,7 @@ class Pane {
       await this.take();
       const most = Number($("#length").value), temperature = Number($("#temperature").value);
       const start = performance.now();
-      let written = [], shown = "", count = 0;
+      let written = this.unread.slice(-1), shown = tokenizer.decode(written), count = 0; // a token knows its space by the last
       while (count < most && !this.stopped) {
         const { state, logits } = await model.readAll(this.state, this.unread);
         const token = draw(logits, temperature);
@@ -165,15 +165,16 @@ class Pane {
         if (info.end.includes(token)) break;
         count++;
         written.push(token);
-        const text = tokenizer.decode(written, { skip_special_tokens: true });
+        const text = tokenizer.decode(written);
         if (!text.endsWith("\ufffd")) {
           this.add(text.slice(shown.length), true);
-          [written, shown] = text.endsWith("\n") ? [[], ""] : [written, text];
+          shown = text;
+          if (text.endsWith("\n")) [written, shown] = [[token], tokenizer.decode([token])];
         }
         this.show((1000 * count) / (performance.now() - start));
         await pause();
       }
-      this.add(tokenizer.decode(written, { skip_special_tokens: true }).slice(shown.length), true); // half a character
+      this.add(tokenizer.decode(written).slice(shown.length), true); // half a character
       this.say(`Wrote ${words(count, "token")}. The state has ${size(this.state.bytes)}.`);
     });
   }
@@ -204,17 +205,15 @@ class Pane {
 
   save() {
     return this.work(async () => {
-      if (!globalThis.crypto?.subtle) throw new Error("A state is saved over https or from localhost only.");
-      if (this.unread.length) ({ state: this.state } = await model.readAll(this.state, this.unread));
-      this.unread = [];
-      if (this.state.position === 0) throw new Error("There is nothing to save: nothing was read.");
+      const { state } = await model.readAll(this.state, this.unread);
+      if (state.position === 0) throw new Error("There is nothing to save: nothing was read.");
       const text = this.parts.map((part) => part.text).join("").slice(-2000);
       const link = document.createElement("a");
-      link.href = URL.createObjectURL(await writeState(this.state, info, text));
-      link.download = `${info.name.replaceAll("/", "-")}-${this.state.position}.safetensors`;
+      link.href = URL.createObjectURL(await writeState(state, info, text));
+      link.download = `${info.name.replaceAll("/", "-")}-${state.position}.safetensors`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
-      this.say(`Saved the state of ${words(this.state.position, "token")}. RetNetState.load reads it in Python, too.`);
+      this.say(`Saved the state of ${words(state.position, "token")}. RetNetState.load reads it in Python, too.`);
     });
   }
 
@@ -247,7 +246,8 @@ function theme() {
 
 async function start() {
   $("#theme").addEventListener("click", theme);
-  const json = async (name) => JSON.parse(new TextDecoder().decode(await download(`model/${name}`)));
+  const version = Date.now(); // small files are always fetched; info.json names the weights by their contents
+  const json = async (name) => JSON.parse(new TextDecoder().decode(await download(`model/${name}?${version}`)));
   let config;
   [info, tokenizer, config] = await Promise.all(["info.json", "tokenizer.json", "tokenizer_config.json"].map(json));
   tokenizer = new Tokenizer(tokenizer, config);
@@ -257,7 +257,7 @@ async function start() {
     $("#progress").value = bytes / info.bytes;
     label.textContent = `Loading the model: ${size(bytes)} of ${size(info.bytes)}`;
   });
-  if (info.initial) model.initial = (await readState(await download(`model/${info.initial}`), model)).state;
+  if (info.initial) model.initial = (await readState(await download(`model/${info.initial}?${version}`), model, true)).state;
   $("#loading").hidden = true;
   $("#texts").hidden = $("#settings").hidden = false;
   new Pane();

@@ -9,7 +9,7 @@ const PIECE = 32; // tokens that are read at a time
 
 /** Reads a file, and calls `told(bytes)` as it comes. */
 export async function download(url, told = () => {}) {
-  const response = await fetch(url, { cache: "force-cache" });
+  const response = await fetch(url);
   if (!response.ok) throw new Error(`${url} is not there (${response.status}).`);
   const parts = [];
   let bytes = 0;
@@ -36,7 +36,7 @@ export class State {
 
 export class Model {
   static async load(info, told) {
-    const bytes = await download(new URL(`./model/${info.file}`, import.meta.url), told);
+    const bytes = await download(new URL(`./model/${info.file}?${info.digest}`, import.meta.url), told);
     const session = await ort.InferenceSession.create(bytes, { executionProviders: ["wasm"] });
     return new Model(session, info);
   }

@@ -3,7 +3,19 @@
 import { State } from "./model.js";
 
 const FORMAT = "retnet_hf.RetNetState/2";
-const TYPES = { F32: ["torch.float32", Float32Array], I64: ["torch.int64", BigInt64Array] };
+const TYPES = { F32: "torch.float32", BF16: "torch.bfloat16", F16: "torch.float16", I64: "torch.int64" };
+
+/** Numbers of a file as the page has them: those of half precision are widened. */
+function numbers(type, bytes) {
+  if (type === "I64") return new BigInt64Array(bytes.buffer);
+  if (type === "F32") return new Float32Array(bytes.buffer);
+  const halves = new Uint16Array(bytes.buffer);
+  if (type === "BF16") return new Float32Array(Uint32Array.from(halves, (half) => half << 16).buffer);
+  return Float32Array.from(halves, (half) => {
+    const [sign, exponent, fraction] = [half >> 15 ? -1 : 1, (half >> 10) & 31, half & 1023];
+    return sign * (exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24);
+  });
+}
 
 /** The columns of softmax attention: how many tokens stood there, counted from 1; some first ones, and the last ones. */
 function counts(columns, position, sinks) {
@@ -41,10 +53,11 @@ function toFile(state, info) {
 async function checksum(tensors) {
   const parts = [];
   for (const name of Object.keys(tensors).sort()) {
-    const { type, shape, data } = tensors[name];
+    const { type, shape, data, raw } = tensors[name];
     const tuple = `(${shape.join(", ")}${shape.length === 1 ? "," : ""})`;
-    parts.push(`${name} ${TYPES[type][0]} ${tuple} `, new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+    parts.push(`${name} ${TYPES[type]} ${tuple} `, raw ?? new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
   }
+  if (!globalThis.crypto?.subtle) throw new Error("States are saved and loaded over https or from localhost only.");
   const digest = await crypto.subtle.digest("SHA-256", await new Blob(parts).arrayBuffer());
   return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
@@ -66,20 +79,21 @@ export async function writeState(state, info, text) {
   return new Blob([length.buffer, json, padding, ...Object.values(tensors).map(({ data }) => data)]);
 }
 
-/** The state that a file holds, and the text beside it. Throws an Error with a sentence for any other file. */
-export async function readState(bytes, model) {
+/** The state that a file holds, and the text beside it. Throws an Error with a sentence for any other file.
+ * A file of the page itself needs no check of its values, for which a browser asks for https. */
+export async function readState(bytes, model, isOwn = false) {
   const { info } = model;
   const { metadata, tensors } = parse(bytes);
   if (metadata.format !== FORMAT) throw new Error("This file does not hold the state of a RetNet.");
   if (metadata.fingerprint !== info.fingerprint) throw new Error("This is the state of a model of another configuration.");
-  if (metadata.sha256 !== (await checksum(tensors))) throw new Error("The file is damaged: its values are not those that were saved.");
+  if (!isOwn && metadata.sha256 !== (await checksum(tensors))) throw new Error("The file is damaged: its values are not those that were saved.");
   if (metadata.weights && info.weights && !sameWeights(metadata.weights, info.weights))
     throw new Error("This state was computed by other weights.");
   const position = Number(tensors["layers.0.next_position"]?.data[0] ?? -1);
   const expected = toFile(new State(fromFile(tensors, info), position), info);
   for (const [name, { shape, data, type }] of Object.entries(expected)) {
     const found = tensors[name];
-    const fits = found && found.type === type && found.shape.join() === shape.join();
+    const fits = found && (found.type === "I64") === (type === "I64") && found.shape.join() === shape.join();
     if (!fits) throw new Error(`The file does not fit this model: ${name} is missing or of another shape.`);
     if (type === "I64" && data.some((value, index) => value !== found.data[index]))
       throw new Error("This state is of several texts, or of a text with gaps, which this page cannot go on with.");
@@ -112,11 +126,11 @@ function parse(bytes) {
     for (const [name, { dtype, shape, data_offsets: [begin, end] }] of Object.entries(entries)) {
       const part = bytes.slice(8 + length + begin, 8 + length + end);
       if (part.length !== end - begin || !TYPES[dtype]) throw new RangeError(name);
-      tensors[name] = { type: dtype, shape, data: new TYPES[dtype][1](part.buffer) };
+      tensors[name] = { type: dtype, shape, raw: part, data: numbers(dtype, part) };
     }
     return { metadata: metadata ?? {}, tensors };
   } catch {
-    throw new Error("The file is not a whole safetensors file of float32 states.");
+    throw new Error("The file is not a whole safetensors file of states.");
   }
 }
 

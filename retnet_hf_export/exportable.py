@@ -1,0 +1,38 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Which models can be exported, and which folders an export may replace."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from retnet_hf import (
+    MetaFormerForImageClassification,
+    RetNetForCausalLM,
+    RMTForImageClassification,
+    ViRForImageClassification,
+)
+
+from .errors import ExportError
+
+
+CLASSIFIERS = (ViRForImageClassification, RMTForImageClassification, MetaFormerForImageClassification)
+KINDS = ("float32", "int8", "int4")  # of weights in ONNX files
+MARKS = ("config.json", "model/info.json")  # of folders that an export may replace
+
+
+def require_exportable(model: Any, kinds: Sequence[str] = ()) -> None:
+    """Raises ExportError for a model that cannot be exported, or a kind that does not exist."""
+    if not isinstance(model, (RetNetForCausalLM, *CLASSIFIERS)):
+        others = ", ".join(each.__name__ for each in CLASSIFIERS)
+        raise ExportError(f"a {type(model).__name__} cannot be exported: RetNetForCausalLM, {others} can")
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        raise ExportError(f"weights can be float32, int8 or int4, not {unknown[0]!r}")
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise ExportError("the weights are quantised: load the model in whole or half precision, and quantise the export")
+
+
+def retention_alone(config: PreTrainedConfig) -> bool:
+    """Whether a state is nothing but matrices of retention."""
+    return set(config.layer_types) == {"linear_attention"} and config.retention_window is None
