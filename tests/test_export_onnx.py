@@ -88,7 +88,7 @@ def test_a_folder_holds_files_of_every_kind_and_a_report(exported):
     assert [file.name for file in files] == ["onnx/model.onnx", "onnx/model_quantized.onnx", "onnx/model_q4.onnx"]
     assert [file.size for file in files] == [(folder / file.name).stat().st_size for file in files]
     assert json.loads((folder / "export.json").read_text())[0]["equal_tokens"] == 64
-    assert files[0].error < 1e-5 < files[1].error < files[2].error < 1
+    assert files[0].error < 1e-5 < files[1].error < files[2].error < 2
     assert AutoConfig.from_pretrained(folder).state_fingerprint == model.config.state_fingerprint
     assert not [path for path in folder.parent.iterdir() if path != folder]
 
