@@ -44,6 +44,12 @@ PACKAGES = {
 }
 
 
+def fetch_packages() -> None:
+    """Fetches what is not in the cache. Raises ExportError as `copy_packages` does."""
+    for name, package in PACKAGES.items():
+        _fetched(name, package)
+
+
 def copy_packages(folder: Path) -> None:
     """Copies the files of all packages into a folder, each with what tells its licence.
 

@@ -2,18 +2,25 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet-hf export`, as a user meets it: what it writes and says, and what it refuses."""
 
+import _thread
 import json
 import shutil
+import threading
+import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 from small_models import random_ids, small_model, word_tokenizer
 from small_vision_models import VISION_FAMILIES
 from test_cli import refused, tree
 
 from retnet_hf import RetNetForMaskedLM, StateTuning
+from retnet_hf_cli.page import serve_page
+from retnet_hf_cli.text.corpus import SAMPLE_TEXT
+from retnet_hf_export import npm_packages
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -105,3 +112,37 @@ def test_the_state_of_another_model_is_refused(retnet_hf, workplace):
     before = tree(workplace)
     refused(retnet_hf("export", "model", "out", "--to", "web", "--state", "other"), "other weights")
     assert tree(workplace) == before
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm, which fetches what a page needs")
+def test_a_demo_ends_in_a_page(retnet_hf, workplace, monkeypatch):
+    Path("book.txt").write_text(SAMPLE_TEXT.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
+    served = []
+    monkeypatch.setattr("retnet_hf_cli.page.serve_page", lambda page, console: served.append(page))
+    answer = retnet_hf("demo", "--text", "book.txt", "--minutes", 0.08, "--threads", 1, "--browser")
+    assert answer.code == 0, answer.err
+    [page] = served
+    assert page.name == "retnet-demo-page"
+    assert (page / "index.html").is_file()
+    assert json.loads((page / "model" / "info.json").read_text(encoding="utf-8"))["name"] == "retnet-demo"
+
+
+def test_a_demo_that_can_make_no_page_says_so_before_it_trains(retnet_hf, workplace, monkeypatch):
+    monkeypatch.setattr(npm_packages, "CACHE", workplace / "cache")
+    monkeypatch.setattr(npm_packages.shutil, "which", lambda name: None)
+    before = tree(workplace)
+    refused(retnet_hf("demo", "--browser"), "which npm fetches: install Node.js")
+    assert tree(workplace) == before
+
+
+def test_a_page_is_served_and_opened_until_ctrl_c(tmp_path, monkeypatch):
+    (tmp_path / "index.html").write_text("a page", encoding="utf-8")
+    read = []
+
+    def visit(address: str) -> None:
+        read.append(urllib.request.urlopen(address).read())
+        _thread.interrupt_main()
+
+    monkeypatch.setattr("webbrowser.open", lambda address: threading.Thread(target=visit, args=[address]).start())
+    serve_page(tmp_path, Console(quiet=True))
+    assert read == [b"a page"]

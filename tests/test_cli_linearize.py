@@ -462,7 +462,7 @@ def test_a_plan_fits_into_its_minutes():
         assert reading < 0.3 * 60 * minutes + 60
     few, many = planned(recipe, speed, 30, 5), planned(recipe, speed, 30, 10**6)
     assert (few.batch_size, many.batch_size) == (1, 8)
-    assert few.distill_steps > 40
+    assert few.distill_steps > 20
     auto = planned(replace(recipe, keep_attention="auto"), speed, 30, 10)
     plain = planned(recipe, speed, 30, 10)
     assert 0 < auto.distill_steps * auto.batch_size < plain.distill_steps * plain.batch_size

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ..errors import Interrupted
+from ..errors import InputError, Interrupted
 from ..interrupts import leaving_order
 from ..libraries import loading
 from ..options import Overwrite, Threads, data_option, run_option, training_option
@@ -34,6 +34,7 @@ def demo(
     minutes: Annotated[float, training_option(min=0.01, max=600, help="Time for everything.")] = 2.5,
     overwrite: Overwrite = False,
     threads: Threads = 1,
+    browser: Annotated[bool, run_option("--browser", help="Show the model in a page then, until Ctrl-C.")] = False,
 ) -> None:
     """Train a small RetNet and let it write, in one go.
 
@@ -59,6 +60,17 @@ def demo(
         from ..training.progress import show_training
         from ..training.schedule import Course
 
+        if browser:
+            from retnet_hf_export import ExportError
+            from retnet_hf_export.npm_packages import fetch_packages
+
+            from ..page import make_page, serve_page
+
+            try:
+                fetch_packages()  # what is missing is said before the training, not after it
+            except ExportError as error:
+                raise InputError(str(error)) from error
+
     recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=5e-3)
     reserve = min(0.4, 0.2 * minutes)  # for loading the libraries before training, and for writing after it
     with console.status("reading the text, preparing tokenizer and model"):
@@ -76,7 +88,12 @@ def demo(
     console.print(f"saved: {folder.output}", markup=False, soft_wrap=True)
     show_generation(run, console)
     console.print(f"\n{time.monotonic() - started:.0f} s in all")
-    invite(output, run.prompt, console)
+    if browser:
+        with console.status("making a page"):
+            page = make_page(folder.output)
+        serve_page(page, console)
+    else:
+        invite(output, run.prompt, console)
 
 
 def show_generation(run: "TextRun", console: Console) -> None:

@@ -26,7 +26,7 @@ REPORT, PREPARATION = 0.2, 0.1  # shares of the minutes: both models measured; l
 COSTS = 2 * 4 * 1024 / 2  # tokens that are read for the cost of a layer: two kinds, four texts, and half the layers
 ALIGNING = 0.25  # of what is left: stage 1
 EVALUATIONS = 1.2  # the time of a stage over that of its steps
-LEAST_STEPS = 64  # of stage 2, where that leaves a sequence to each
+LEAST_STEPS = 32  # of stage 2, where that leaves a sequence to each
 PLANNED = ("align_steps", "distill_steps", "batch_size", "report")  # fields of a recipe that a budget decides
 
 
