@@ -460,7 +460,7 @@ def test_a_plan_fits_into_its_minutes():
         reading = 2 * Extent().shortened(found.report).read(found.block_size) / speed.reading
         assert 0.3 * 60 * minutes < seconds < 0.7 * 60 * minutes
         assert reading < 0.3 * 60 * minutes + 60
-    few, many = planned(recipe, speed, 30, 5), planned(recipe, speed, 30, 10**6)
+    few, many = planned(recipe, speed, 30, 2), planned(recipe, speed, 30, 10**6)
     assert (few.batch_size, many.batch_size) == (1, 8)
     assert few.distill_steps > 20
     auto = planned(replace(recipe, keep_attention="auto"), speed, 30, 10)
