@@ -323,7 +323,6 @@ class Linearization:
     def _prepare(self, stage: str, folder: TrainingFolder, before: Path | None) -> StageRun:
         """A stage, from its beginning or from its last checkpoint."""
         recipe, course, steps = StageRecipe.of(self.recipe, stage), self.start.course, self.recipe.steps
-        share = self.recipe.share_of_time(stage)
         blocks = blocks_of(self.training.numpy(), recipe.block_size)
         held_out = blocks_of(self.evaluation.numpy(), recipe.block_size)[: evaluated_blocks(steps[stage], recipe.batch_size)]
         asks_teacher = stage == "align" or (stage == "distill" and self.recipe.top_logits is None)
@@ -334,10 +333,9 @@ class Linearization:
         model = self.first_student() if stage == "align" else self._load(before)
         if not asks_teacher:
             self.let_go(of_teacher=True)
-        share *= 1 - REPORT if self.recipe.report < 1 else 1  # what is left for the report
         course = Course(
             steps=steps[stage],
-            minutes=course.minutes and course.minutes * share,
+            minutes=self._minutes_of(stage),
             eval_every=course.eval_every,
             threads=course.threads,
             resume=folder.partial.exists(),
@@ -353,6 +351,15 @@ class Linearization:
             teacher=self.teacher if asks_teacher else None,
             measured=self.measured_blocks if stage == "align" else None,
         )
+
+    def _minutes_of(self, stage: str) -> float | None:
+        """What a stage may take: its share of the minutes, or, of a plan, of those that are left but for the report."""
+        minutes, share = self.start.course.minutes, self.recipe.share_of_time(stage)
+        if minutes is None or self.recipe.report >= 1:
+            return minutes and minutes * share
+        left = max(0.01, (1 - REPORT) * minutes - self.start.course.seconds() / 60)  # a step, if nothing is left
+        stages = list(self.recipe.steps)
+        return left * share / sum(map(self.recipe.share_of_time, stages[stages.index(stage) :]))
 
     def _stored(self, name: str, blocks: Tensor) -> StoredTeacher:
         """What the source says of some blocks, as far as it was not asked before."""
