@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Which models can be exported, and which folders an export may replace."""
+"""Which models can be exported."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,6 @@ from .errors import ExportError
 
 CLASSIFIERS = (ViRForImageClassification, RMTForImageClassification, MetaFormerForImageClassification)
 KINDS = ("float32", "int8", "int4")  # of weights in ONNX files
-MARKS = ("config.json", "model/info.json")  # of folders that an export may replace
 
 
 def require_exportable(model: Any, kinds: Sequence[str] = ()) -> None:

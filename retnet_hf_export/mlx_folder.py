@@ -3,7 +3,6 @@
 """A folder that mlx-lm loads: weights as they are, a model file beside them, and what the configuration comes to."""
 
 import json
-import shutil
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from retnet_hf import RetNetForCausalLM
-from retnet_hf_conversion.replaced_folder import claim, replace
 
 from .errors import ExportError
-from .exportable import MARKS, require_exportable, retention_alone
+from .exportable import require_exportable, retention_alone
+from .folder import made_beside
 
 
 MODEL_FILE = "retnet_mlx.py"
@@ -36,10 +35,7 @@ def export_mlx(
     """
     require_exportable(model)
     sizes = mlx_sizes(model)
-    output = Path(folder).expanduser().resolve()
-    partial = claim(output, overwrite, marks=MARKS)
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with made_beside(folder, overwrite) as partial:
         model.save_pretrained(partial)
         file = partial / "config.json"
         config = json.loads(file.read_text(encoding="utf-8")) | {"model_file": MODEL_FILE, "mlx": sizes}
@@ -48,9 +44,6 @@ def export_mlx(
         (partial / MODEL_FILE).write_bytes(source.read_bytes())
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
-        replace(output, partial)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def mlx_sizes(model: RetNetForCausalLM) -> dict[str, Any]:

@@ -4,7 +4,6 @@
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from typing import Any
 from transformers import ImageProcessingMixin, PreTrainedModel, PreTrainedTokenizerBase
 
 from retnet_hf import RetNetForCausalLM
-from retnet_hf_conversion.replaced_folder import claim, replace
 
 from .causal_graph import CausalGraph, in_float32
 from .check import GREEDY, check
 from .errors import ExportError
-from .exportable import KINDS, MARKS, require_exportable, retention_alone
+from .exportable import KINDS, require_exportable, retention_alone
+from .folder import made_beside
 from .image_graph import check_classifier, write_classifier
 from .onnx_file import add_conv_states, quietly, write_causal
 from .quantization import SUFFIXES, quantize
@@ -66,11 +65,8 @@ def export_onnx(
         CheckpointError: if the folder is taken.
     """
     require_exportable(model, kinds)
-    output = Path(folder).expanduser().resolve()
-    partial = claim(output, overwrite, marks=MARKS)
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        (partial / "onnx").mkdir(parents=True)
+    with made_beside(folder, overwrite) as partial:
+        (partial / "onnx").mkdir()
         exported = write_files(model, partial / "onnx", kinds, any_size)
         model.config.save_pretrained(partial)
         if model.can_generate():
@@ -82,9 +78,6 @@ def export_onnx(
             if config["model"]["eos_token_id"] is not None:  # without one it would stop at a token of the text
                 _write_json(partial / "genai_config.json", config)
         _write_json(partial / REPORT, [dataclasses.asdict(each) for each in exported])
-        replace(output, partial)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return exported
 
 
@@ -97,7 +90,7 @@ def write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_
         raise ExportError(f"a file of ONNX holds {sizes}: --to mlx has no such limit")
     whole, reference, exported = folder / "model.onnx", in_float32(model), []
     if is_language_model:
-        write_causal(CausalGraph(model), whole)
+        write_causal(CausalGraph(reference), whole)
         add_conv_states(whole, [index for index, kind in enumerate(model.config.layer_types) if kind == "linear_attention"])
     else:
         write_classifier(reference, whole, any_size)

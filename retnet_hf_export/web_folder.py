@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from retnet_hf import RetNetForCausalLM, RetNetState
 from retnet_hf.state_file import weights_mark
-from retnet_hf_conversion.replaced_folder import claim, replace
 
 from .causal_graph import state_tensors
 from .errors import ExportError
-from .exportable import MARKS, require_exportable
+from .exportable import require_exportable
+from .folder import made_beside
 from .npm_packages import copy_packages
 from .onnx_folder import ExportedFile, write_files
 
@@ -56,11 +56,7 @@ def export_web(
         raise ExportError("a page reads tokenizer.json, which this tokenizer does not have")
     if state is not None:
         _require_begin(state, model)
-    output = Path(folder).expanduser().resolve()
-    partial = claim(output, overwrite, marks=MARKS)
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
+    with made_beside(folder, overwrite) as partial:
         for file in resources.files(__package__).joinpath("page").iterdir():
             (partial / file.name).write_bytes(file.read_bytes())
         copy_packages(partial / "vendor")
@@ -76,9 +72,6 @@ def export_web(
             info["initial"] = INITIAL
             state.save(partial / "model" / INITIAL)
         (partial / "model" / "info.json").write_text(json.dumps(info) + "\n", encoding="utf-8")
-        replace(output, partial)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return exported
 
 

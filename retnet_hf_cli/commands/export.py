@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from retnet_hf_conversion.replaced_folder import claim, locked, require_apart
+from retnet_hf_export.folder import MARKS
 
 from ..errors import InputError
 from ..interrupts import leaving_order, litter
@@ -18,7 +19,6 @@ from ..sources import load, model_source
 
 
 TARGETS = ("onnx", "web", "mlx")
-MARKS = ("config.json", "model/info.json")  # of folders that --overwrite replaces
 
 
 def export(

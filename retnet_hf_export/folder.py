@@ -1,0 +1,31 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The folder of an export: it is there when it is whole, or not at all."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from retnet_hf_conversion.replaced_folder import claim, replace
+
+
+MARKS = ("config.json", "model/info.json")  # of folders that an export may replace
+
+
+@contextmanager
+def made_beside(folder: Path | str, overwrite: bool) -> Iterator[Path]:
+    """An empty folder beside `folder`, which takes its place at the end of the block, and goes if the block fails.
+
+    Raises:
+        CheckpointError: if `folder` holds something that may not be replaced.
+    """
+    output = Path(folder).expanduser().resolve()
+    partial = claim(output, overwrite, marks=MARKS)
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        replace(output, partial)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
