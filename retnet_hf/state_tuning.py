@@ -81,8 +81,8 @@ class StateTuning(nn.Module):
             packed.append("position_ids that begin anew")
         if packed:
             raise ValueError(f"a learned state begins a row: packed documents ({packed[0]}) have to be rows of their own.")
-        options = {"labels": labels, "position_ids": position_ids, **kwargs}
-        return self.model(input_ids, attention_mask, past_key_values=self.state(len(input_ids)), use_cache=False, **options)
+        options = {"labels": labels, "position_ids": position_ids, "use_cache": False, **kwargs}
+        return self.model(input_ids, attention_mask, past_key_values=self.state(len(input_ids)), **options)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The learned state alone."""

@@ -452,7 +452,7 @@ def test_an_interrupted_run_of_some_minutes_keeps_its_plan(retnet_hf, workplace,
 
 def test_a_plan_fits_into_its_minutes():
     recipe = Recipe("llama")
-    speed = Speed(reading=800, aligning=600, distilling=250)
+    speed = Speed(reading=800, choosing=800, aligning=600, distilling=250)
     for minutes in (5, 10, 30, 120):
         found = planned(recipe, speed, 30, minutes)
         tokens = found.batch_size * found.block_size

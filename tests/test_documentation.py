@@ -51,7 +51,10 @@ def test_the_python_of_the_documentation_runs(one, tmp_path, monkeypatch):
 def test_all_python_is_run_but_what_needs_more_than_this_process():
     left_out = [block.source for page in PAGES for block in blocks(page.read_text(encoding="utf-8"), "py")]
     # on the Hub, a server, vLLM, several processes, other runtimes (tests/test_export_*.py)
-    elsewhere = r'"[\w-]+/[\w.-]+"|base_url=|^from vllm |init_process_group|^import onnxruntime_genai |^from mlx_lm '
+    elsewhere = (
+        r'"[\w-]+/[\w.-]+"|base_url=|^from vllm |init_process_group'
+        r"|^import onnxruntime_genai |^from mlx_lm |^import openvino$|^from executorch"
+    )
     assert all(re.search(elsewhere, source, flags=re.M) for source in left_out)
     for source in left_out:
         compile(source, "docs", "exec")

@@ -32,9 +32,10 @@ PLANNED = ("align_steps", "distill_steps", "batch_size", "report")  # fields of 
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens per second: that the source reads, and that the stages train on."""
+    """Tokens per second: that the source reads for the report, and for the cost of layers; and that the stages train on."""
 
     reading: float
+    choosing: float
     aligning: float
     distilling: float
 
@@ -58,15 +59,17 @@ def _measured_speed(recipe: Recipe) -> Speed:
     sinks = 0 if recipe.window is None else recipe.sinks
     student = transfer(teacher, kept, window=recipe.window, sinks=sinks, retention=recipe.retention).float().train()
     ids = torch.randint(teacher.config.vocab_size, (1, recipe.block_size), device=teacher.device)
+    with torch.no_grad():
+        reading = _tokens_per_second(teacher.model, ids)
     with torch.autocast(teacher.device.type, torch.bfloat16, enabled=trains_in_bfloat16(student.config.hidden_size)):
         with torch.no_grad():
-            reading = _tokens_per_second(teacher.model, ids)
+            choosing = _tokens_per_second(teacher.model, ids)
         prepare_for_alignment(student)
         aligning = _tokens_per_second(lambda block: align(student, teacher, block, with_loss=Tensor.backward), ids)
         head = student.requires_grad_(True).get_output_embeddings()
         student.get_input_embeddings().requires_grad_(False)
         distilling = _tokens_per_second(lambda block: divergence_from(student, head, teacher, block).backward(), ids)
-    return Speed(reading, aligning, distilling)
+    return Speed(reading, choosing, aligning, distilling)
 
 
 def _tokens_per_second(read: Callable[[Tensor], Any], ids: Tensor) -> float:
@@ -88,7 +91,7 @@ def planned(recipe: Recipe, speed: Speed, layers: int, minutes: float) -> Recipe
         InputError: if not a single step fits.
     """
     seconds = 60 * minutes
-    costs = layers * COSTS / speed.reading if recipe.kept.costliest else 0.0
+    costs = layers * COSTS / speed.choosing if recipe.kept.costliest else 0.0
     training = max(0.0, (1 - REPORT - PREPARATION) * seconds - costs) / EVALUATIONS
     aligned = ranks.RANKS * speed.aligning * training * (ALIGNING if recipe.align_steps and recipe.distill_steps else 1.0)
     distilled = ranks.RANKS * speed.distilling * training * (1 - ALIGNING if recipe.align_steps else 1.0)
