@@ -8,10 +8,14 @@ Files and pages need the packages of the extra `export`, a folder for mlx-lm non
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from .errors import ExportError
 
+
+# Official packages of ONNX Runtime report their use to Microsoft unless this is set before they are imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from .mlx_folder import export_mlx

@@ -3,6 +3,9 @@
 """Models as ONNX files: what they compute in ONNX Runtime and onnxruntime-genai, and what is refused."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -230,3 +233,14 @@ def test_without_an_end_of_text_there_is_no_configuration_for_genai():
     model = small_model("fla", eos_token_id=None)
     assert genai_config(model, "model.onnx")["model"]["eos_token_id"] is None
     assert genai_config(model, "model.onnx", 7)["model"]["eos_token_id"] == 7
+
+
+def test_onnx_runtime_reports_to_nobody(tmp_path):
+    """Its official packages begin to when they are loaded, and leave a file with a mark of the session."""
+    code = "from retnet_hf_export import export_onnx; import os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=environment | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == ["1"]
+    assert not (tmp_path / ".ses").exists()

@@ -53,8 +53,9 @@ class Kernel:
             "IPYTHONDIR": str(folder / "ipython"),
             "TMPDIR": str(self.temporary),
             "TOKENIZERS_PARALLELISM": "false",
+            "ORT_DISABLE_TELEMETRY": "1",  # which leaves a file behind
         }
-        self.manager = jupyter_client.KernelManager(kernel_name="python3")
+        self.manager = jupyter_client.KernelManager(kernel_name="python3", shutdown_wait_time=60)
         self.manager.start_kernel(env=environment, cwd=str(self.work))
 
     def run(self, notebook: "nbformat.NotebookNode") -> None:
