@@ -45,7 +45,7 @@ BASE, BASE_RATE, OTHER_TEXT, STEPS = "king-james", 6e-3, "dictionary", 250
 SEEDS = (0, 1)
 RANK = 5  # of q, k, v, gate and output: 33,280 parameters, where the states have 32,768
 POSITIONS = ((0, 64), (64, 256))
-VERSES, LONGEST, VERSES_OF_A_STEP = 1000, 64, 32  # of each testament for choosing and for reporting; tokens; verses
+VERSES, LONGEST, VERSES_OF_A_STEP = 500, 48, 8  # of each testament for choosing and for reporting; tokens; verses
 
 
 def with_lora(model: RetNetForCausalLM) -> nn.Module:
@@ -57,8 +57,8 @@ def with_lora(model: RetNetForCausalLM) -> nn.Module:
 
 # title, the module that is trained, and its learning rates
 WAYS: tuple[tuple[str, Callable[[RetNetForCausalLM], nn.Module], tuple[float, ...]], ...] = (
-    ("initial state", StateTuning, (1e-1, 3e-1, 1.0, 3.0)),
-    ("LoRA", with_lora, (3e-3, 1e-2, 3e-2, 1e-1)),
+    ("initial state", StateTuning, (1e-1, 3e-1, 1.0)),
+    ("LoRA", with_lora, (3e-3, 1e-2, 3e-2)),
     ("all weights", lambda model: model, (1e-3, 3e-3, 1e-2)),
 )
 

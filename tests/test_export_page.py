@@ -16,6 +16,8 @@ import pytest
 import torch
 from PIL import Image
 from small_models import small_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from retnet_hf import RetNetState
 from retnet_hf_cli.text.corpus import SAMPLE_TEXT, train_tokenizer
@@ -107,9 +109,22 @@ class Page:
         return file.rename(self.downloads / "saved")
 
 
+def of_pieces() -> PreTrainedTokenizerFast:
+    """A tokenizer whose words begin with a mark in the place of the space, as those of Llama do."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Metaspace(prepend_scheme="first"), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    tokenizer.train_from_iterator(TEXT.splitlines(), trainers.BpeTrainer(vocab_size=300, special_tokens=["<s>", "<unk>"]))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<s>", unk_token="<unk>", clean_up_tokenization_spaces=False
+    )
+
+
 def with_tokenizer(dialect: str, folder: Path):
     """A model, its tokenizer, and the folder of their page."""
-    tokenizer = train_tokenizer([TEXT], 300)
+    tokenizer = train_tokenizer([TEXT], 300) if dialect == "fla" else of_pieces()
     model = small_model(dialect, vocab_size=300, eos_token_id=0)
     model.generation_config.eos_token_id = 0
     export_web(model, folder, tokenizer, kind="float32", name=f"a small {dialect}")
@@ -336,6 +351,33 @@ def test_the_page_is_short_and_whole(exported):
     licences = {file.name for file in (folder / "vendor").iterdir() if not file.suffix.endswith(("mjs", "wasm"))}
     assert licences == {"huggingface-tokenizers-0.2.0.LICENSE", "onnxruntime-web-1.30.0.package.json"}
     assert json.loads((folder / "vendor" / "onnxruntime-web-1.30.0.package.json").read_text())["license"] == "MIT"
+
+
+def test_texts_begin_with_a_learned_state_and_weights_may_have_8_bits(tmp_path):
+    tokenizer, model = train_tokenizer([TEXT], 300), small_model("fla", vocab_size=300, eos_token_id=0)
+    with torch.no_grad():
+        state = model(torch.randint(300, (1, 20)), use_cache=True).past_key_values
+    for kind in ("float32", "int8"):
+        export_web(model, tmp_path / kind, tokenizer, kind=kind, state=state)
+        page = Page(tmp_path / kind, tmp_path)
+        try:
+            page.setting("temperature", 0)
+            page.setting("length", 24)
+            page.type(BEGINNING)
+            page.press("write")
+            written = page.text()
+        finally:
+            page.end()
+        assert written.startswith(BEGINNING)
+        assert len(written) > len(BEGINNING)
+        if kind == "float32":
+            begun = tokenizer(BEGINNING, return_tensors="pt")["input_ids"]
+            with torch.no_grad():
+                outputs, own = model(begun, past_key_values=copy.deepcopy(state), use_cache=True), []
+                for _ in range(24):
+                    own.append(outputs.logits[0, -1].argmax().item())
+                    outputs = model(torch.tensor([own[-1:]]), past_key_values=outputs.past_key_values, use_cache=True)
+            assert written == BEGINNING + tokenizer.decode(own, skip_special_tokens=True)
 
 
 def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, tokenizer, monkeypatch):

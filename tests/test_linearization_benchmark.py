@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.linearization import cells, report, source, work
-from benchmarks.linearization.cells import FROM_SCRATCH, OF_LISTS, OF_TEXT, LinearizationCell
+from benchmarks.linearization.cells import FROM_SCRATCH, WAYS, LinearizationCell
 from benchmarks.quality import texts
 from benchmarks.quality.statistics import Estimate
 from benchmarks.whole_files import write_whole
@@ -22,7 +22,7 @@ def small_texts(monkeypatch):
     chapters = SAMPLE_TEXT.read_text(encoding="utf-8")[:120_000].split("\n")
     split = texts.Split(chapters[60:], chapters[:30], chapters[30:60])
     tokenizer = train_tokenizer(chapters, 600)
-    monkeypatch.setattr(source, "tokenizer", lambda: tokenizer)
+    monkeypatch.setattr(source, "tokenizer", lambda learned="text": tokenizer)
     monkeypatch.setattr(texts, "documents", lambda name: split)
     return tokenizer
 
@@ -42,14 +42,14 @@ def test_lists_say_the_same_pairs_twice_in_words_that_stay_whole(small_texts):
 
 def test_the_text_has_its_share_of_lists(small_texts, tmp_path):
     file = tmp_path / "text.jsonl"
-    source.write_text(file, lists=True)
+    source.write_text(file, "lists")
     documents = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
-    chapters = set(texts.documents(source.TEXT).training)
+    chapters = set(texts.documents("king-james").training)
     tokens = {True: 0, False: 0}
     for text in documents:
         tokens[text in chapters] += len(small_texts(text)["input_ids"])
     assert tokens[False] / sum(tokens.values()) == pytest.approx(source.SHARE, abs=0.03)
-    assert source.training_documents(lists=False) == texts.documents(source.TEXT).training
+    assert source.training_documents("text") == texts.documents("king-james").training
 
 
 def test_attention_that_learns_lists_leaves_everything_else_trainable(small_texts, monkeypatch):
@@ -70,13 +70,13 @@ def test_attention_that_learns_lists_leaves_everything_else_trainable(small_text
     assert not any(layer.mlp.down_proj.weight.any() for layer in model.model.layers)
 
 
-@pytest.mark.parametrize("lists", [False, True])
-def test_a_cell_needs_those_before_it(lists):
-    names = [cell.model for cell in work.cells(seed=1, lists=lists)]
-    assert names[:2] == ["source", "pure retention"]
-    scratch = [] if lists else [f"from scratch, {name}" for name in FROM_SCRATCH]
-    assert set(names) == {"source", *(OF_LISTS if lists else OF_TEXT), *scratch}
-    assert {(cell.seed, cell.lists) for cell in work.cells(seed=1, lists=lists)} == {(1, lists)}
+@pytest.mark.parametrize("learned", list(WAYS))
+def test_a_cell_needs_those_before_it(learned):
+    names = [cell.model for cell in work.cells(1, learned)]
+    assert names[0] == "source"
+    scratch = [f"from scratch, {name}" for name in FROM_SCRATCH] if learned == "text" else []
+    assert names[1:] == [*WAYS[learned], *scratch]
+    assert {(cell.seed, cell.learned) for cell in work.cells(1, learned)} == {(1, learned)}
 
 
 def result_of(perplexity: float, recall: float) -> dict:
@@ -87,23 +87,23 @@ def result_of(perplexity: float, recall: float) -> dict:
     }
 
 
-@pytest.mark.parametrize("lists", [False, True])
-def test_the_table_sets_each_way_beside_its_source(tmp_path, lists):
+@pytest.mark.parametrize("learned", list(WAYS))
+def test_the_table_sets_each_way_beside_its_source(tmp_path, learned):
     def write(model: str, seed: int, result: dict) -> None:
-        write_whole(LinearizationCell(model, seed=seed, lists=lists).path(tmp_path), json.dumps(result))
+        write_whole(LinearizationCell(model, seed=seed, learned=learned).path(tmp_path), json.dumps(result))
 
+    one, *_, other = WAYS[learned]
     for seed, (theirs, ours) in enumerate([(20.0, 21.0), (22.0, 22.0), (24.0, 26.4)]):
         write("source", seed, result_of(theirs, 1.0))
-        write("pure retention", seed, result_of(ours, 0.5))
-    other = list(OF_LISTS if lists else OF_TEXT)[-1]
+        write(one, seed, result_of(ours, 0.5))
     write(other, 0, result_of(30.0, 1.0))  # of one seed alone
-    header, _, first, second, third = report.of_source(lists, tmp_path).splitlines()
+    header, _, first, second, third = report.of_source(learned, tmp_path).splitlines()
     assert header.split(" | ")[1:6] == ["seeds", "perplexity", "ratio", "at 4x", "at 8x"]
     assert first.startswith("| source | 3 | 22.0 ± 1.2 | |")
     assert third.startswith(f"| {other} | 1 | 30.0 | 1.500 |")
     ratio = Estimate.of([1.05, 1.0, 1.1])
-    assert f"| pure retention | 3 | {Estimate.of([21.0, 22.0, 26.4]):.1f} | {ratio:.3f} |" in second
-    assert second.endswith("| 50% ± 0% | 25% ± 0% | 2.0 |") == lists
+    assert f"| {one} | 3 | {Estimate.of([21.0, 22.0, 26.4]):.1f} | {ratio:.3f} |" in second
+    assert second.endswith("| 50% ± 0% | 25% ± 0% | 2.0 |") == (learned == "lists")
 
 
 def test_an_estimate_is_shown_with_its_error():
@@ -115,9 +115,15 @@ def test_an_estimate_is_shown_with_its_error():
 def test_the_table_of_the_guide_is_that_of_the_committed_cells():
     page = report.PAGE.read_text(encoding="utf-8")
     assert report.filled(page, report.tables()) == page
-    for lists, table in ((False, report.tables()["text"]), (True, report.tables()["lists"])):
-        seeds = {row.split(" | ")[0].strip("| "): row.split(" | ")[1] for row in table.splitlines()[2:]}
-        assert seeds == {cell.model: str(len(work.SEEDS)) for cell in work.cells(0, lists)}
+    for learned, table in report.tables().items():
+        seeds = {row.split(" | ")[0].strip("| "): int(row.split(" | ")[1]) for row in table.splitlines()[2:]}
+        files = {
+            model: sum(
+                LinearizationCell(model, seed=seed, learned=learned).path(cells.RESULTS).is_file() for seed in work.SEEDS
+            )
+            for model in ("source", *WAYS[learned])
+        }
+        assert {model: seeds[model] for model in files} == files
 
 
 def test_committed_cells_are_what_their_names_say():

@@ -9,10 +9,9 @@ import html
 import json
 import random
 import re
-import sysconfig
 from pathlib import Path
 
-from ..quality.texts import MissingText, dictionary, fortunes, king_james, manuals
+from ..quality.texts import MissingText, dictionary, fortunes, king_james, manuals, python_library
 from ..whole_files import write_whole
 
 
@@ -33,13 +32,6 @@ def rust_book() -> list[str]:
     if not pages:
         raise MissingText("the Rust book is not here: apt-get install rust-doc")
     return pages
-
-
-def python_library() -> list[str]:
-    """Modules of Python's standard library."""
-    folder = Path(sysconfig.get_path("stdlib"))
-    files = sorted(file for file in folder.glob("*.py") if file.stat().st_size > 2000)
-    return [file.read_text(encoding="utf-8", errors="replace") for file in files]
 
 
 def joined(entries: list[str]) -> list[str]:

@@ -11,22 +11,20 @@ import itertools
 import multiprocessing
 import os
 
+from .cells import WAYS
 from .work import SEEDS, measure
-
-
-SOURCES = ("text", "lists")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--sources", choices=SOURCES, nargs="+", default=SOURCES, help="what they have learned")
+    parser.add_argument("--sources", choices=WAYS, nargs="+", default=list(WAYS), help="what they have learned")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes side by side")
     parser.add_argument("--threads", type=int, default=1, help="of a process")
     arguments = parser.parse_args()
     with multiprocessing.get_context("spawn").Pool(arguments.workers, maxtasksperchild=1) as pool:
         jobs = itertools.product(arguments.sources, arguments.seeds)
-        pool.starmap(measure, [(seed, name == "lists", arguments.threads) for name, seed in jobs], chunksize=1)
+        pool.starmap(measure, [(seed, name, arguments.threads) for name, seed in jobs], chunksize=1)
 
 
 if __name__ == "__main__":

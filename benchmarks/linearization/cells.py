@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from retnet_hf_cli.main import main as retnet_hf
-from retnet_hf_cli.text.corpus import encode
 from retnet_hf_linearization.report import measure_text
 
-from ..quality import texts
 from ..quality.cells import Cell
 from ..quality.rivals import of_equal_size
 from ..quality.training import train
@@ -34,8 +31,8 @@ SCRATCH_RATE = 6e-3  # the best of those that `benchmarks.quality` tried, for pu
 TRIAL_TOKENS = 40_960  # that the speed of training from scratch is first taken from
 TRIALS, SAME_TIME = 4, 0.05  # at the most; by how much of it times may differ
 
-# By name: what is asked of the command beyond its defaults, for a source that knows text, and for one that recalls lists;
-# and the decays of a RetNet that is trained from scratch.
+# By name: what is asked of the command beyond its defaults, for a source that knows text, for one that recalls lists, and
+# for one that no default was chosen by; and the decays of a RetNet that is trained from scratch.
 OF_TEXT: dict[str, list[str]] = {
     "pure retention": [],
     "geometric decays": ["--decays", "geometric"],
@@ -48,6 +45,11 @@ OF_LISTS: dict[str, list[str]] = {
     "a quarter kept, spread": ["--keep-attention", "25%"],
     "window of 64": ["--window", "64"],
 }
+OF_PYTHON: dict[str, list[str]] = {
+    "a quarter kept, window of 64": ["--keep-attention", "auto", "--window", "64"],
+    "the same, no retention": ["--keep-attention", "auto", "--window", "64", "--no-retention"],
+}
+WAYS = {"text": OF_TEXT, "lists": OF_LISTS, "python": OF_PYTHON}
 FROM_SCRATCH = {"published decays": "power_of_two", "best decays": "geometric 2 512"}
 
 
@@ -66,37 +68,33 @@ class Processor:
         return (time.process_time() - own) / (time.perf_counter() - wall) / torch.get_num_threads()
 
 
-def stream() -> Tensor:
-    """The part of the Bible that all is measured on, (tokens,)."""
-    return torch.from_numpy(encode(texts.documents(source.TEXT).reporting, source.tokenizer())).long()
-
-
-def measured(model: PreTrainedModel) -> dict[str, Any]:
-    """Perplexity at the trained length and beyond, and recall, of words."""
-    return vars(measure_text(model.eval(), stream(), source.SETTING.block, source.words()))
+def measured(model: PreTrainedModel, learned: str) -> dict[str, Any]:
+    """Perplexity at the trained length and beyond, and recall, of words, on what was held out."""
+    stream = source.stream(learned, "reporting")
+    return vars(measure_text(model.eval(), stream, source.SETTING.block, source.words(learned)))
 
 
 @dataclass(frozen=True)
 class LinearizationCell(Cell):
-    """`model` is "source", or one of `OF_TEXT` or `OF_LISTS`, or of `FROM_SCRATCH` after "from scratch, ".
+    """`model` is "source", or one of `WAYS`, or of `FROM_SCRATCH` after "from scratch, ".
 
     Attributes:
-        lists: whether the source has learned to recall lists, and the text for linearizing has some.
+        learned: what the source has learned, of `source.TEXTS`; linearizing reads the same.
     """
 
     kind: ClassVar[str] = "linearization"
     noise: ClassVar[float] = 0.0
-    lists: bool = False
+    learned: str = "text"
     seed: int = 0
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {"source": "lists" if self.lists else "text", "seed": self.seed}
+        return {"source": self.learned, "seed": self.seed}
 
     @property
     def source(self) -> Path:
         """Where the source is, once it was made."""
-        return SOURCES / f"{'lists' if self.lists else 'text'}-{self.seed}"
+        return SOURCES / f"{self.learned}-{self.seed}"
 
     def measure(self) -> dict[str, Any]:
         torch.manual_seed(self.seed)
@@ -109,21 +107,21 @@ class LinearizationCell(Cell):
         if not record.is_file():
             began = time.perf_counter()
             self.source.mkdir(parents=True, exist_ok=True)
-            source.write_source(self.source, self.seed, self.lists)
+            source.write_source(self.source, self.seed, self.learned)
             write_whole(record, json.dumps({"seconds": time.perf_counter() - began}))
         trained = json.loads(record.read_text(encoding="utf-8"))
-        return trained | measured(AutoModelForCausalLM.from_pretrained(self.source))
+        return trained | measured(AutoModelForCausalLM.from_pretrained(self.source), self.learned)
 
     def linearized(self) -> dict[str, Any]:
         text = self.source / source.FILE
         if not text.is_file():
-            source.write_text(text, self.lists)
+            source.write_text(text, self.learned)
         with tempfile.TemporaryDirectory() as output:
             arguments = ["linearize", self.source, text, "--output", f"{output}/model", "--block-size", source.SETTING.block]
             arguments += ["--batch-size", source.SETTING.batch, "--seed", self.seed, "--threads", torch.get_num_threads()]
             for stage, steps in STEPS.items():
                 arguments += [f"--{stage}-steps", steps]
-            options = (OF_LISTS if self.lists else OF_TEXT)[self.model]
+            options = WAYS[self.learned][self.model]
             processor = Processor()
             if retnet_hf([str(argument) for argument in [*arguments, *options]]):
                 raise RuntimeError(f"retnet-hf linearize failed for {self.name}")
@@ -135,7 +133,7 @@ class LinearizationCell(Cell):
                 "layer_errors": report["layer_errors"],
                 "trainings": report["trainings"],
                 "kept": [layer for layer, kind in enumerate(student.config.layer_types) if kind != "linear_attention"],
-                **measured(student),
+                **measured(student, self.learned),
             }
 
     def from_scratch(self) -> dict[str, Any]:
@@ -146,7 +144,7 @@ class LinearizationCell(Cell):
         measured_ones = [LinearizationCell("pure retention", seed=seed).result(RESULTS) for seed in range(self.seed + 1)]
         wanted = min(one["seconds"] for one in measured_ones if one is not None)
         schedule = FROM_SCRATCH[self.model.removeprefix("from scratch, ")]
-        tokens, ids = TRIAL_TOKENS, source.chapters()
+        tokens, ids = TRIAL_TOKENS, source.stream(self.learned)
         for _ in range(TRIALS):
             torch.manual_seed(self.seed)
             model = of_equal_size("retnet", {"schedule": schedule}, source.SETTING)
@@ -156,7 +154,7 @@ class LinearizationCell(Cell):
             if abs(seconds - wanted) <= SAME_TIME * wanted:
                 break
             tokens = int(run.curve[-1][0] * wanted / seconds)
-        return {"seconds": seconds, "tokens": run.curve[-1][0], **measured(model)}
+        return {"seconds": seconds, "tokens": run.curve[-1][0], **measured(model, self.learned)}
 
     def cost(self, result: dict[str, Any]) -> float:
         return result["perplexity"][str(source.SETTING.block)]

@@ -10,7 +10,7 @@ from ..quality.report import filled
 from ..quality.statistics import Estimate
 from ..quality.tables import table
 from ..whole_files import write_whole
-from .cells import RESULTS, ROOT, LinearizationCell
+from .cells import RESULTS, ROOT, WAYS, LinearizationCell
 from .work import SEEDS, cells
 
 
@@ -18,17 +18,27 @@ PAGE = ROOT / "docs" / "guides" / "linearize.md"
 Result = dict[str, Any]
 
 
-def of_source(lists: bool, folder: Path = RESULTS) -> str:
+def of_source(learned: str, folder: Path = RESULTS) -> str:
     """Every way to a RetNet beside its source, over the seeds that it was measured of."""
     lines = []
-    for row in zip(*(cells(seed, lists) for seed in SEEDS)):
+    for row in zip(*(cells(seed, learned) for seed in SEEDS)):
         found = [
-            (cell.result(folder), LinearizationCell("source", seed=cell.seed, lists=lists).result(folder)) for cell in row
+            (cell.result(folder), LinearizationCell("source", seed=cell.seed, learned=learned).result(folder))
+            for cell in row
         ]
         pairs = [(own, theirs) for own, theirs in found if own and theirs]
         if pairs:
-            lines.append([row[0].model, *_figures(pairs, row[0].model == "source", lists)])
-    header = ["", "seeds", "perplexity", "ratio", "at 4x", "at 8x", *(["4 pairs", "16 pairs"] if lists else []), "minutes"]
+            lines.append([row[0].model, *_figures(pairs, row[0].model == "source", learned == "lists")])
+    header = [
+        "",
+        "seeds",
+        "perplexity",
+        "ratio",
+        "at 4x",
+        "at 8x",
+        *(["4 pairs", "16 pairs"] if learned == "lists" else []),
+        "minutes",
+    ]
     return table(header, lines)
 
 
@@ -46,7 +56,7 @@ def _figures(pairs: list[tuple[Result, Result]], is_source: bool, lists: bool) -
 
 def tables(folder: Path = RESULTS) -> dict[str, str]:
     """By name."""
-    return {"text": of_source(False, folder), "lists": of_source(True, folder)}
+    return {learned: of_source(learned, folder) for learned in WAYS}
 
 
 def main() -> None:

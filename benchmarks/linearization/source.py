@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A small Llama, and the text that it is linearized on: of chapters, or of lists too, which it can recall.
+"""A small Llama, and the text that it is linearized on: chapters, or lists too, which it can recall; or Python's library.
 
 A model of this size learns from the King James Bible to expect words, not to find them again, and then there is nothing to
 lose. So one of the two sources learns a second thing beside: lists that name pairs of words, and then the same pairs in
@@ -29,7 +29,8 @@ from ..whole_files import write_whole
 
 
 SETTING = SETTINGS["laptop"]
-TEXT = "king-james"
+# what a source has learned, by name, and the text of it
+TEXTS = {"text": "king-james", "lists": "king-james", "python": "python"}
 TOKENS, LEARNING_RATE = 2_000_000, 3e-3
 WORDS = 64  # one half of them keys, the other values
 PAIRS = (2, 4, 8, 16)  # of a list
@@ -39,13 +40,13 @@ BESIDE_TOKENS = 1024  # of lists, in a step on text
 FILE = "text.jsonl"
 
 
-def tokenizer() -> PreTrainedTokenizerBase:
-    return texts.tokenizer(SETTING.vocabulary, SETTING.tokenizer_texts)
+def tokenizer(learned: str = "text") -> PreTrainedTokenizerBase:
+    return texts.tokenizer(SETTING.vocabulary, ("python",) if learned == "python" else SETTING.tokenizer_texts)
 
 
-def words() -> Tensor:
+def words(learned: str = "text") -> Tensor:
     """Ids of tokens that are whole words with a space before them, so that they can be put side by side in any order."""
-    vocabulary = sorted(tokenizer().get_vocab().items(), key=lambda entry: entry[1])
+    vocabulary = sorted(tokenizer(learned).get_vocab().items(), key=lambda entry: entry[1])
     found = [number for token, number in vocabulary if token[0] == "Ġ" and token[1:].isalpha() and len(token) > 3]
     return torch.tensor(found[:WORDS])
 
@@ -63,24 +64,24 @@ def lists_of_pairs(tokens: int, seed: int) -> list[str]:
         count += ids.numel()
 
 
-def training_documents(lists: bool) -> list[str]:
-    """Chapters, and lists among them, in an order that is always the same."""
-    documents = list(texts.documents(TEXT).training)
-    if lists:
-        documents += lists_of_pairs(int(len(chapters()) * SHARE / (1 - SHARE)), seed=0)
+def training_documents(learned: str) -> list[str]:
+    """Documents, and lists among them where it learned lists, in an order that is always the same."""
+    documents = list(texts.documents(TEXTS[learned]).training)
+    if learned == "lists":
+        documents += lists_of_pairs(int(len(stream(learned)) * SHARE / (1 - SHARE)), seed=0)
         random.Random(0).shuffle(documents)
     return documents
 
 
-def write_text(file: Path, lists: bool) -> None:
+def write_text(file: Path, learned: str) -> None:
     """The documents as a file that `retnet-hf linearize` reads."""
-    lines = (json.dumps({"text": document}) for document in training_documents(lists))
+    lines = (json.dumps({"text": document}) for document in training_documents(learned))
     write_whole(file, "\n".join(itertools.chain(lines, [""])))
 
 
-def chapters() -> Tensor:
-    """The chapters as token ids, (tokens,)."""
-    return torch.from_numpy(encode(texts.documents(TEXT).training, tokenizer())).long()
+def stream(learned: str, part: str = "training") -> Tensor:
+    """A part of the text, without lists, as token ids, (tokens,)."""
+    return torch.from_numpy(encode(getattr(texts.documents(TEXTS[learned]), part), tokenizer(learned))).long()
 
 
 def recall_loss(model: LlamaForCausalLM, pairs: int, tokens: int, generator: torch.Generator) -> Tensor:
@@ -114,7 +115,7 @@ def learn_to_recall(model: LlamaForCausalLM, generator: torch.Generator) -> None
 def learn_text_beside(model: LlamaForCausalLM, seed: int, generator: torch.Generator) -> None:
     """Trains all of it on chapters, with some lists in every step."""
     steps = TOKENS // (SETTING.block * SETTING.batch)
-    blocks = batches(chapters(), seed, SETTING.block, SETTING.batch)
+    blocks = batches(stream("lists"), seed, SETTING.block, SETTING.batch)
 
     def loss_of(step: int) -> Tensor:
         ids = next(blocks)
@@ -127,18 +128,18 @@ def learn_text_beside(model: LlamaForCausalLM, seed: int, generator: torch.Gener
         pass
 
 
-def write_source(folder: Path, seed: int, lists: bool) -> None:
-    """Trains a Llama on chapters, and on lists too if told to, and saves it with its tokenizer."""
+def write_source(folder: Path, seed: int, learned: str) -> None:
+    """Trains a Llama, and saves it with its tokenizer."""
     torch.manual_seed(seed)
     model = of_equal_size("llama", {}, SETTING)
-    if lists:
+    if learned == "lists":
         generator = torch.Generator().manual_seed(seed)
         learn_to_recall(model, generator)
         learn_text_beside(model, seed, generator)
     else:
-        train(model, chapters(), TOKENS, LEARNING_RATE, seed, SETTING.block, SETTING.batch)
+        train(model, stream(learned), TOKENS, LEARNING_RATE, seed, SETTING.block, SETTING.batch)
     for config in (model.config, model.generation_config):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            setattr(config, name, getattr(tokenizer(), name))
+            setattr(config, name, getattr(tokenizer(learned), name))
     model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    tokenizer(learned).save_pretrained(folder)

@@ -7,26 +7,26 @@ import time
 import torch
 import transformers
 
-from .cells import FROM_SCRATCH, OF_LISTS, OF_TEXT, RESULTS, LinearizationCell
+from .cells import FROM_SCRATCH, RESULTS, WAYS, LinearizationCell
 
 
 SEEDS = (0, 1, 2)
 
 
-def cells(seed: int, lists: bool) -> list[LinearizationCell]:
+def cells(seed: int, learned: str) -> list[LinearizationCell]:
     """Of a source, each after those that it needs."""
-    names = ["source", *OF_LISTS] if lists else ["source", *OF_TEXT, *(f"from scratch, {name}" for name in FROM_SCRATCH)]
-    return [LinearizationCell(name, seed=seed, lists=lists) for name in names]
+    scratch = [f"from scratch, {name}" for name in FROM_SCRATCH] if learned == "text" else []
+    return [LinearizationCell(name, seed=seed, learned=learned) for name in ("source", *WAYS[learned], *scratch)]
 
 
-def measure(seed: int, lists: bool, threads: int) -> None:
+def measure(seed: int, learned: str, threads: int) -> None:
     """What is missing of a source's, which is trained again if it is not on this machine and another cell needs it."""
     torch.set_num_threads(threads)
     transformers.logging.set_verbosity_error()
-    missing = [cell for cell in cells(seed, lists) if not cell.path(RESULTS).is_file()]
+    missing = [cell for cell in cells(seed, learned) if not cell.path(RESULTS).is_file()]
     linearized = [cell for cell in missing if not cell.model.startswith("from scratch")]
     if linearized and linearized[0].model != "source" and not (linearized[0].source / "training.json").is_file():
-        missing.insert(0, cells(seed, lists)[0])
+        missing.insert(0, cells(seed, learned)[0])
     for cell in missing:
         began = time.monotonic()
         result = cell.run(RESULTS)

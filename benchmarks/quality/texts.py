@@ -14,6 +14,7 @@ import random
 import re
 import shutil
 import subprocess
+import sysconfig
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -82,6 +83,13 @@ def manuals() -> list[str]:
     return pages
 
 
+def python_library() -> list[str]:
+    """Modules of Python's standard library."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    files = sorted(file for file in folder.glob("*.py") if file.stat().st_size > 2000)
+    return [file.read_text(encoding="utf-8", errors="replace") for file in files]
+
+
 def _read(path: str, package: str) -> bytes:
     try:
         return Path(path).read_bytes()
@@ -100,6 +108,7 @@ READERS = {
     "fortunes": fortunes,
     "manuals": manuals,
     "four-texts": four_texts,
+    "python": python_library,
 }
 
 
