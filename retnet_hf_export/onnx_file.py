@@ -3,13 +3,14 @@
 """Modules into ONNX files, with the names and open axes that runtimes know."""
 
 import contextlib
+import gc
 import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import onnx
+import onnx_ir
 import torch
 from torch import Tensor
 
@@ -41,7 +42,8 @@ def write_causal(graph: CausalGraph, file: Path) -> None:
     """Writes a language model as one graph, for prompts, their pieces and steps of any batch.
 
     The inputs are `input_ids` and `position_ids` (batch_size, sequence_length), and the state as
-    `past_key_values.{name}`; the outputs are `logits`, and the new state as `present.{name}`.
+    `past_key_values.{name}`; the outputs are `logits`, and the new state as `present.{name}`. Layers of retention also have
+    a state of convolutions, `{layer}.conv_state` (batch_size, 1, 1), which goes through: onnxruntime-genai asks for it.
     """
     ids = torch.zeros(TRACED_BATCH, TRACED_TOKENS, dtype=torch.int64)
     position = TRACED_PAST + torch.arange(TRACED_TOKENS).expand(TRACED_BATCH, -1)
@@ -62,6 +64,7 @@ def write_causal(graph: CausalGraph, file: Path) -> None:
         [*INPUTS, *(f"past_key_values.{tensor.name}" for tensor in graph.tensors)],
         ["logits", *(f"present.{tensor.name}" for tensor in graph.tensors)],
         ({0: batch, 1: tokens}, {0: batch, 1: tokens}, tuple(axes)),
+        [tensor.name.replace("recurrent", "conv") for tensor in graph.tensors if tensor.name.endswith("recurrent_state")],
     )
 
 
@@ -72,33 +75,35 @@ def write(
     input_names: list[str],
     output_names: list[str],
     dynamic_shapes: tuple,
+    passed_through: Sequence[str] = (),
 ) -> None:
-    """`torch.onnx.export` without its messages. Raises ExportError where that fails."""
+    """`torch.onnx.export` without its messages, and state tensors that go through. Raises ExportError where that fails."""
     try:
         with quietly(), torch.no_grad():
-            torch.onnx.export(
+            program = torch.onnx.export(
                 module,
                 inputs,
-                str(file),
                 input_names=input_names,
                 output_names=output_names,
                 dynamic_shapes=dynamic_shapes,
                 dynamo=True,
-                external_data=False,
                 verbose=False,
                 opset_version=OPSET,
             )
+            for name in passed_through:
+                _pass_through(program.model.graph, name)
+            program.save(file, external_data=False)
     except torch.onnx.OnnxExporterError as error:
         raise ExportError(f"torch.onnx cannot export this model: {first_line(error.__cause__ or error)}") from error
+    finally:
+        gc.collect()  # exported programs hold themselves in cycles, and the weights with them
 
 
-def add_conv_states(file: Path, layers: Sequence[int]) -> None:
-    """Adds a state of convolutions to layers of retention, which goes through: onnxruntime-genai asks for it."""
-    model = onnx.load(file)
-    shape = ["batch_size", 1, 1]
-    for layer in layers:
-        past, present = f"past_key_values.{layer}.conv_state", f"present.{layer}.conv_state"
-        model.graph.input.append(onnx.helper.make_tensor_value_info(past, onnx.TensorProto.FLOAT, shape))
-        model.graph.output.append(onnx.helper.make_tensor_value_info(present, onnx.TensorProto.FLOAT, shape))
-        model.graph.node.append(onnx.helper.make_node("Identity", [past], [present]))
-    onnx.save(model, file)
+def _pass_through(graph: onnx_ir.Graph, name: str) -> None:
+    """Adds a state tensor (batch_size, 1, 1) that comes out as it went in."""
+    kind = {"shape": onnx_ir.Shape(["batch_size", 1, 1]), "type": onnx_ir.TensorType(onnx_ir.DataType.FLOAT)}
+    past = onnx_ir.Value(name=f"past_key_values.{name}", **kind)
+    present = onnx_ir.Value(name=f"present.{name}", **kind)
+    graph.inputs.append(past)
+    graph.append(onnx_ir.Node("", "Identity", [past], outputs=[present]))
+    graph.outputs.append(present)

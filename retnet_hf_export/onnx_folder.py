@@ -18,7 +18,7 @@ from .errors import ExportError
 from .exportable import KINDS, require_exportable, retention_alone
 from .folder import made_beside
 from .image_graph import check_classifier, write_classifier
-from .onnx_file import add_conv_states, quietly, write_causal
+from .onnx_file import quietly, write_causal
 from .quantization import SUFFIXES, quantize
 
 
@@ -91,7 +91,6 @@ def write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_
     whole, reference, exported = folder / "model.onnx", in_float32(model), []
     if is_language_model:
         write_causal(CausalGraph(reference), whole)
-        add_conv_states(whole, [index for index, kind in enumerate(model.config.layer_types) if kind == "linear_attention"])
     else:
         write_classifier(reference, whole, any_size)
     for kind in KINDS:

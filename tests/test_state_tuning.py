@@ -2,12 +2,16 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A learned initial state: what it changes, what it leaves alone, how Trainer trains it, and the file that it becomes."""
 
+import json
+
 import pytest
 import torch
 from datasets import Dataset
 from small_models import greedy, random_ids, small_model
 from transformers import Trainer, TrainingArguments
 
+from benchmarks import state_tuning
+from benchmarks.quality.report import filled
 from retnet_hf import RetNetState, StateTuning
 
 
@@ -144,3 +148,16 @@ def test_packed_documents_are_refused():
 def test_gradient_checkpointing_is_refused():
     with pytest.raises(ValueError, match="gradient_checkpointing must be False for StateTuning"):
         tuned_model().gradient_checkpointing_enable()
+
+
+def test_the_table_of_the_guide_is_that_of_the_measurements():
+    if not state_tuning.PAGE.is_file():
+        pytest.skip("a source distribution has no docs")
+    page, found = state_tuning.PAGE.read_text(encoding="utf-8"), json.loads(state_tuning.RESULTS.read_text(encoding="utf-8"))
+    assert filled(page, state_tuning.tables(found)) == page
+    runs = [
+        {"rate": rate, "seed": seed, "parameters": 7, "choosing": [10 * rate + seed], "reporting": [rate]}
+        for rate in (1.0, 2.0)
+        for seed in (0, 1)
+    ]
+    assert state_tuning.best_of(runs) == runs[:2]

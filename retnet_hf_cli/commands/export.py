@@ -105,8 +105,9 @@ def export(
     except (ExportError, ValueError) as error:  # or a state of another model
         raise InputError(str(error)) from error
     for file in files:
-        tokens = "" if file.equal_tokens is None else f", {file.equal_tokens} of 64 greedy tokens as in PyTorch"
-        console.print(f"{file.name}: {file.size / 1e6:,.1f} MB, logits within {file.error:.1e}{tokens}")
+        checked = "as expected of so few bits" if file.kind != "float32" else "and 64 greedy tokens as in PyTorch"
+        checked = f", {checked}" if file.equal_tokens is not None else ""
+        console.print(f"{file.name}: {file.size / 1e6:,.1f} MB, logits within {file.error:.1e}{checked}", soft_wrap=True)
     console.print(f"saved: {output}", soft_wrap=True)
     if to == "web":
         console.print(f"open it: python3 -m http.server --directory {output}, then http://localhost:8000", soft_wrap=True)
