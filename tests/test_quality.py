@@ -333,7 +333,7 @@ def test_speed_is_measured_in_turns_and_stands_in_a_table(tmp_path, monkeypatch)
     monkeypatch.setattr("sys.argv", words)
     speed.main()
     lines = tables.Report(Plan("laptop", tmp_path / "quality")).speed().splitlines()
-    assert len(lines) == 2 + len(COMPARISON)
+    assert len(lines) == 2 + len(speed.MODELS)
     assert lines[2].startswith("| Transformer (Llama) | ")
     assert lines[2].count("1 (1..1)") == 3  # in training, and after each of two contexts
 

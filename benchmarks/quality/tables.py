@@ -118,6 +118,7 @@ class Report:
     def best(self) -> str:
         """Perplexity of the models with the start by fan-in, after each number of tokens, as far as it was measured."""
         size, lines = self.plan.size, []
+        others = [(text, tokens) for text in size.texts[1:] for tokens in (size.short, size.middle)]
         first, *_, last = map(str, size.lengths)
         for row in studies.BEST:
             after = [
@@ -127,10 +128,17 @@ class Report:
             if known:
                 state = [f"{known[0][0]['state'][length] / 1e3:,.0f}" for length in (first, last)]
                 shown = ["" if results is None else perplexity(results) for results in after]
-                lines.append([row.title, *state, *shown, perplexity(known[-1], last)])
+                elsewhere = [
+                    ""
+                    if (results := self.measured(row, self.plan.language, text=text, tokens=tokens)) is None
+                    else perplexity(results)
+                    for text, tokens in others
+                ]
+                lines.append([row.title, *state, *shown, perplexity(known[-1], last), *elsewhere])
         header = ["model", f"state at {first}, thousand numbers", f"at {last}"]
         header += [f"{tokens / 1e6:g}M tokens" for tokens in (size.short, size.middle, size.long)]
-        return table([*header, f"the last at {last}"], lines)
+        header += [f"the last at {last}", *(f"{text}, {tokens / 1e6:g}M tokens" for text, tokens in others)]
+        return table(header, lines)
 
     def larger(self) -> str:
         """Perplexity of larger models after more tokens, of one seed, and after the tokens that rates are chosen by."""
