@@ -21,7 +21,7 @@ from benchmarks.quality.rwkv_sums import weighted_sum
 from benchmarks.quality.search import SearchCell
 from benchmarks.quality.settings import SETTINGS, Setting
 from benchmarks.quality.state import decode_step, state_numbers
-from benchmarks.quality.studies import ABLATIONS, COMPARISON, HEADS, IMAGES, WINDOW, Plan
+from benchmarks.quality.studies import ABLATIONS, HEADS, IMAGES, WINDOW, Plan
 from benchmarks.quality.training import batches, parameter_groups, train
 from benchmarks.quality.window import WindowAttention
 from benchmarks.quality.work import missing, work
