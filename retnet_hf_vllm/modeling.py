@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.linear import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 from vllm.model_executor.layers.quantization import QuantizationConfig
@@ -26,6 +25,7 @@ from retnet_hf import RetNetConfig, RetNetModel, RetNetState
 from retnet_hf.modeling_retnet import RetNetDecay, RetNetRotaryEmbedding
 
 from .paged_attention import PagedAttention
+from .projections import MERGED, Place, replace_projections
 from .state_slots import StateSlots, slot_shape
 from .weights import canonical_weights
 
@@ -33,11 +33,13 @@ from .weights import canonical_weights
 class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
     """What both kinds of models share."""
 
+    packed_modules_mapping = {merged: list(names) for merged, names in MERGED.items()}
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.config: RetNetConfig = vllm_config.model_config.hf_config
         quantization = vllm_config.quant_config
-        self.model = model_without_weights(self.config, quantization, maybe_prefix(prefix, "model"))
+        self.model, self.places = model_without_weights(self.config, quantization, maybe_prefix(prefix, "model"))
         size = self.config.vocab_size, self.config.hidden_size
         self.lm_head = ParallelLMHead(*size, quant_config=quantization, prefix=maybe_prefix(prefix, "lm_head"))
         if self.config.tie_word_embeddings:
@@ -115,11 +117,13 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
         for name, weight in canonical_weights(weights, self.config):
             if name == "lm_head.weight" and self.config.tie_word_embeddings:
                 continue
-            if name not in parameters:
+            place = self.places.get(name)
+            parameter = parameters.get(name if place is None else place.name)
+            if parameter is None:
                 raise ValueError(f"a RetNet of this configuration has no weight {name}.")
-            parameter = parameters[name]
-            getattr(parameter, "weight_loader", default_weight_loader)(parameter, weight)
-            loaded.add(name)
+            load = getattr(parameter, "weight_loader", default_weight_loader)
+            load(parameter, weight, *([] if place is None else [place.number]))
+            loaded.add(name if place is None else place.name)
         return loaded
 
 
@@ -131,9 +135,15 @@ class RetNetHybridForCausalLM(ServedRetNet, IsHybrid):
     """A RetNet some of whose layers are softmax attention."""
 
 
-def model_without_weights(config: RetNetConfig, quantization: QuantizationConfig | None, prefix: str) -> RetNetModel:
-    """The model, with vLLM's projections and embeddings, each of which has this rank's share, and weights to be loaded."""
+def model_without_weights(
+    config: RetNetConfig, quantization: QuantizationConfig | None, prefix: str
+) -> tuple[RetNetModel, dict[str, Place]]:
+    """The model, with vLLM's projections and embeddings, each of which has this rank's share, and weights to be loaded.
+
+    The second value says where the weights of merged projections are.
+    """
     device = torch.get_default_device()
+    rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
     with torch.device("meta"):
         model = RetNetModel(config).eval()
     for module in model.modules():
@@ -141,29 +151,14 @@ def model_without_weights(config: RetNetConfig, quantization: QuantizationConfig
             continue
         for name, parameter in module.named_parameters(recurse=False):
             setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False))
-    styles = {name.rpartition(".")[2]: style for name, style in config.base_model_tp_plan.items()}
+    places = replace_projections(model, config, quantization, prefix, ranks)
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear):
-            model.set_submodule(name, _parallel(module, styles[name.rpartition(".")[2]], quantization, f"{prefix}.{name}"))
-        elif isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding):
             size = module.num_embeddings, module.embedding_dim
             model.set_submodule(name, VocabParallelEmbedding(*size, quant_config=quantization, prefix=f"{prefix}.{name}"))
         elif isinstance(module, RetNetDecay):
             module.log_decay = module.compute_log_decay(device)
         elif isinstance(module, RetNetRotaryEmbedding):
             module.frequency = module.compute_frequency(device)
-    model.share_heads((get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()))
-    return model
-
-
-def _parallel(linear: nn.Linear, style: str, quantization: QuantizationConfig | None, prefix: str) -> nn.Module:
-    """vLLM's layer of the size of this one, shared out among ranks as a plan of transformers says."""
-    kind = {"colwise": ColumnParallelLinear, "rowwise": RowParallelLinear}.get(style, ReplicatedLinear)
-    return kind(
-        linear.in_features,
-        linear.out_features,
-        bias=linear.bias is not None,
-        quant_config=quantization,
-        prefix=prefix,
-        return_bias=False,
-    )
+    model.share_heads((rank, ranks))
+    return model, places

@@ -28,6 +28,19 @@ def test_tokens_are_those_of_generate(kind, tmp_path):
         assert generated(llm, prompts()) == expected(model, prompts())
 
 
+def test_projections_of_one_input_are_one_product(tmp_path):
+    model_of("plain").save_pretrained(tmp_path)
+    with engine(tmp_path) as llm:
+        [names] = llm.apply_model(lambda served: [name for name, _ in served.named_parameters() if ".layers.0." in name])
+    projections = {name.removeprefix("model.layers.0.") for name in names if "proj" in name}
+    assert projections == {
+        "retention.q_proj.product.weight",
+        "retention.o_proj.weight",
+        "mlp.up_proj.product.weight",
+        "mlp.down_proj.weight",
+    }
+
+
 def test_prompts_that_begin_alike_are_read_once(tmp_path):
     model = model_of("plain")
     model.save_pretrained(tmp_path)
