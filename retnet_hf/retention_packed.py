@@ -36,6 +36,7 @@ from .retention_state import StateLayer, first_in_use, require_retention_alone
 
 
 STEP_ON_CPU = 2**19  # numbers of the states of documents that are computed together
+VIEWED_ON_CPU = 2**14  # numbers of a state from which a step on a view of it is faster than on copies of several
 
 
 class ChunkedDocuments(NamedTuple):
@@ -189,7 +190,8 @@ def packed_step_(
 ) -> Tensor:
     """One token of each of D documents, which updates their rows of `states` in place. Returns the output (1, H, D, V).
 
-    A CPU takes few documents at a time, so that their states stay in its cache between the steps of the computation.
+    A CPU takes few documents at a time, so that their states stay in its cache between the steps of the computation. Large
+    states in rows are updated one by one, where they are.
 
     Args:
         query: (1, H, D, K), rotated and scaled. key, value: (1, G, D, K) and (1, G, D, V), where G divides H.
@@ -200,15 +202,21 @@ def packed_step_(
     documents = query.shape[2]
     decay = _step_decay(log_decay.to(states.dtype))
     tokens = [operand[0].transpose(0, 1).unsqueeze(2) for operand in (query, key, value)]  # (D, ., 1, .)
-    size = max(1, STEP_ON_CPU // states[0].numel()) if states.device.type == "cpu" else documents
+    numbers, on_cpu = states[0].numel(), states.device.type == "cpu"
+    viewed = rows is not None and on_cpu and (documents == 1 or numbers >= VIEWED_ON_CPU)
+    places = rows.tolist() if viewed else range(0)
+    size = 1 if viewed else max(1, STEP_ON_CPU // numbers) if on_cpu else documents
     outputs = []
     for first in range(0, documents, size):
         part = slice(first, min(first + size, documents))
-        state = states[part] if rows is None else states[rows[part]]
+        if viewed:
+            state = states.narrow(0, places[first], 1)
+        else:
+            state = states[part] if rows is None else states[rows[part]]
         if begins is not None:
             state.masked_fill_(begins[part, None, None, None], 0)
         outputs.append(recurrent_step_(*(operand[part] for operand in tokens), state, decay)[0])  # (., H, 1, V)
-        if rows is not None:
+        if rows is not None and not viewed:
             states.index_copy_(0, rows[part], state)
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output.transpose(0, 2)

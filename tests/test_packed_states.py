@@ -60,11 +60,15 @@ def test_each_document_is_what_it_is_alone(lengths, heads, chunk_size, with_stat
         torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("viewed", [1, 2**20], ids=["in their places", "in copies"])
 @pytest.mark.parametrize("numbers", [1, 200, 2**20], ids=["one by one", "two by two", "all at once"])
 @pytest.mark.parametrize(("heads", "groups", "matrices"), [(2, 2, 2), (4, 2, 4), (4, 2, 2)])
 @pytest.mark.parametrize("in_rows", [False, True])
-def test_a_step_changes_rows_as_packed_retention_does_and_no_other(in_rows, heads, groups, matrices, numbers, monkeypatch):
+def test_a_step_changes_rows_as_packed_retention_does_and_no_other(
+    in_rows, heads, groups, matrices, numbers, viewed, monkeypatch
+):
     monkeypatch.setitem(packed_step_.__globals__, "STEP_ON_CPU", numbers)
+    monkeypatch.setitem(packed_step_.__globals__, "VIEWED_ON_CPU", viewed)
     documents = 5
     query, key = torch.randn(1, heads, documents, 4), torch.randn(1, groups, documents, 4)
     value, log_decay = torch.randn(1, groups, documents, 6), torch.linspace(0.5, 0.99, matrices).log()
