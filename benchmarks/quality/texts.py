@@ -43,14 +43,18 @@ class Split(NamedTuple):
     reporting: list[str]
 
 
-def king_james() -> list[str]:
-    """Chapters of the King James Bible, 1,189 of them."""
+def verses() -> list[tuple[str, str]]:
+    """Verses of the King James Bible in their order, each with the name of its chapter, such as Gen1."""
     command = shutil.which("bible")
     if command is None:
         raise MissingText("the King James text is not here: apt-get install bible-kjv bible-kjv-text")
-    verses = subprocess.run([command, "-f", "gen1:1-rev22:21"], capture_output=True, text=True, check=True).stdout
-    numbered = re.findall(r"^(\d?[A-Z][A-Za-z]*\d+):\d+ (.+)$", verses, flags=re.MULTILINE)
-    chapters = itertools.groupby(numbered, key=lambda verse: verse[0])
+    printed = subprocess.run([command, "-f", "gen1:1-rev22:21"], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"^(\d?[A-Z][A-Za-z]*\d+):\d+ (.+)$", printed, flags=re.MULTILINE)
+
+
+def king_james() -> list[str]:
+    """Chapters of the King James Bible, 1,189 of them."""
+    chapters = itertools.groupby(verses(), key=lambda verse: verse[0])
     return [" ".join(text for _, text in chapter) for _, chapter in chapters]
 
 
