@@ -87,6 +87,21 @@ def packed_documents(
         raise ValueError(f"boundaries must be integers that begin at 0 and never fall, got {boundaries}.")
     bounds = bounds.astype(np.int64)
     lengths = np.diff(bounds)
+    if (lengths == 1).all():
+        return _single_tokens(len(lengths), None if device is None else torch.device(device))
+    return _grouped(bounds, lengths, chunk_size, device)
+
+
+@functools.lru_cache(maxsize=64)
+def _single_tokens(documents: int, device: torch.device | None) -> PackedDocuments:
+    """Documents of one token each, the same in every step of decoding as many sequences."""
+    bounds = np.arange(documents + 1)
+    with torch.inference_mode(False):  # steps with and without inference mode share the result
+        return _grouped(bounds, np.diff(bounds), 1, device)
+
+
+def _grouped(bounds: np.ndarray, lengths: np.ndarray, chunk_size: int, device: torch.device | str | None) -> PackedDocuments:
+    """`packed_documents` of boundaries that were checked, and the lengths between them."""
     # chunks of the next power of two, so that a short document costs what it would beside others like it
     sizes = np.minimum(chunk_size, 2 ** np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64))
     parts = [_chunked(bounds, np.flatnonzero(sizes == size), int(size)) for size in np.unique(sizes)]

@@ -92,6 +92,15 @@ def test_a_layout_serves_all_layers():
     assert all(one.equal(other) for one, other in zip(once, anew))
 
 
+def test_the_layout_of_a_step_serves_calls_with_and_without_gradients():
+    with torch.inference_mode():
+        first = packed_documents(range(8), 4, "cpu")
+    assert packed_documents(torch.arange(8), 64) is first
+    query, key, value = (torch.randn(1, 2, 7, 4, requires_grad=True) for _ in range(3))
+    packed_retention(query, key, value, torch.tensor([-0.1, -0.5]), first)[0].sum().backward()
+    torch.testing.assert_close(query.grad, key.detach() * value.detach().sum(-1, keepdim=True))
+
+
 @pytest.mark.parametrize("boundaries", [[0], [1, 9], [0, 5, 4, 9], [0.0, 9.5], [[0, 9]]])
 def test_boundaries_that_fall_or_do_not_begin_at_0_are_refused(boundaries):
     with pytest.raises(ValueError, match="boundaries must be integers that begin at 0 and never fall"):
