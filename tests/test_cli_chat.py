@@ -23,7 +23,7 @@ TEMPLATE = (
 )
 END = 92  # of a turn
 
-pytestmark = pytest.mark.usefixtures("heard_again")
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
 
 
 def tokenizer(template: str | None = TEMPLATE):

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from small_models import small_model, word_tokenizer
+from transformers import TrainingArguments
 
 import retnet_hf
 import retnet_hf_cli
+from retnet_hf_cli.app import UsageError, app
 from retnet_hf_cli.interrupts import leaving_order
 from retnet_hf_cli.training.schedule import Course, Supervisor
 
@@ -172,3 +174,18 @@ def test_a_run_that_was_started_to_ignore_ctrl_c_ignores_it():
         assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
+
+
+def test_typer_still_derives_its_errors_about_arguments_from_one_class():
+    changed = "typer.BadParameter has another base: retnet_hf_cli.app.UsageError, whose errors are one line, is to be another class"
+    assert UsageError.__name__ == "UsageError", changed
+    for arguments in (["train"], ["train", "--unheard-of"], ["unheard-of"], ["train", "text.txt", "--steps", "many"]):
+        with pytest.raises(UsageError):
+            app(arguments, standalone_mode=False)
+
+
+def test_transformers_still_reads_the_number_of_gpus_where_a_run_limits_it(tmp_path):
+    arguments = TrainingArguments(str(tmp_path), report_to="none")
+    arguments._n_gpu = 3
+    changed = "TrainingArguments.n_gpu is not _n_gpu any more: a process with several GPUs would multiply the batch of a run"
+    assert arguments.n_gpu == 3, changed
