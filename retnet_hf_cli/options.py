@@ -3,7 +3,7 @@
 """Arguments and options that several commands have, and the panels of their help."""
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -23,7 +23,10 @@ Overwrite = Annotated[bool, run_option("--overwrite", help="Replace the model in
 Resume = Annotated[
     bool, run_option("--resume", help="Continue a run, in as many processes to the same weights bit for bit.")
 ]
-Config = Annotated[Path | None, model_option(help="JSON file with fields of the configuration, in the place of a preset.")]
+Config = Annotated[
+    Path | None,
+    model_option(exists=True, dir_okay=False, help="JSON file with fields of the configuration, in the place of a preset."),
+]
 Field = Annotated[str, data_option(help="Where the text is in a .jsonl line or a row of a data set.")]
 Split = Annotated[str, data_option(help="Part of a data set.")]
 Subset = Annotated[str | None, data_option(help="Configuration of a data set.")]
@@ -53,14 +56,3 @@ def chosen(kind: Callable[..., T], context: typer.Context, **further: Any) -> T:
 def given(context: typer.Context, *names: str) -> bool:
     """Whether a user has given any of these options, by the names of their arguments."""
     return any(context.get_parameter_source(name).name != "DEFAULT" for name in names)
-
-
-def one_of(allowed: Collection[str]) -> Callable[[str | None], str | None]:
-    """A callback that refuses, as a usage error, what is not among these names."""
-
-    def check(value: str | None) -> str | None:
-        if value is not None and value not in allowed:
-            raise typer.BadParameter(f"it must be one of {', '.join(allowed)}, got {value!r}")
-        return value
-
-    return check

@@ -286,7 +286,7 @@ def test_failing_before_the_first_checkpoint_leaves_nothing(retnet_hf, workplace
         (["uneven"], ["do not belong together"]),
         (["pictures", "--classes", "a,b"], ["--classes names 2 classes", "has 3"]),
         (["pictures", "--preset", "huge"], ["--preset must be one of", "micro", "ViR-S/16", "huge"]),
-        (["pictures", "--config", "missing.json"], ["no such file", "missing.json"]),
+        (["pictures", "--config", "missing.json"], ["--config", "'missing.json' does not exist"]),
         (["pictures", "--config", "wrong.json"], ["num_attention_heads"]),
         (["pictures", "--config", "rmt.json"], ['"rmt"', '"vir"']),
         (["pictures", "--config", "config.json", "--preset", "mini"], ["--preset", "--config"]),

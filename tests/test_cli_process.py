@@ -177,7 +177,7 @@ def test_a_run_that_was_started_to_ignore_ctrl_c_ignores_it():
 
 
 def test_typer_still_derives_its_errors_about_arguments_from_one_class():
-    changed = "typer.BadParameter has another base: retnet_hf_cli.app.UsageError, whose errors are one line, is to be another class"
+    changed = "typer.BadParameter has another base, and app.UsageError, whose errors are told in one line, is another class"
     assert UsageError.__name__ == "UsageError", changed
     for arguments in (["train"], ["train", "--unheard-of"], ["unheard-of"], ["train", "text.txt", "--steps", "many"]):
         with pytest.raises(UsageError):

@@ -3,7 +3,7 @@
 """`retnet-hf export`: a model for what runs outside of Python."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -14,11 +14,8 @@ from retnet_hf_export.folder import MARKS
 from ..errors import InputError
 from ..interrupts import leaving_order, litter
 from ..libraries import loading
-from ..options import Model, Overwrite, argument, one_of
+from ..options import Model, Overwrite, argument
 from ..sources import load, model_source
-
-
-TARGETS = ("onnx", "web", "mlx")
 
 
 def export(
@@ -26,7 +23,7 @@ def export(
     model: Model,
     output: Annotated[Path, argument(metavar="OUTPUT", help="Folder of the exported model.")],
     to: Annotated[
-        str, typer.Option("--to", callback=one_of(TARGETS), help="onnx; web, a page for a browser; mlx, for mlx-lm.")
+        Literal["onnx", "web", "mlx"], typer.Option("--to", help="web: a page for a browser. mlx: for mlx-lm.")
     ] = "onnx",
     quantize: Annotated[
         list[str] | None,
@@ -41,7 +38,12 @@ def export(
     ] = False,
     state: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="State that texts of a page begin with, as RetNetState.save wrote it."),
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="State that texts of a page begin with, as RetNetState.save wrote it.",
+        ),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -66,8 +68,6 @@ def export(
         raise InputError("--to web takes one --quantize: a page has one file of weights")
     if state is not None and to != "web":
         raise InputError("--state is for --to web; other runtimes take a state as inputs")
-    if state is not None and not state.is_file():
-        raise InputError(f"no such file: {state}")
     litter.append(context.with_resource(locked(output)))
     claim(output, overwrite, marks=MARKS)
     with loading(console):

@@ -3,7 +3,7 @@
 """`retnet-hf linearize`: a pretrained transformer becomes a RetNet."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -13,15 +13,13 @@ from retnet_hf_conversion.replaced_folder import require_apart
 from .. import options, ranks
 from ..errors import InputError, require_one_of
 from ..libraries import loading
-from ..options import argument, data_option, model_option, one_of, run_option, training_option
+from ..options import argument, data_option, model_option, run_option, training_option
 from ..sources import model_source, require_data
 from ..training.folder import TrainingFolder
 
 
 DEFAULT_TEXT, DEFAULT_SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
 
-
-GATES = one_of(("silu", "sigmoid"))
 StageRate = Annotated[
     float | None,
     training_option(min=0.0, help="Highest learning rate of this stage.", show_default="by size of model, step and window"),
@@ -61,7 +59,7 @@ def linearize(
         bool, model_option("--retention/--no-retention", help="Whether there is any, or windows and sinks alone.")
     ] = True,
     decays: Annotated[str, model_option(help="How long heads remember: decay_schedule of RetNetConfig.")] = "alibi",
-    gate: Annotated[str, model_option(callback=GATES, help="sigmoid begins neutral, silu learns more.")] = "silu",
+    gate: Annotated[Literal["silu", "sigmoid"], model_option(help="sigmoid begins neutral, silu learns more.")] = "silu",
     share_states: Annotated[
         bool, model_option("--share-states", help="Query heads of a key/value head share a state.")
     ] = False,

@@ -10,30 +10,31 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
 
 from ..errors import InputError
 from ..libraries import loading
-from ..options import Model, one_of, run_option
+from ..options import Model, run_option
 from ..sources import model_source
 
 
 ENGINES = {"vllm": ("vllm",), "transformers": ("fastapi", "uvicorn", "openai")}  # and the packages that each needs
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def serve(
     context: typer.Context,
     model: Model,
-    engine: Annotated[str | None, run_option(callback=one_of(ENGINES), help="vllm (if installed) or transformers.")] = None,
+    engine: Annotated[Literal["vllm", "transformers"] | None, run_option(help="Absent: vllm, if it is installed.")] = None,
     host: Annotated[str, run_option(help="Address to listen at. 0.0.0.0: for other machines, too.")] = "127.0.0.1",
     port: Annotated[int, run_option(min=1, max=65535, help="Port to listen at.")] = 8000,
     requests: Annotated[int | None, run_option(min=1, help="vllm: requests to answer at once; 64 if absent.")] = None,
     length: Annotated[int | None, run_option(min=1, help="vllm: tokens of a request, prompt and answer.")] = None,
-    dtype: Annotated[str, run_option(callback=one_of(DTYPES), help="auto: as saved on a GPU, float32 on a CPU.")] = "auto",
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"], run_option(help="auto: as saved on a GPU, float32 on a CPU.")
+    ] = "auto",
 ) -> None:
     """Answer requests over HTTP, each in constant memory.
 

@@ -3,7 +3,7 @@
 """`retnet-hf train`: a language model, from text to a folder that loads."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -11,13 +11,10 @@ from rich.console import Console
 from .. import options, ranks
 from ..errors import InputError
 from ..libraries import loading
-from ..options import argument, data_option, model_option, one_of, run_option, training_option
+from ..options import argument, data_option, model_option, run_option, training_option
 from ..sources import require_data
 from ..training.folder import TrainingFolder
 from .generate import invite
-
-
-FORMS = one_of(("auto", "parallel", "chunkwise"))
 
 
 def train(
@@ -46,7 +43,7 @@ def train(
     batch_size: options.BatchSize = 8,
     lr: options.LearningRate = 1e-3,
     weight_decay: options.WeightDecay = 0.1,
-    form: Annotated[str, training_option(callback=FORMS, help="How to compute: auto, parallel or chunkwise.")] = "auto",
+    form: Annotated[Literal["auto", "parallel", "chunkwise"], training_option(help="How to compute.")] = "auto",
     eval_every: options.EvalEvery = None,
 ) -> None:
     """Train a RetNet on text, into a folder that transformers loads.

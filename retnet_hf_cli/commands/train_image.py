@@ -3,7 +3,7 @@
 """`retnet-hf train-image`: a classifier, from pictures to a folder that loads."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -11,12 +11,9 @@ from rich.console import Console
 from .. import options
 from ..errors import InputError
 from ..libraries import loading
-from ..options import argument, image_option, model_option, one_of, run_option, training_option
+from ..options import argument, image_option, model_option, run_option, training_option
 from ..sources import require_data
 from ..training.folder import TrainingFolder
-
-
-MODELS = one_of(("vir", "rmt", "metaformer", "vit"))
 
 
 def train_image(
@@ -34,7 +31,9 @@ def train_image(
     overwrite: options.Overwrite = False,
     seed: Annotated[int, run_option(min=0, help="Of weights, order of the images, augmentation, what is held out.")] = 0,
     threads: options.Threads = None,
-    model: Annotated[str, model_option(callback=MODELS, help="vir, rmt, metaformer; and vit to compare them with.")] = "vir",
+    model: Annotated[
+        Literal["vir", "rmt", "metaformer", "vit"], model_option(help="vit is a transformer, to compare them with.")
+    ] = "vir",
     preset: Annotated[str | None, model_option(help="micro, mini, or a published size.", show_default="mini")] = None,
     config: options.Config = None,
     image_size: Annotated[int | None, model_option(min=4, help="Pixels a side. Absent: from the first, up to 64.")] = None,

@@ -185,11 +185,9 @@ def require_room_for(error: Exception, folder: Path, smaller_options: str) -> No
 
 
 def read_config(file: Path, config_class: type) -> dict[str, Any]:
-    """Fields of a configuration from a JSON file. Raises InputError if there is no such file, or it holds something else."""
+    """Fields of a configuration from a JSON file. Raises InputError if it holds something else."""
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"no such file: {file}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{file} cannot be read as JSON: {first_line(error)}") from error
     if not isinstance(fields, dict):
