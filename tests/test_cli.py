@@ -554,6 +554,11 @@ def test_generate_repeats_under_a_seed_and_greedily(retnet_hf, trained):
     assert text("--temperature", 0) == text("--temperature", 0, "--seed", 5)
 
 
+def test_a_single_token_has_a_speed(retnet_hf, trained):
+    [speed] = re.findall(r"1 tokens, ([\d,.]+) tokens/s", retnet_hf("generate", trained, "And God", "-n", 1).err)
+    assert float(speed.replace(",", "")) > 0
+
+
 def test_generate_writes_what_the_model_generates(retnet_hf, trained):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(trained), AutoTokenizer.from_pretrained(trained)
     ids = model.generate(**tokenizer("And God", return_tensors="pt"), max_new_tokens=30, do_sample=False)

@@ -112,7 +112,7 @@ def show_generation(run: "TextRun", console: Console) -> None:
     emit("\n")
     console.print(f"\n{written.tokens_per_second:,.0f} tokens/s")
 
-    stream, read = run.training.flatten(), written.tokens.shape[1] - 1  # the last token was written, not read
+    stream, read = run.training.flatten(), int(written.state.get_seq_length())
     ids = stream[torch.arange(read, MANY) % len(stream)].long()[None].to(model.device)
     before, config = written.state.nbytes, model.config
     with torch.no_grad():

@@ -67,7 +67,7 @@ def generate(
     state = getattr(written.state, "nbytes", None)
     grows = getattr(network.config, "is_hybrid", False)
     size = "" if state is None else f"; the state takes {state:,} bytes{'' if grows else ', whatever the length'}"
-    print(f"{written.new_tokens} tokens, {written.tokens_per_second:,.1f} tokens/s{size}", file=sys.stderr)
+    print(f"{len(written.tokens)} tokens, {written.tokens_per_second:,.1f} tokens/s{size}", file=sys.stderr)
 
 
 def read_prompt(argument: str | None) -> str:

@@ -145,7 +145,9 @@ def linearize(
             streams_unseen,
         )
         from ..linearizing.recipe import Recipe
+        from ..linearizing.stages import StageRun
         from ..text.corpus import digest_of, load_tokenizer, read_enough
+        from ..training.run import room_for
         from ..training.schedule import Course
         from ..training.start import Start
 
@@ -170,8 +172,9 @@ def linearize(
         if resume:
             recipe = as_begun(recipe, begun)
         else:
-            with console.status("measuring the speed of this machine"):
-                speed = ranks.of_first(lambda: measured_speed(recipe, folder.partial))
+            room = room_for(folder.partial, StageRun.smaller_options)
+            with console.status("measuring the speed of this machine"), room:
+                speed = ranks.of_first(lambda: measured_speed(recipe))
             recipe = planned(recipe, speed, config.num_hidden_layers, minutes)
             console.print(sentence(recipe, speed, minutes), soft_wrap=True)
     recipe = recipe.with_rates(config.hidden_size)

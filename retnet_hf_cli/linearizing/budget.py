@@ -5,7 +5,6 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +16,8 @@ from retnet_hf_linearization.report import Extent
 from .. import ranks
 from ..errors import InputError
 from ..text.generation import load_model
-from ..training.run import require_room_for
 from .recipe import Recipe
-from .stages import StageRun, trains_in_bfloat16
+from .stages import trains_in_bfloat16
 
 
 REPORT, PREPARATION = 0.2, 0.1  # shares of the minutes: both models measured; loading, and measuring heads
@@ -40,20 +38,8 @@ class Speed:
     distilling: float
 
 
-def measured_speed(recipe: Recipe, folder: Path) -> Speed:
-    """The speed of this machine with this source, measured on a block of random tokens. It takes some seconds.
-
-    Raises:
-        InputError: if there is too little memory for the run in this folder.
-    """
-    try:
-        return _measured_speed(recipe)
-    except Exception as error:
-        require_room_for(error, folder, StageRun.smaller_options)
-        raise
-
-
-def _measured_speed(recipe: Recipe) -> Speed:
+def measured_speed(recipe: Recipe) -> Speed:
+    """The speed of this machine with this source, measured on a block of random tokens. It takes some seconds."""
     teacher = load_model(recipe.source)[0].requires_grad_(False)
     kept = recipe.kept.guess_of(teacher.config.num_hidden_layers)
     sinks = 0 if recipe.window is None else recipe.sinks
@@ -85,10 +71,7 @@ def planned(recipe: Recipe, speed: Speed, layers: int, minutes: float) -> Recipe
     """The recipe with as many steps as fit into the minutes, no more than it has, and a report that fits.
 
     Some of the time goes into measuring what each of so many layers costs, where that decides which ones stay. Steps have
-    fewer sequences where there would be too few of them.
-
-    Raises:
-        InputError: if not a single step fits.
+    fewer sequences where there would be too few of them. Raises InputError if not a single step fits.
     """
     seconds = 60 * minutes
     costs = layers * COSTS / speed.choosing if recipe.kept.costliest else 0.0

@@ -12,7 +12,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
@@ -37,8 +36,9 @@ from retnet_hf_linearization.report import (
     recalled_vocabulary,
 )
 
-from ..text.generation import encode_prompt
-from .pictures import draw_positions
+from ..text.conversation import Conversation
+from ..text.generation import sampling
+from ..training.report import axes_of
 from .stages import FIGURES, TRAINING
 
 
@@ -49,16 +49,8 @@ ANSWER_TOKENS = 48
 
 
 def answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    """What a model says to a prompt, by its chat template if it has one, always taking the most probable token."""
-    if tokenizer.chat_template is None:
-        ids = encode_prompt(tokenizer, prompt)
-    else:
-        ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], add_generation_prompt=True, return_tensors="pt", return_dict=False
-        )
-    ids = ids.to(model.device)
-    written = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=ANSWER_TOKENS, do_sample=False)
-    return tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True)
+    """What a model says to a prompt, always taking the most probable token."""
+    return Conversation(model, tokenizer, sampling(ANSWER_TOKENS, temperature=0)).say(prompt).text
 
 
 def opening_of(run: Any) -> str:
@@ -138,6 +130,16 @@ def source_metadata(name: str) -> dict[str, Any]:
     except (OSError, HfHubHTTPError):  # there is no card, or no network
         licence = None
     return {"base_model": name, **(licence or {})}
+
+
+def draw_positions(report: Report, file: Path) -> None:
+    """Draws the perplexity of both models by the place of a token in its block, as a PNG."""
+    figure, axes = axes_of(xlabel="tokens before", ylabel="perplexity", xscale="log")
+    for name, measures in (("source", report.teacher), ("this model", report.student)):
+        last = [int(place.rsplit(" ", 1)[1]) for place in measures.by_position]
+        axes.plot(last, list(measures.by_position.values()), "o-", label=name, linewidth=1.5, markersize=4)
+    axes.legend()
+    figure.savefig(file, dpi=120)
 
 
 def summarise(report: Report, console: Console) -> None:

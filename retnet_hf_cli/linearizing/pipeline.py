@@ -12,7 +12,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,10 +48,9 @@ from ..sources import load
 from ..text.corpus import document_end, encode, held_out_whole, hold_out, read_enough, streams
 from ..text.generation import device, load_model
 from ..text.training import blocks_of
-from ..training.folder import TrainingFolder
+from ..training.folder import TrainingFolder, write_whole
 from ..training.progress import show_training
-from ..training.run import require_room_for
-from ..training.schedule import Course
+from ..training.run import room_for
 from ..training.start import Start
 from .budget import REPORT
 from .finish import finish
@@ -180,13 +179,6 @@ def evaluated_blocks(steps: int, batch_size: int) -> int:
     return min(EVALUATED_BLOCKS, max(LEAST_EVALUATED, steps * batch_size // 40))
 
 
-def write_costs(file: Path, costs: dict[int, float]) -> None:
-    """Keeps what was measured for a run that is resumed."""
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(costs), encoding="utf-8")
-    partial.replace(file)
-
-
 @dataclass(kw_only=True)
 class Linearization:
     """A run for which everything is ready but the weights.
@@ -260,7 +252,7 @@ class Linearization:
         file = self.folder.partial / COSTS
         if not ranks.of_first(file.exists):
             with self.console.status("measuring what the model loses without each layer"):
-                ranks.of_first(lambda: write_costs(file, self._measured_costs()))
+                ranks.of_first(lambda: write_whole(file, json.dumps(self._measured_costs())))
         costs = ranks.of_first(lambda: json.loads(file.read_text(encoding="utf-8")))
         return {int(layer): cost for layer, cost in costs.items()}
 
@@ -293,14 +285,12 @@ class Linearization:
         _ = self.layer_costs  # by all processes together; what follows asks for them in the first one alone
         start, before = time.monotonic(), None
         try:
-            for stage in self.recipe.steps:
-                before = self._trained(stage, before)
-                self.let_go()
-            with leaving_order():
-                ranks.of_first(lambda: finish(self, self._load(before).to(self.teacher.dtype).eval()))
-        except Exception as error:
-            require_room_for(error, self.folder.partial, StageRun.smaller_options)
-            raise
+            with room_for(self.folder.partial, StageRun.smaller_options):
+                for stage in self.recipe.steps:
+                    before = self._trained(stage, before)
+                    self.let_go()
+                with leaving_order():
+                    ranks.of_first(lambda: finish(self, self._load(before).to(self.teacher.dtype).eval()))
         finally:
             if ranks.FIRST:
                 self.folder.discard()
@@ -330,16 +320,11 @@ class Linearization:
             blocks, held_out = self._stored("training", blocks), self._stored("evaluation", held_out)
         if not asks_teacher and before is not None:
             self.let_go(of_teacher=True)
-        model = self.first_student() if stage == "align" else self._load(before)
+        model = self._load(before)
         if not asks_teacher:
             self.let_go(of_teacher=True)
-        course = Course(
-            steps=steps[stage],
-            minutes=self._minutes_of(stage),
-            eval_every=course.eval_every,
-            threads=course.threads,
-            resume=folder.partial.exists(),
-        )
+        minutes, resume = self._minutes_of(stage), folder.partial.exists()
+        course = replace(course, steps=steps[stage], minutes=minutes, started=time.monotonic(), resume=resume)
         return StageRun(
             start=Start(folder, recipe, course, self.start.digest, data="the source or the text is"),
             model=model,

@@ -8,7 +8,6 @@ a copy of the state: for a RetNet a copy of constant size, however long the conv
 
 import copy
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,8 @@ from retnet_hf.generation_retnet import CACHE
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
-from .generation import Writer
+from ..training.folder import write_whole
+from .generation import continue_text, encode_prompt
 
 
 @dataclass
@@ -89,7 +89,9 @@ class Conversation:
         """Whether the model was made for conversations. Another one continues what the user writes."""
         return self.tokenizer.chat_template is not None
 
-    def say(self, text: str, write: Callable[[str], object], stop: Callable[[], bool] = lambda: False) -> Turn:
+    def say(
+        self, text: str, write: Callable[[str], object] = lambda piece: None, stop: Callable[[], bool] = lambda: False
+    ) -> Turn:
         """The model's answer, handed to `write` piece by piece as soon as it is certain.
 
         Args:
@@ -97,25 +99,14 @@ class Conversation:
         """
         memory = copy.deepcopy(self.memory)
         new = memory.unread + self._ids_of(text, memory)
-        ids = torch.tensor([[*(memory.read or ()), *new]], device=self.model.device)
-        past, memory_arguments = 0, {}
+        arguments, past = self.arguments | {"stopping_criteria": StoppingCriteriaList([_Stop(stop)])}, 0
         if memory.cache is not None:
-            memory_arguments = {CACHE: memory.cache}
+            arguments[CACHE] = memory.cache
             past = int(memory.cache.get_seq_length()) if memory.read is None else 0  # ids that are not at hand
-        writer, began = Writer(self.tokenizer, write), time.perf_counter()
-        output = self.model.generate(
-            ids,
-            attention_mask=ids.new_ones(1, past + ids.shape[1]),
-            streamer=writer,
-            use_cache=True,
-            return_dict_in_generate=True,
-            stopping_criteria=StoppingCriteriaList([_Stop(stop)]),
-            **memory_arguments,
-            **self.arguments,
+        written, speed, cache = continue_text(
+            self.model, self.tokenizer, [*(memory.read or ()), *new], arguments, write, past
         )
-        written = output.sequences[0, ids.shape[1] :].tolist()
         answer = self.tokenizer.decode([token for token in written if token not in self.ends], skip_special_tokens=True)
-        cache = output.past_key_values
         self.before.append(self.memory)
         messages = memory.messages
         if messages is not None:
@@ -124,15 +115,12 @@ class Conversation:
         unread = written[-1:] if not (self.uses_template and written[-1] in self.ends) else []
         read = None if memory.read is None else [*memory.read, *new, *written[:-1]]
         self.memory = Memory(messages, read, unread, cache)
-        seconds = max(writer.times[-1] - writer.times[min(1, len(writer.times) - 1)], 1e-9)
-        speed = (len(written) - 1) / seconds if len(written) > 1 else len(written) / (time.perf_counter() - began)
         return Turn(answer, len(written), speed, getattr(cache, "nbytes", None), stop())
 
     def _ids_of(self, text: str, memory: Memory) -> list[int]:
         """What the model reads of a turn, without what it has read before."""
         if not self.uses_template:
-            beginning = not memory.read and memory.read is not None
-            return self.tokenizer(text, add_special_tokens=beginning)["input_ids"]
+            return self._tokens(text) if memory.read != [] else encode_prompt(self.tokenizer, text)
         user = {"role": "user", "content": text}
         if memory.cache is None:
             return self._tokens(self._templated([*memory.messages, user], True))
@@ -175,18 +163,12 @@ class Conversation:
         said = {"messages": self.memory.messages, "read": self.memory.read, "unread": self.memory.unread}
         try:
             self.memory.cache.save(file)
-            partial = file.with_name(f"{file.name}.json.partial")
-            partial.write_text(json.dumps(said, ensure_ascii=False) + "\n", encoding="utf-8")
-            partial.replace(file.with_name(f"{file.name}.json"))
+            write_whole(file.with_name(f"{file.name}.json"), json.dumps(said, ensure_ascii=False) + "\n")
         except (OSError, ValueError, SafetensorError) as error:
             raise InputError(f"{file} cannot be written: {first_line(error)}") from error
 
     def load(self, file: Path) -> bool:
-        """Goes on from a saved state. Returns whether what was said is known, too.
-
-        Raises:
-            InputError: for a file that is no state of this model.
-        """
+        """Goes on from a saved state. Returns whether what was said is known, too. Raises InputError for any other file."""
         if not isinstance(self.model, RetNetForCausalLM):
             raise InputError("only a RetNet goes on from a saved state")
         beside = file.with_name(f"{file.name}.json")

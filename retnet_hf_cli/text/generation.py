@@ -40,15 +40,9 @@ def sampling(
 class Generation(NamedTuple):
     """What one call wrote, and what it took."""
 
-    tokens: Tensor  # (1, T) of prompt and continuation
-    new_tokens: int
-    seconds: float  # from the first new token to the last
+    tokens: list[int]  # without the prompt
+    tokens_per_second: float  # from the first new token to the last; of a single one, with the prompt
     state: Cache
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Speed of decoding, the prompt left out."""
-        return (self.new_tokens - 1) / self.seconds if self.seconds > 0 else 0.0
 
 
 class Writer(TextStreamer):
@@ -73,7 +67,7 @@ def compile_steps(model: PreTrainedModel) -> PreTrainedModel:
     if not isinstance(model, retnet_hf.RetNetForCausalLM):
         raise InputError(f"--compile is for a RetNet, and this is a model of type {model.config.model_type}")
     try:
-        fast = retnet_hf_cpu.compile(model, fuse=False)  # fused weights would take memory that nobody asked for
+        fast = retnet_hf_cpu.compile(model)
     except (ValueError, RuntimeError, OSError) as error:
         raise InputError(first_line(error)) from error
     if retnet_hf_cpu.number_of_programs(fast) == 0:
@@ -103,31 +97,35 @@ def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
     return model.to(device()).eval(), tokenizer
 
 
-def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> Tensor:
-    """Ids of a prompt, (1, T); those of the beginning of a document for an empty one."""
-    ids = tokenizer(prompt)["input_ids"]
-    if not ids:
-        ids = [tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id]
-    return torch.tensor([ids])
+def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> list[int]:
+    """Ids of a prompt; those of the beginning of a document for an empty one."""
+    begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    return tokenizer(prompt)["input_ids"] or [begin]
 
 
 def continue_text(
     model: PreTrainedModel,
     tokenizer: "PreTrainedTokenizerBase",
-    prompt: str,
+    prompt: str | list[int],
     arguments: dict[str, Any],
     write: Callable[[str], object],
+    past: int = 0,
 ) -> Generation:
-    """Continues a prompt by `generate(**arguments)`, and hands every piece of text to `write` as soon as it is certain."""
-    ids = encode_prompt(tokenizer, prompt).to(model.device)
+    """Continues a prompt by `generate(**arguments)`, and hands every piece of text to `write` as soon as it is certain.
+
+    Args:
+        prompt: a text, or ids. past: tokens before it that are in the cache among the arguments.
+    """
+    ids = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
     writer = Writer(tokenizer, write)
     output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
+        torch.tensor([ids], device=model.device),
+        attention_mask=torch.ones(1, past + len(ids), dtype=torch.long, device=model.device),
         streamer=writer,
         use_cache=True,
         return_dict_in_generate=True,
         **arguments,
     )
-    _, first, *_ = times = writer.times  # the prompt, then every new token
-    return Generation(output.sequences, len(times) - 1, times[-1] - first, output.past_key_values)
+    read, *times = writer.times  # of the prompt, then of every new token
+    speed = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 1 / (times[0] - read)
+    return Generation(output.sequences[0, len(ids) :].tolist(), speed, output.past_key_values)

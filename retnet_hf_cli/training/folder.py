@@ -25,6 +25,13 @@ from ..interrupts import litter
 RECORD = "training_run.json"
 
 
+def write_whole(file: Path, text: str) -> None:
+    """Writes a file that is there as a whole or not at all, whatever interrupts it."""
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, file)
+
+
 def step_of(checkpoint: Path) -> int:
     """The number of steps that a checkpoint was saved after."""
     return int(checkpoint.name.rpartition("-")[2])
@@ -61,12 +68,9 @@ class TrainingFolder:
     def claim(self, resume: bool, overwrite: bool, resumable: bool = True) -> Iterator[None]:
         """Keeps the folder for this run inside the block. What would destroy a result is refused before it.
 
-        Args:
-            resumable: whether the command has the option --resume, for the message.
-
-        Raises:
-            InputError, CheckpointError: if the folder is taken and the flags do not say what to do about it, or if another
-                process is working in it.
+        `resumable` says whether the command has the option --resume, for the message.
+        Raises InputError or CheckpointError if the folder is taken and the flags do not say what to do about it, or if
+        another process is working in it.
         """
         with locked(self.output) if ranks.FIRST else nullcontext() as lock:
             if lock is not None:
@@ -96,9 +100,7 @@ class TrainingFolder:
         if not resume:
             shutil.rmtree(self.partial, ignore_errors=True)
         self.partial.mkdir(parents=True, exist_ok=True)
-        partial = self.partial / f"{RECORD}.partial"
-        partial.write_text(json.dumps(record, indent=2), encoding="utf-8")
-        os.replace(partial, self.partial / RECORD)
+        write_whole(self.partial / RECORD, json.dumps(record, indent=2))
 
     def to_resume(self) -> tuple[Path | None, dict[str, Any]]:
         """The last whole checkpoint, None if the run ended before the first, and the record of the run.

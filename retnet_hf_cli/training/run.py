@@ -6,7 +6,8 @@ import dataclasses
 import errno
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -105,7 +106,7 @@ class TrainingRun:
         )
         trainer.remove_callback(PrinterCallback)
         try:
-            with supervisor.listening():
+            with room_for(self.folder.partial, self.smaller_options), supervisor.listening():
                 if self.steps_done < self.course.steps:
                     trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
                 else:  # the run ended between its last checkpoint and its end, and Trainer would take one step more
@@ -116,9 +117,6 @@ class TrainingRun:
                     raise Interrupted(f"interrupted at step {trainer.state.global_step}, {SAVED}", heard)
                 ranks.of_first(lambda: self._finish(trainer))
                 self.published(supervisor.agreed_signal())
-        except Exception as error:
-            require_room_for(error, self.folder.partial, self.smaller_options)
-            raise
         finally:
             if ranks.FIRST:
                 self.folder.discard()
@@ -173,15 +171,20 @@ class TrainingRun:
         return arguments
 
 
-def require_room_for(error: Exception, folder: Path, smaller_options: str) -> None:
-    """Raises InputError if an error is that the disk of a folder, or memory, is full, as Python and the libraries say it."""
-    if isinstance(error, InputError):
-        return
-    is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-    if is_full or re.search(r"No space left on device|failed writing file", str(error)):
-        raise InputError(f"no space is left on the disk of {folder}: {first_line(error)}") from error
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-        raise InputError(f"out of memory; try a smaller {smaller_options}") from error
+@contextmanager
+def room_for(folder: Path, smaller_options: str) -> Iterator[None]:
+    """A block that raises InputError where the disk of a folder, or memory, is full, however Python and libraries say it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        if is_full or re.search(r"No space left on device|failed writing file", str(error)):
+            raise InputError(f"no space is left on the disk of {folder}: {first_line(error)}") from error
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            raise InputError(f"out of memory; try a smaller {smaller_options}") from error
+        raise
 
 
 def read_config(file: Path, config_class: type) -> dict[str, Any]:
