@@ -31,8 +31,8 @@ import retnet_hf_cli.linearizing.pipeline as pipeline_module
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.linearizing.budget import Speed, planned
-from retnet_hf_cli.linearizing.pipeline import source_digest
 from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe
+from retnet_hf_cli.linearizing.source import source_digest
 from retnet_hf_cli.linearizing.stages import StageRun
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer

@@ -135,18 +135,12 @@ def linearize(
         from retnet_hf.decay_schedules import DECAY_SCHEDULES
 
         from ..linearizing.budget import as_begun, measured_speed, planned, sentence
-        from ..linearizing.pipeline import (
-            Linearization,
-            dequantised,
-            source_config,
-            source_digest,
-            streams_of,
-            streams_of_texts,
-            streams_unseen,
-        )
+        from ..linearizing.pipeline import Linearization
         from ..linearizing.recipe import Recipe
+        from ..linearizing.source import dequantised, source_config
         from ..linearizing.stages import StageRun
-        from ..text.corpus import digest_of, load_tokenizer, read_enough
+        from ..linearizing.texts import read_texts
+        from ..text.corpus import load_tokenizer
         from ..training.run import room_for
         from ..training.schedule import Course
         from ..training.start import Start
@@ -179,21 +173,7 @@ def linearize(
             console.print(sentence(recipe, speed, minutes), soft_wrap=True)
     recipe = recipe.with_rates(config.hidden_size)
     with console.status("reading the text"):
-        apart_from = (*folder.own, Path(name).expanduser().resolve())
-        reading = {"field": field, "split": split, "subset": subset, "apart_from": apart_from}
-        documents, origins = read_enough(texts, tokenizer, recipe.tokens, **reading)
-        training, evaluation = streams_of(documents, tokenizer, recipe, config.vocab_size)
-        by_text = streams_of_texts(documents, origins, tokenizer, recipe)
-        apart = streams_unseen(unseen or [], tokenizer, recipe.block_size, **reading | {"subset": None})
-        digest = digest_of([source_digest(name), *documents])
-    start = Start(folder, recipe, options.chosen(Course, context), digest, data="the source or the text is")
-    Linearization(
-        start=start,
-        console=console,
-        tokenizer=tokenizer,
-        texts=texts,
-        training=training,
-        evaluation=evaluation,
-        by_text=by_text | apart,
-        unseen=list(apart),
-    ).run()
+        reading = {"field": field, "split": split, "apart_from": (*folder.own, Path(name).expanduser().resolve())}
+        read = read_texts(texts, unseen or [], tokenizer, recipe, config.vocab_size, subset, **reading)
+    start = Start(folder, recipe, options.chosen(Course, context), read.digest, data="the source or the text is")
+    Linearization(start=start, console=console, tokenizer=tokenizer, texts=read).run()

@@ -55,23 +55,25 @@ def answer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: s
 
 def opening_of(run: Any) -> str:
     """Some words of the text that was held out."""
-    opening = run.tokenizer.decode(run.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
+    opening = run.tokenizer.decode(run.texts.evaluation[:PROMPT_TOKENS], skip_special_tokens=True)
     return textwrap.shorten(opening, PROMPT_CHARACTERS, placeholder="")
 
 
 def report_of(run: Any, student: RetNetForCausalLM) -> Report:
     """Both models, measured on what was held out."""
-    recipe, teacher, stream = run.recipe, run.teacher, run.evaluation.long()
+    recipe, teacher, stream = run.recipe, run.teacher, run.texts.evaluation.long()
     vocabulary = recalled_vocabulary(stream, run.tokenizer.all_special_ids)
     extent = Extent().shortened(recipe.report)
     sizes = {"block_size": recipe.block_size, "extent": extent}
     theirs, own = (measure_text(model, stream, vocabulary=vocabulary, **sizes) for model in (teacher, student))
-    measure_texts({teacher: theirs, student: own}, run.by_text, **sizes)
+    measure_texts({teacher: theirs, student: own}, run.texts.by_text, **sizes)
     measure_decoding({teacher: theirs, student: own}, stream, **sizes)
     errors = measure_layers(student, teacher, run.measured_blocks)
     files = [run.folder.partial / stage / TRAINING for stage in recipe.steps]
     trainings = [Training(**json.loads(file.read_text(encoding="utf-8"))) for file in files]
-    source, *texts = (Path(name).resolve().name if Path(name).exists() else name for name in (recipe.source, *run.texts))
+    source, *texts = (
+        Path(name).resolve().name if Path(name).exists() else name for name in (recipe.source, *run.texts.names)
+    )
     prompts = [opening_of(run)] if run.tokenizer.chat_template is None else PROMPTS
     answers = [(prompt, *(answer(model, run.tokenizer, prompt) for model in (teacher, student))) for prompt in prompts]
     return Report(
@@ -79,7 +81,7 @@ def report_of(run: Any, student: RetNetForCausalLM) -> Report:
         positions=getattr(teacher.config, "max_position_embeddings", None),
         options=recipe.options,
         texts=texts,
-        read=len(run.training) + len(run.evaluation),
+        read=len(run.texts.training) + len(run.texts.evaluation),
         block_size=recipe.block_size,
         held_out=len(measured_part(stream, recipe.block_size, extent)),
         teacher=theirs,
@@ -88,7 +90,7 @@ def report_of(run: Any, student: RetNetForCausalLM) -> Report:
         layer_costs=run.layer_costs,
         divergence=measured_divergence(student, teacher, stream, **sizes),
         without=measure_parts(student, stream, **sizes),
-        unseen=run.unseen,
+        unseen=run.texts.unseen,
         answers=answers,
         extent=extent,
         trainings=trainings,

@@ -8,44 +8,31 @@ last checkpoint.
 """
 
 import gc
-import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
 from rich.console import Console
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.configuration_utils import PreTrainedConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 from retnet_hf_linearization import (
     HeadMeasures,
-    SourceError,
     StoredTeacher,
     costliest_layers,
     layer_costs,
-    linearized_config,
     measure_heads,
-    softmax_config,
     store_teacher,
     transfer,
 )
-from retnet_hf_linearization.gguf import gguf_file, unpacked
-from retnet_hf_linearization.measures import SCORED_TOKENS
 
 from .. import ranks
-from ..errors import InputError
 from ..interrupts import leaving_order
-from ..sources import load
-from ..text.corpus import document_end, encode, held_out_whole, hold_out, read_enough, streams
 from ..text.generation import device, load_model
 from ..text.training import blocks_of
 from ..training.folder import TrainingFolder, write_whole
@@ -54,8 +41,8 @@ from ..training.run import room_for
 from ..training.start import Start
 from .budget import REPORT
 from .finish import finish
-from .recipe import Recipe
 from .stages import StageRecipe, StageRun, trains_in_bfloat16
+from .texts import Texts
 
 
 MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # of heads and layers; attention weights of a head are a square of the latter
@@ -64,139 +51,16 @@ EVALUATED_BLOCKS, LEAST_EVALUATED = 64, 4  # that a stage is evaluated on
 ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are stored in one file
 COST_TEXTS, COST_TOKENS = 2, 1024  # by which the layers to keep are chosen, and their least length
 COSTS = "layer_costs.json"  # in the folder of the run
-COMPARED_BYTES = 2**16  # of each file of weights, at its beginning and in its middle, by which a source is known again
-
-
-def dequantised(source: str) -> str:
-    """The folder of a GGUF file, or of the one in an installed package. Raises InputError where that cannot be read."""
-    try:
-        file = gguf_file(source)
-        if file is None:
-            raise InputError(f"no such file: {source}")
-        return str(unpacked(file))
-    except SourceError as error:
-        raise InputError(str(error)) from error
-
-
-def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
-    """The configuration of a source that can be linearized by this recipe.
-
-    Raises:
-        InputError: for a source of another kind, or layers that it does not have.
-    """
-    config = load(AutoConfig.from_pretrained, name)
-    try:
-        softmax = softmax_config(config)
-        kept = recipe.kept.of(softmax.num_hidden_layers)
-        options = {name: getattr(recipe, name) for name in ("window", "share_states", "sinks", "retention")}
-        linearized_config(softmax, kept, **options)
-    except SourceError as error:
-        raise InputError(str(error)) from error
-    if recipe.align_steps and len(kept) == softmax.num_hidden_layers:
-        raise InputError("--keep-attention keeps every layer, so that nothing is left to be made retention")
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and recipe.block_size > positions and (recipe.align_steps or recipe.distill_steps):
-        raise InputError(
-            f"--block-size {recipe.block_size} is beyond the {positions} positions that the source was made for"
-        )
-    if recipe.lora_rank is not None and find_spec("peft") is None:
-        raise InputError("--lora-rank needs peft: pip install peft")
-    return config
-
-
-def source_digest(name: str) -> str:
-    """Identifies a source, to detect another one on resume: its commit on the Hub, or a hash of parts of its files."""
-    folder, digest = Path(name).expanduser(), hashlib.sha256()
-    if not folder.is_dir():
-        return Path(hf_hub_download(name, "config.json", local_files_only=True)).parent.name
-    for pattern in ("config.json", "*.safetensors", "*.bin"):
-        for file in sorted(folder.glob(pattern)):
-            with file.open("rb") as opened:
-                beginning, size = opened.read(COMPARED_BYTES), file.stat().st_size
-                opened.seek(size // 2)
-                digest.update(beginning + opened.read(COMPARED_BYTES) + f"{file.name} {size}".encode())
-    return digest.hexdigest()
-
-
-def streams_of(
-    documents: list[str], tokenizer: PreTrainedTokenizerBase, recipe: Recipe, vocab_size: int
-) -> tuple[Tensor, Tensor]:
-    """Token ids to train on and held out, (tokens,) int32 each.
-
-    Raises:
-        InputError: for a text that does not fill the blocks, or a tokenizer that is not the model's.
-    """
-    parts, size = hold_out(documents, recipe.eval_fraction, recipe.seed), recipe.longest_block
-    option = "--block-size" if size == recipe.block_size else "--long-block-size"
-    training, evaluation = map(torch.from_numpy, streams(parts, tokenizer, size, option, document_end(tokenizer)))
-    largest = int(max(training.max(), evaluation.max()))
-    if largest >= vocab_size:
-        raise InputError(f"the tokenizer of the source has a token {largest}, and its model knows {vocab_size} tokens")
-    return training, evaluation
-
-
-def streams_of_texts(
-    documents: list[str], origins: list[str], tokenizer: PreTrainedTokenizerBase, recipe: Recipe
-) -> dict[str, Tensor]:
-    """What is held out of each text, (tokens,), by the name of the text; nothing of a single one."""
-    if len(set(origins)) < 2:
-        return {}
-    _, held_out = hold_out(documents, recipe.eval_fraction, recipe.seed)
-    whole = held_out_whole(len(documents), recipe.eval_fraction, recipe.seed)
-    texts: dict[str, list[str]] = {}
-    for document, origin in zip(held_out, [origins[index] for index in whole] or origins, strict=True):
-        texts.setdefault(shown_name(origin), []).append(document)
-    end = document_end(tokenizer)
-    return {name: torch.from_numpy(encode(own, tokenizer, end)).long() for name, own in texts.items()}
-
-
-def streams_unseen(
-    texts: list[str], tokenizer: PreTrainedTokenizerBase, block_size: int, **reading: Any
-) -> dict[str, Tensor]:
-    """The beginnings of texts that nothing is trained on, (tokens,), by name.
-
-    Raises:
-        InputError: for a text that does not fill a block.
-    """
-    end, streams = document_end(tokenizer), {}
-    for text in texts:
-        documents, _ = read_enough([text], tokenizer, SCORED_TOKENS, **reading)
-        stream = torch.from_numpy(encode(documents, tokenizer, end)).long()
-        if len(stream) < block_size:
-            raise InputError(f"--unseen {text} is too short to fill a block of {block_size} tokens")
-        streams[shown_name(text)] = stream
-    return streams
-
-
-def shown_name(text: str) -> str:
-    """A file or folder by its name and that of its folder, whatever is not on this machine as it was given."""
-    path = Path(text).expanduser()
-    return "/".join(path.resolve().parts[-2:]) if path.exists() else text
-
-
-def evaluated_blocks(steps: int, batch_size: int) -> int:
-    """Blocks that a stage is evaluated on: a quarter of those trained on between two of ten evaluations, within limits."""
-    return min(EVALUATED_BLOCKS, max(LEAST_EVALUATED, steps * batch_size // 40))
 
 
 @dataclass(kw_only=True)
 class Linearization:
-    """A run for which everything is ready but the weights.
+    """A run for which everything is ready but the weights."""
 
-    Attributes:
-        start: of the whole run, whose minutes the stages share out by their work.
-        texts: names of what was read, for the model card. training, evaluation: (tokens,) token ids.
-        by_text: what is held out of each of several texts, and texts that nothing is trained on. unseen: names of these.
-    """
-
-    start: Start
+    start: Start  # of the whole run, whose minutes the stages share out by their work
     console: Console
     tokenizer: PreTrainedTokenizerBase
-    texts: list[str]
-    training: Tensor
-    evaluation: Tensor
-    by_text: dict[str, Tensor] = field(default_factory=dict)
-    unseen: list[str] = field(default_factory=list)
+    texts: Texts
 
     def __post_init__(self) -> None:
         self.recipe, self.folder = self.start.recipe, self.start.folder
@@ -204,7 +68,7 @@ class Linearization:
     @property
     def measured_blocks(self) -> Tensor:
         """The beginnings of some blocks of the text that is trained on, (N, T)."""
-        blocks = blocks_of(self.training.numpy(), self.recipe.block_size)
+        blocks = blocks_of(self.texts.training.numpy(), self.recipe.block_size)
         count = max(LEAST_MEASURED, round(MEASURED_BLOCKS * min(1.0, 2 * self.recipe.report)))
         return blocks[:count, :MEASURED_TOKENS].long()
 
@@ -241,8 +105,8 @@ class Linearization:
     @property
     def cost_texts(self) -> Tensor:
         """(N, T) beginnings of the text, long enough that a window hides something of them."""
-        length = min(max(self.recipe.block_size, COST_TOKENS), MEASURED_TOKENS, len(self.training) // COST_TEXTS)
-        return self.training[: COST_TEXTS * length].view(COST_TEXTS, length).long()
+        length = min(max(self.recipe.block_size, COST_TOKENS), MEASURED_TOKENS, len(self.texts.training) // COST_TEXTS)
+        return self.texts.training[: COST_TEXTS * length].view(COST_TEXTS, length).long()
 
     @cached_property
     def layer_costs(self) -> dict[int, float]:
@@ -277,8 +141,7 @@ class Linearization:
     def run(self) -> None:
         """Trains what is not trained yet, and puts the finished folder in its place.
 
-        Raises:
-            InputError: if something stands in the way. Interrupted: after Ctrl-C, with a checkpoint saved.
+        Raises InputError if something stands in the way; Interrupted after Ctrl-C, with a checkpoint saved.
         """
         ranks.wait()  # until all have looked at what is in the folder
         ranks.of_first(self.start.begin)
@@ -313,8 +176,10 @@ class Linearization:
     def _prepare(self, stage: str, folder: TrainingFolder, before: Path | None) -> StageRun:
         """A stage, from its beginning or from its last checkpoint."""
         recipe, course, steps = StageRecipe.of(self.recipe, stage), self.start.course, self.recipe.steps
-        blocks = blocks_of(self.training.numpy(), recipe.block_size)
-        held_out = blocks_of(self.evaluation.numpy(), recipe.block_size)[: evaluated_blocks(steps[stage], recipe.batch_size)]
+        blocks = blocks_of(self.texts.training.numpy(), recipe.block_size)
+        quarter = steps[stage] * recipe.batch_size // 40  # of the blocks trained on between two of ten evaluations
+        evaluated = min(EVALUATED_BLOCKS, max(LEAST_EVALUATED, quarter))
+        held_out = blocks_of(self.texts.evaluation.numpy(), recipe.block_size)[:evaluated]
         asks_teacher = stage == "align" or (stage == "distill" and self.recipe.top_logits is None)
         if stage == "distill" and not asks_teacher:
             blocks, held_out = self._stored("training", blocks), self._stored("evaluation", held_out)

@@ -1,0 +1,68 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The transformer that is linearized: what it must be, and how it is known again."""
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+
+from huggingface_hub import hf_hub_download
+from transformers import AutoConfig
+from transformers.configuration_utils import PreTrainedConfig
+
+from retnet_hf_linearization import SourceError, linearized_config, softmax_config
+from retnet_hf_linearization.gguf import gguf_file, unpacked
+
+from ..errors import InputError
+from ..sources import load
+from .recipe import Recipe
+
+
+COMPARED_BYTES = 2**16  # of each file of weights, at its beginning and in its middle, by which a source is known again
+
+
+def dequantised(source: str) -> str:
+    """The folder of a GGUF file, or of the one in an installed package. Raises InputError where that cannot be read."""
+    try:
+        file = gguf_file(source)
+        if file is None:
+            raise InputError(f"no such file: {source}")
+        return str(unpacked(file))
+    except SourceError as error:
+        raise InputError(str(error)) from error
+
+
+def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
+    """The configuration of a source. Raises InputError for one that cannot be linearized by this recipe."""
+    config = load(AutoConfig.from_pretrained, name)
+    try:
+        softmax = softmax_config(config)
+        kept = recipe.kept.of(softmax.num_hidden_layers)
+        options = {name: getattr(recipe, name) for name in ("window", "share_states", "sinks", "retention")}
+        linearized_config(softmax, kept, **options)
+    except SourceError as error:
+        raise InputError(str(error)) from error
+    if recipe.align_steps and len(kept) == softmax.num_hidden_layers:
+        raise InputError("--keep-attention keeps every layer, so that nothing is left to be made retention")
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and recipe.block_size > positions and (recipe.align_steps or recipe.distill_steps):
+        raise InputError(
+            f"--block-size {recipe.block_size} is beyond the {positions} positions that the source was made for"
+        )
+    if recipe.lora_rank is not None and find_spec("peft") is None:
+        raise InputError("--lora-rank needs peft: pip install peft")
+    return config
+
+
+def source_digest(name: str) -> str:
+    """Identifies a source, to detect another one on resume: its commit on the Hub, or a hash of parts of its files."""
+    folder, digest = Path(name).expanduser(), hashlib.sha256()
+    if not folder.is_dir():
+        return Path(hf_hub_download(name, "config.json", local_files_only=True)).parent.name
+    for pattern in ("config.json", "*.safetensors", "*.bin"):
+        for file in sorted(folder.glob(pattern)):
+            with file.open("rb") as opened:
+                beginning, size = opened.read(COMPARED_BYTES), file.stat().st_size
+                opened.seek(size // 2)
+                digest.update(beginning + opened.read(COMPARED_BYTES) + f"{file.name} {size}".encode())
+    return digest.hexdigest()
