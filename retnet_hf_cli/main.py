@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from retnet_hf_conversion.errors import CheckpointError, first_line
+from retnet_hf_export import ExportError
 
 from . import ranks
 from .app import Abort, UsageError, app
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         context = getattr(error, "ctx", None)
         return complain(f"{error.format_message()} (see: {context.command_path if context else 'retnet-hf'} --help)", 2)
-    except (InputError, CheckpointError) as error:
+    except (InputError, CheckpointError, ExportError) as error:
         return complain(str(error), 2)
     except ModuleNotFoundError as error:
         return complain(missing_package(error), 1)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from retnet_hf_export import ExportError, export_web
+from retnet_hf_export import export_web
 
-from .errors import InputError
 from .text.generation import load_model
 
 
@@ -23,13 +22,10 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 def make_page(folder: Path) -> Path:
-    """The folder of the page of a model, beside it. Raises InputError where none can be made."""
+    """The folder of the page of a model, beside it. Raises ExportError where none can be made."""
     page = folder.with_name(f"{folder.name}-page")
     model, tokenizer = load_model(str(folder))
-    try:
-        export_web(model, page, tokenizer, name=folder.name, overwrite=True)
-    except ExportError as error:
-        raise InputError(str(error)) from error
+    export_web(model, page, tokenizer, name=folder.name, overwrite=True)
     return page
 
 

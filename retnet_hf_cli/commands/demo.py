@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from ..errors import InputError, Interrupted
+from ..errors import Interrupted
 from ..interrupts import leaving_order
 from ..libraries import loading
 from ..options import Overwrite, Threads, data_option, run_option, training_option
@@ -61,15 +61,11 @@ def demo(
         from ..training.schedule import Course
 
         if browser:
-            from retnet_hf_export import ExportError
             from retnet_hf_export.npm_packages import fetch_packages
 
             from ..page import make_page, serve_page
 
-            try:
-                fetch_packages()  # what is missing is said before the training, not after it
-            except ExportError as error:
-                raise InputError(str(error)) from error
+            fetch_packages()  # what is missing is said before the training, not after it
 
     recipe = Recipe(preset="tiny", vocab_size=2048, batch_size=4, lr=5e-3)
     reserve = min(0.4, 0.2 * minutes)  # for loading the libraries before training, and for writing after it

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+import retnet_hf_export
 from retnet_hf_conversion.replaced_folder import claim, locked, require_apart
 from retnet_hf_export.folder import MARKS
 
@@ -74,7 +75,6 @@ def export(
         from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
         from retnet_hf import MetaFormerConfig, RetNetState, RMTConfig, ViRConfig
-        from retnet_hf_export import ExportError, export_mlx
 
         from ..text.generation import load_model, whole
 
@@ -91,18 +91,15 @@ def export(
     try:
         with leaving_order(), console.status("exporting"):
             if to == "web":
-                from retnet_hf_export import export_web
-
                 begins_with = None if state is None else RetNetState.load(state, loaded)
-                files = [export_web(loaded, output, processor, kinds[0], Path(name).name, begins_with, overwrite)]
+                options = (processor, kinds[0], Path(name).name, begins_with, overwrite)
+                files = [retnet_hf_export.export_web(loaded, output, *options)]
             elif to == "mlx":
-                export_mlx(loaded, output, processor, overwrite)
+                retnet_hf_export.export_mlx(loaded, output, processor, overwrite)
                 files = []
             else:
-                from retnet_hf_export import export_onnx
-
-                files = export_onnx(loaded, output, processor, kinds, any_size, overwrite)
-    except (ExportError, ValueError) as error:  # or a state of another model
+                files = retnet_hf_export.export_onnx(loaded, output, processor, kinds, any_size, overwrite)
+    except ValueError as error:  # an ExportError, or a state of another model
         raise InputError(str(error)) from error
     for file in files:
         checked = "as expected of so few bits" if file.kind != "float32" else "and 64 greedy tokens as in PyTorch"

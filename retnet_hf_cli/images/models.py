@@ -9,23 +9,11 @@ sizes of ViR and RMT go by the names of their configurations.
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import (
-    BaseImageProcessor,
-    PreTrainedConfig,
-    PreTrainedModel,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTImageProcessor,
-)
+import transformers
+from transformers import BaseImageProcessor, PreTrainedConfig
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, PILImageResampling
 
-from retnet_hf.configuration_metaformer import MetaFormerConfig
-from retnet_hf.configuration_rmt import RMTConfig
-from retnet_hf.configuration_vir import ViRConfig
-from retnet_hf.image_processing_retention import MetaFormerImageProcessor, RMTImageProcessor, ViRImageProcessor
-from retnet_hf.modeling_metaformer import MetaFormerForImageClassification
-from retnet_hf.modeling_rmt import RMTForImageClassification
-from retnet_hf.modeling_vir import ViRForImageClassification
+import retnet_hf
 
 from ..errors import InputError, require_one_of
 from ..training.run import config_of
@@ -33,10 +21,9 @@ from ..training.run import config_of
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of model: its classes, and its small sizes by name as fields of its configuration."""
+    """One kind of model, and its small sizes by name as fields of its configuration."""
 
     config_class: type[PreTrainedConfig]
-    model_class: type[PreTrainedModel]
     processor_class: type[BaseImageProcessor]
     small: dict[str, dict[str, Any]]
 
@@ -74,7 +61,7 @@ class Family:
     def processor(self, image_size: int) -> BaseImageProcessor:
         """What resizes the shorter side of an image to `image_size`, keeps the square in its middle, and normalises it."""
         cut = {"size": image_size, "crop_pct": 1.0}
-        if self.config_class is ViTConfig:
+        if self.config_class is transformers.ViTConfig:
             cut = {"size": {"shortest_edge": image_size}, "do_center_crop": True, "crop_size": image_size}
         bicubic = PILImageResampling.BICUBIC
         return self.processor_class(
@@ -135,30 +122,17 @@ METAFORMER = {
 }
 FAMILIES = {
     "vir": Family(
-        ViRConfig,
-        ViRForImageClassification,
-        ViRImageProcessor,
-        {"micro": _tokens(64) | VIR, "mini": _tokens(128) | VIR},
+        retnet_hf.ViRConfig, retnet_hf.ViRImageProcessor, {"micro": _tokens(64) | VIR, "mini": _tokens(128) | VIR}
     ),
     "rmt": Family(
-        RMTConfig,
-        RMTForImageClassification,
-        RMTImageProcessor,
-        {
-            "micro": _stages([32, 64], projection_size=128, **RMT),
-            "mini": _stages([64, 128], projection_size=256, **RMT),
-        },
+        retnet_hf.RMTConfig,
+        retnet_hf.RMTImageProcessor,
+        {"micro": _stages([32, 64], projection_size=128, **RMT), "mini": _stages([64, 128], projection_size=256, **RMT)},
     ),
     "metaformer": Family(
-        MetaFormerConfig,
-        MetaFormerForImageClassification,
-        MetaFormerImageProcessor,
+        retnet_hf.MetaFormerConfig,
+        retnet_hf.MetaFormerImageProcessor,
         {"micro": _stages([32, 64], **METAFORMER), "mini": _stages([64, 128], **METAFORMER)},
     ),
-    "vit": Family(
-        ViTConfig,
-        ViTForImageClassification,
-        ViTImageProcessor,
-        {"micro": _tokens(64), "mini": _tokens(128)},
-    ),
+    "vit": Family(transformers.ViTConfig, transformers.ViTImageProcessor, {"micro": _tokens(64), "mini": _tokens(128)}),
 }

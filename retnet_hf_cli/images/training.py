@@ -13,7 +13,14 @@ import torch
 from PIL import ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import BaseImageProcessor, EvalPrediction, Trainer, TrainerCallback, TrainerState
+from transformers import (
+    AutoModelForImageClassification,
+    BaseImageProcessor,
+    EvalPrediction,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+)
 
 from ..errors import InputError
 from ..training.folder import TrainingFolder
@@ -192,5 +199,5 @@ def prepare(source: str, corpus: ImageCorpus, folder: TrainingFolder, recipe: Im
     training = PreparedImages(corpus.training, processor, Augmentation(padding, recipe.flip), recipe.seed)
     evaluation = PreparedImages(corpus.evaluation, processor)
     torch.manual_seed(recipe.seed)
-    model = family.model_class(config)
+    model = AutoModelForImageClassification.from_config(config)
     return ImageRun(start=start, model=model, training=training, evaluation=evaluation, source=source)
