@@ -88,19 +88,16 @@ def export(
         loaded, processor = load_model(name)
         if any_size:
             raise InputError("--any-size is for pictures, and this is a language model")
-    try:
-        with leaving_order(), console.status("exporting"):
-            if to == "web":
-                begins_with = None if state is None else RetNetState.load(state, loaded)
-                options = (processor, kinds[0], Path(name).name, begins_with, overwrite)
-                files = [retnet_hf_export.export_web(loaded, output, *options)]
-            elif to == "mlx":
-                retnet_hf_export.export_mlx(loaded, output, processor, overwrite)
-                files = []
-            else:
-                files = retnet_hf_export.export_onnx(loaded, output, processor, kinds, any_size, overwrite)
-    except ValueError as error:  # an ExportError, or a state of another model
-        raise InputError(str(error)) from error
+    with leaving_order(), console.status("exporting"):
+        if to == "web":
+            begins_with = None if state is None else load(RetNetState.load, str(state), "state", config=loaded)
+            options = (processor, kinds[0], Path(name).name, begins_with, overwrite)
+            files = [retnet_hf_export.export_web(loaded, output, *options)]
+        elif to == "mlx":
+            retnet_hf_export.export_mlx(loaded, output, processor, overwrite)
+            files = []
+        else:
+            files = retnet_hf_export.export_onnx(loaded, output, processor, kinds, any_size, overwrite)
     for file in files:
         checked = "as expected of so few bits" if file.kind != "float32" else "and 64 greedy tokens as in PyTorch"
         checked = f", {checked}" if file.equal_tokens is not None else ""
