@@ -13,11 +13,7 @@ class InputError(Exception):
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """A sentence about a package that is not installed, with the command that installs it.
-
-    Raises:
-        ModuleNotFoundError: for a module that is not of the extras `[cli]` and `[export]`.
-    """
+    """A sentence about a package of the extras `[cli]` and `[export]` that is not installed. Raises the error of others."""
     package = (error.name or "").split(".")[0]
     if package in ("onnx", "onnxruntime", "onnxscript"):
         return f'{package} is not installed, which the export needs: pip install "retnet-hf[export]"'

@@ -72,11 +72,7 @@ def wait() -> None:
 
 
 def of_first(make: Callable[[], T]) -> T:
-    """The result of `make` in the first process, sent to all.
-
-    Raises:
-        FailedElsewhere: in the other processes, if `make` raised in the first.
-    """
+    """The result of `make` in the first process, sent to all. If it raises there, the others raise FailedElsewhere."""
     if RANKS == 1:
         return make()
     from accelerate.utils import broadcast_object_list

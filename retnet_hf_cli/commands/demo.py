@@ -95,12 +95,10 @@ def demo(
 def show_generation(run: "TextRun", console: Console) -> None:
     """Reloads a finished run, lets it write, and says how large its state is then and after many more tokens."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from ..text.generation import continue_text, sampling
+    from ..text.generation import continue_text, load_model, sampling
 
-    model = AutoModelForCausalLM.from_pretrained(run.folder.output).to(run.model.device).eval()
-    tokenizer = AutoTokenizer.from_pretrained(run.folder.output)
+    model, tokenizer = load_model(str(run.folder.output))
     console.print("\nreloaded with AutoModelForCausalLM, it writes, one recurrent step per token:\n")
     emit(run.prompt)
     torch.manual_seed(run.recipe.seed)

@@ -10,7 +10,6 @@ last checkpoint.
 import gc
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +21,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 from retnet_hf_linearization import (
-    HeadMeasures,
     StoredTeacher,
     costliest_layers,
     layer_costs,
@@ -85,23 +83,6 @@ class Linearization:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    @cached_property
-    def head_measures(self) -> HeadMeasures:
-        blocks = self.measured_blocks
-        return measure_heads(self.teacher, blocks.split(max(1, MEASURED_TOKENS // blocks.shape[1])))
-
-    def transferred(self, kept: Sequence[int]) -> RetNetForCausalLM:
-        """The RetNet before training, in float32."""
-        recipe = self.recipe
-        torch.manual_seed(recipe.seed)  # of the gates, so that a resumed run begins with the same ones
-        if not recipe.retention:
-            options = {"retention": False}
-        else:
-            options = {"gate_act": recipe.gate, "share_states": recipe.share_states, "schedule": recipe.decays}
-            options["measures"] = self.head_measures
-        sinks = 0 if recipe.window is None else recipe.sinks
-        return transfer(self.teacher, kept, window=recipe.window, sinks=sinks, **options).float()
-
     @property
     def cost_texts(self) -> Tensor:
         """(N, T) beginnings of the text, long enough that a window hides something of them."""
@@ -134,9 +115,16 @@ class Linearization:
         return kept.of(self.teacher.config.num_hidden_layers)
 
     def first_student(self) -> RetNetForCausalLM:
-        if self.recipe.kept.costliest:
-            self.console.print(f"softmax attention stays in layers {', '.join(map(str, self.kept))}")
-        return self.transferred(self.kept)
+        """The RetNet before training, in float32."""
+        recipe, kept, blocks = self.recipe, self.kept, self.measured_blocks
+        if recipe.kept.costliest:
+            self.console.print(f"softmax attention stays in layers {', '.join(map(str, kept))}")
+        torch.manual_seed(recipe.seed)  # of the gates, so that a resumed run begins with the same ones
+        options = {"window": recipe.window, "sinks": 0 if recipe.window is None else recipe.sinks}
+        if recipe.retention:
+            options |= {"gate_act": recipe.gate, "share_states": recipe.share_states, "schedule": recipe.decays}
+            options["measures"] = measure_heads(self.teacher, blocks.split(max(1, MEASURED_TOKENS // blocks.shape[1])))
+        return transfer(self.teacher, kept, retention=recipe.retention, **options).float()
 
     def run(self) -> None:
         """Trains what is not trained yet, and puts the finished folder in its place.
