@@ -19,9 +19,9 @@ from transformers.utils import logging
 from retnet_hf import RetNetForCausalLM
 from retnet_hf.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel, RetNetRetention
 
-from .fusing import FastLinear, fused_weights, install, projection_groups
+from .fusing import FastLinear, fused_weights, install, linear_groups, projection_groups
 from .products import products_of
-from .programs import CompiledLayer, default_folder, layer_programs, shallow_copy
+from .programs import CompiledLayer, default_folder, layer_programs, product_programs, shallow_copy
 
 
 logger = logging.get_logger(__name__)
@@ -32,42 +32,43 @@ def compile(
     model: Model,
     folder: str | os.PathLike | None = None,
     programs: bool = True,
-    fuse: bool = True,
     measure: bool = True,
 ) -> Model:
     """Makes a fast copy of a model, to decode one sequence on a CPU. The model itself stays exactly as it is.
 
     The copy has the class of the model and the very same parameters under the same names, so that `generate`, pipelines,
     states, `state_dict` and `save_pretrained` work as those of the model, and a saved folder is the same. It computes the
-    same values up to rounding:
+    same values up to rounding.
 
-    - Projections of one input (queries, keys, values and gate; up and gate of the feed-forward network), and a head that is
-      not tied to the embedding, take one product with a copy of their weights side by side, if a trial finds that faster on
-      this machine. The copies take as much memory again as these weights.
-    - Each decode step of a layer is a program. A program is compiled once, in about ten seconds, and kept in a file. From
-      then on it is loaded. One program serves all layers that are alike. Layers of softmax attention, with a window, with
-      experts or learned angles, or with linear layers that are adapted or quantised in an unknown way have none.
-    - Programs and head read weights in half precision, and those of torchao (`Int8WeightOnlyConfig`, and
-      `IntxWeightOnlyConfig` with `torch.int4` in groups), by the fastest kernel. Those of 4 bits are packed into new memory.
+    With programs, each decode step of a layer of retention is a program, and so are the products with weights elsewhere:
+    those of the head, and of layers of softmax attention, with a window, with experts or with learned angles. A program is
+    compiled once, in some ten to twenty seconds, and kept in a file. From then on it is loaded. One program serves all
+    layers that are alike. It reads the weights of the model: in float32 and half precision by the fastest kernel that a
+    trial finds, and those of torchao (`Int8WeightOnlyConfig`, and `IntxWeightOnlyConfig` with `torch.int4` in groups) by
+    kernels for integers, for which weights of 4 bits are packed into new memory. Linear layers that are adapted, hooked or
+    quantised in another way, and layers that contain them, have no program. Programs serve one token of one sequence.
 
-    Programs serve one token of one sequence. Fused products serve prompts and several sequences, too. With autocast, hooks,
-    training mode, a recorded gradient or `torch.export`, the layers compute as in the model. Since the parameters are
-    shared, training or moving the copy trains or moves the model. `original` returns a model without any of this.
+    Without programs, no compiler is needed. Projections of one input (queries, keys, values and gate; up and gate of the
+    feed-forward network), and a head that is not tied to the embedding, take one product with a copy of their weights side
+    by side, if a trial finds that faster on this machine. The copies take as much memory again as these weights, and serve
+    prompts and several sequences, too.
 
-    If weights are replaced, moved or changed, their layers compute as in the model, and one warning says so: call `compile`
-    again. Without fused weights, programs read values that change in place. Changes of fused weights that PyTorch does not
-    count, those of its fused optimizers or through `weight.data`, are seen when the next prompt is read. Changes of
-    quantised weights in place, and of fused ones after `torch.compile` has compiled the copy, are not seen. Numbers such as
-    the eps of a norm are part of a program.
+    With autocast, hooks, training mode, a recorded gradient or `torch.export`, the layers compute as in the model. Since the
+    parameters are shared, training or moving the copy trains or moves the model. `original` returns a model without any of
+    this.
+
+    If weights are replaced or moved, their layers compute as in the model, and one warning says so: call `compile` again.
+    Programs read values that change in place, but those of quantised weights. Copies of weights do not follow: changes that
+    PyTorch does not count, those of its fused optimizers or through `weight.data`, are seen when the next prompt is read,
+    and not after `torch.compile` has compiled the copy. Numbers such as the eps of a norm are part of a program.
 
     Args:
         model: a causal RetNet, usually a `RetNetForCausalLM` or `RetNetModel`, on a CPU in float32 or half precision.
         folder: where programs are kept. They are code that is executed: name a folder that nobody else writes to. By
             default, a folder in the cache of huggingface_hub.
-        programs: whether layers get programs.
-        fuse: whether projections are fused.
-        measure: whether a trial decides what is fused, once in a process for each kind of product and in a second or two in
-            all. Otherwise everything that can be is fused.
+        programs: whether to compile. Otherwise projections are fused.
+        measure: whether a trial decides which projections are fused, once in a process for each kind of product and in a
+            second or two in all. Otherwise everything that can be is fused.
 
     Raises:
         ValueError: for another model.
@@ -82,28 +83,45 @@ def compile(
             f"device {model.device}, {model.dtype} and bidirectional={model.config.bidirectional}."
         )
     fast = original(model)
+    if programs:
+        install_programs(fast, default_folder() if folder is None else Path(folder))
+    else:
+        install_fused(fast, measure)
+    return fast
+
+
+def install_programs(fast: nn.Module, folder: Path) -> None:
+    """Gives layers of retention programs of their steps, and the products of other layers programs of their own."""
+    steps = [layer for layer in fast.modules() if has_step(layer)]
+    layers = [layer for layer in steps if is_served(layer)]
+    if left := len(steps) - len(layers):
+        logger.warning(
+            f"retnet_hf_cpu.compile makes programs of products alone for {left} of {len(steps)} layers of retention, those "
+            "with experts or learned angles."
+        )
+    served: set[nn.Module] = set()
+    for layer, program in zip(layers, layer_programs(layers, fast.config, folder)):
+        layer.__class__, layer.program = CompiledLayer, program
+        served |= set() if program is None else set(layer.modules())
+    groups = [layers for layers in linear_groups(fast) if layers[0] not in served]
+    for layers, products in zip(groups, product_programs(groups, folder)):
+        if products is not None:
+            install(layers, products)
+
+
+def install_fused(fast: nn.Module, measure: bool) -> None:
+    """Fuses projections of one input, and gives a head of half precision the faster kernel."""
     groups = [[fast.get_submodule(f"{path}.{name}") for name in names] for path, names in projection_groups(fast)]
     head = fast.lm_head if isinstance(fast, RetNetForCausalLM) else None
     if head is not None and head.weight is not fast.get_input_embeddings().weight:
         groups.append([head])
-    fused = fused_weights(groups, measure) if fuse else {}
-    if programs:
-        steps = [layer for layer in fast.modules() if has_step(layer)]
-        layers = [layer for layer in steps if is_served(layer)]
-        if left := len(steps) - len(layers):
-            logger.warning(
-                f"retnet_hf_cpu.compile makes no programs for {left} of {len(steps)} layers of retention, those with "
-                "experts or learned angles: they compute as in the model."
-            )
-        made = layer_programs(layers, fast.config, default_folder() if folder is None else Path(folder), fused)
-        for layer, program in zip(layers, made):
-            layer.__class__, layer.program = CompiledLayer, program
+    fused = fused_weights(groups, measure)
+    for layers in groups:
+        if layers[0] in fused:
+            install(layers, products_of(layers, fused[layers[0]]))
     products = None if head is None or head in fused else products_of([head])
     if products is not None and not products.are_linear:
         install([head], products)
-    for layers in (layers for layers in groups if layers[0] in fused):
-        install(layers, products_of(layers, fused[layers[0]]))
-    return fast
 
 
 def has_step(layer: nn.Module) -> bool:

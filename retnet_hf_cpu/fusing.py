@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from retnet_hf.modeling_retnet import RetNetMLP, RetNetTokenMixer
+from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetMLP, RetNetTokenMixer
 
 from .products import TRIAL_BYTES, Products, is_clearly_faster, is_linear
 from .snapshots import ModuleSnapshot, warn_of_change
@@ -36,6 +36,16 @@ def projection_groups(root: nn.Module) -> Iterator[tuple[str, list[str]]]:
         else:
             continue
         yield path, [name for name in names if getattr(module, name, None) is not None]
+
+
+def linear_groups(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """The linear layers of each input of a model, those of its head included, in the order of their calls."""
+    for path, names in projection_groups(model):
+        module = model.get_submodule(path)
+        yield [getattr(module, name) for name in names]
+        yield [module.o_proj if isinstance(module, RetNetTokenMixer) else module.down_proj]
+    if isinstance(model, RetNetForCausalLM):
+        yield [model.lm_head]
 
 
 def can_be_fused(layers: list[nn.Module]) -> bool:
@@ -100,7 +110,7 @@ class SharedProducts:
 
     Args:
         layers: the linear layers.
-        products: of the layers; those of linear layers have a copy of the weights.
+        products: of the layers. Those of PyTorch's linear layers have a copy of the weights.
     """
 
     def __init__(self, layers: list[nn.Module], products: Products) -> None:
@@ -113,6 +123,8 @@ class SharedProducts:
             return None
         copied, compiling = self.products.are_linear, torch.compiler.is_compiling()
         if is_exporting() or (not copied and hidden_states.shape[:-1] != (1, 1)):
+            return None
+        if compiling and not self.products.is_traceable:
             return None
         reads_prompt = copied and not compiling and hidden_states.shape[-2] > 1
         if self.products.has_kept(hidden_states) or self.is_unchanged(reads_prompt):

@@ -2,18 +2,24 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Products of one token with the weights of linear layers on a CPU, by the fastest kernel for each kind of weight.
 
-A linear layer is made for many tokens. For one token, PyTorch has kernels that come closer to the bandwidth of the memory:
-a product of matrix and vector for weights in half precision, and products with packed integers for weights that torchao has
-quantised, which torchao itself dequantises for every token. Measured on two cores with AMX, for layers of the 1.3B model:
+A linear layer is made for many tokens. For one token, other kernels come closer to the bandwidth of the memory: a product of
+matrix and vector for weights in half precision; a sum of products for each output, which a compiler makes a loop over the
+rows of the weight; and products with packed integers for weights that torchao has quantised, which torchao itself
+dequantises for every token. Which of them is fastest depends on the machine. Bytes read a second, for layers of the 1.3B
+model:
 
-    weights                       bytes read a second    speed relative to the bfloat16 layer
-    bfloat16, `linear`            20 to 22 GB/s          1
-    bfloat16, `mv`                24 to 28 GB/s          1.2 to 1.26
-    int8                          14 to 20 GB/s          1.3 to 1.8
-    int4, groups of 32            12 to 15 GB/s          2.2 to 3
+    weights                     two cores with AMX (Intel)    one core with AVX-512 (AMD)
+    float32, `linear`                                         15 GB/s, and 9 with 512 inputs
+    float32, sums                                             19 to 21 GB/s
+    bfloat16, `linear`          20 to 22 GB/s                 10 GB/s
+    bfloat16, `mv`              24 to 28 GB/s                 5 GB/s
+    bfloat16, sums              half of `mv`                  19 to 20 GB/s
+    int8                        14 to 20 GB/s                 8 to 11 GB/s
+    int4, groups of 32          12 to 15 GB/s                 9 GB/s
+    the memory itself           35 GB/s                       25 GB/s
 
-The memory gives 35 GB/s. Arithmetic bounds the kernels of integers. With int8, torchao 0.18 itself takes twice the time of
-the bfloat16 layer on a CPU. Its weights are recognised by the name of their class, so that torchao is not imported.
+Arithmetic bounds the kernels of integers. With int8, torchao 0.18 itself takes twice the time of the bfloat16 layer on a
+CPU. Its weights are recognised by the name of their class, so that torchao is not imported.
 """
 
 import functools
@@ -37,7 +43,7 @@ INT4_GROUPS = (32, 64, 128, 256)  # numbers of weights that share a scale, as th
 INT4_ROWS = 16  # the kernel takes a multiple of so many outputs
 
 
-# This is an operator of its own because a compiler would turn `torch.mv` into a sum of products, which takes twice the time.
+# This is an operator of its own because a compiler would turn `torch.mv` into the sums of `sums`.
 torch.library.define("retnet_hf_cpu::matrix_vector", "(Tensor matrix, Tensor vector) -> Tensor")
 torch.library.impl("retnet_hf_cpu::matrix_vector", "CPU")(torch.mv)
 torch.library.register_fake("retnet_hf_cpu::matrix_vector")(lambda matrix, vector: matrix.new_empty(matrix.shape[0]))
@@ -82,6 +88,11 @@ def vector(token: Tensor, weight: Tensor) -> Tensor:
     return torch.ops.retnet_hf_cpu.matrix_vector(weight, token[0, 0])[None, None]
 
 
+def sums(token: Tensor, weight: Tensor) -> Tensor:
+    """A sum of products for each output, in float32: for a compiler, since without one the products would be a tensor."""
+    return (weight.float() * token[0, 0].float()).sum(-1).to(token.dtype)[None, None]
+
+
 def int8(token: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """With integers (out, in) and a scale (out,) for each output."""
     return torch.ops.aten._weight_int8pack_mm(token[0], weight, scale)[None]
@@ -122,7 +133,12 @@ class Products(nn.Module):
 
     A model calls its layers one by one (`q_proj(x)`, `k_proj(x)`, ...). The first call computes all outputs, which are kept
     until the last of them is asked for.
+
+    Attributes:
+        is_traceable: whether `torch.compile` can trace them.
     """
+
+    is_traceable = True
 
     def __init__(self, products: list[Product]) -> None:
         super().__init__()
@@ -134,6 +150,11 @@ class Products(nn.Module):
     def are_linear(self) -> bool:
         """Whether all are products of linear layers, for any number of tokens."""
         return all(product.kernel is linear for product in self.products)
+
+    @property
+    def are_summed(self) -> bool:
+        """Whether a product is by `sums`."""
+        return any(product.kernel is sums for product in self.products)
 
     def forward(self, token: Tensor) -> tuple[Tensor, ...]:
         return tuple(output for product in self.products for output in product(token))
@@ -210,20 +231,23 @@ def int4_product(layers: list[nn.Linear]) -> Product:
     return Product(layers, int4, packed, torch.stack([scale, offset], dim=-1).contiguous())
 
 
-def dense_product(layer: nn.Linear) -> Product:
-    """By the faster kernel. In half precision a trial decides, once for each shape."""
+def dense_product(layer: nn.Linear, summed: bool) -> Product:
+    """By sums, or by the faster kernel of PyTorch. In half precision a trial decides between those, once for each shape."""
     weight = layer.weight
+    if summed:
+        return Product([layer], sums, weight)
     narrow = weight.dtype in HALF_TYPES and weight.is_contiguous()
     faster = narrow and is_faster_as_vector(*weight.shape, weight.dtype, torch.get_num_threads())
     return Product([layer], vector if faster else linear, weight)
 
 
 @torch.no_grad()
-def products_of(layers: list[nn.Module], whole: Tensor | None = None) -> Products | None:
+def products_of(layers: list[nn.Module], whole: Tensor | None = None, summed: bool = False) -> Products | None:
     """Products that replace linear layers of one input; None if there are none for one of the layers.
 
     Args:
         whole: (sum of sizes, in), a copy of their weights side by side, if there is one.
+        summed: whether weights that are not quantised are multiplied by `sums`, in a program.
     """
     if not all(map(is_linear, layers)):
         return None
@@ -231,7 +255,7 @@ def products_of(layers: list[nn.Module], whole: Tensor | None = None) -> Product
     if whole is not None:
         return Products([Product(layers, linear, whole)])
     if all(type(weight) is nn.Parameter and weight.is_floating_point() for weight in weights):
-        return Products([dense_product(layer) for layer in layers])
+        return Products([dense_product(layer, summed) for layer in layers])
     if all(map(is_int8, weights)):
         scales = (weight.scale[:, 0].to(weight.dtype) for weight in weights)
         return Products([Product([layer], int8, layer.weight.qdata, scale) for layer, scale in zip(layers, scales)])

@@ -1,14 +1,15 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The decode step of a layer as a program for this machine, compiled once and kept in a file.
+"""The decode step of a layer, or products of one token, as a program for this machine, compiled once and kept in a file.
 
 Without it, a step of a small model takes as long for starting its operations, a few dozen in each layer, as for reading its
 weights. AOTInductor fuses everything between two products with weights into two or three loops, in a library that is loaded
 in some milliseconds. A program is that of a layer, not of a model. Weights and state are its inputs, so that one program
-serves all layers that are alike, takes about ten seconds to compile whatever the depth, and holds no weights.
+serves all layers that are alike, takes some ten seconds to compile whatever the depth, and holds no weights.
 
 What is compiled is the layer itself: a twin of it, whose linear layers are products for one token (products.py) and whose
-state is a stand-in, is exported as a function of tensors. The computation is written down only in retnet_hf.
+state is a stand-in, is exported as a function of tensors. The computation is written down only in retnet_hf. A twin that
+sums products and one that calls PyTorch's kernels are both compiled, and a trial on the real weights decides which is kept.
 
 The name of a file is a digest of everything that the program was made of: the source of both packages, the configuration,
 the operands, the versions of PyTorch, transformers and Python, the number of threads, and the processor.
@@ -31,6 +32,7 @@ import transformers
 from huggingface_hub import constants
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
@@ -43,7 +45,7 @@ from retnet_hf.retention_forms import StepDecay, recurrent_step_
 from retnet_hf.retention_state import RetNetStateLayer
 
 from .fusing import projection_groups
-from .products import OneOfProducts, products_of
+from .products import OneOfProducts, Products, is_clearly_faster, products_of
 from .snapshots import ModuleSnapshot, warn_of_change
 
 
@@ -112,19 +114,30 @@ class DecodeStep(nn.Module):
         return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states,), inputs, tie_weights=False)
 
 
-def twin_of(layer: nn.Module, fused: dict[nn.Module, Tensor]) -> nn.Module | None:
+class ProductStep(nn.Module):
+    """Products of one token, as a function of tensors alone."""
+
+    def __init__(self, products: Products) -> None:
+        super().__init__()
+        self.products = products
+        self.names = [name for name, _ in products.named_parameters()]
+
+    def forward(self, token: Tensor, operands: list[Tensor]) -> tuple[Tensor, ...]:
+        return functional_call(self.products, dict(zip(self.names, operands)), (token,))
+
+
+def twin_of(layer: nn.Module, summed: bool) -> nn.Module | None:
     """A copy of a layer that computes with products for one token, and shares all its weights.
 
     None if a linear layer is adapted, sharded, hooked, or quantised in a way that no product supports.
 
     Args:
-        fused: as `fused_weights` returns it.
+        summed: as in `products_of`.
     """
     twin = shallow_copy(layer)
     groups = [*projection_groups(layer), ("retention", ["o_proj"]), ("mlp", ["down_proj"])]
     for path, names in groups:
-        linear = [layer.get_submodule(f"{path}.{name}") for name in names]
-        products = products_of(linear, fused.get(linear[0]))
+        products = products_of([layer.get_submodule(f"{path}.{name}") for name in names], summed=summed)
         if products is None:
             return None
         for place, name in enumerate(names):
@@ -139,14 +152,12 @@ class LayerProgram:
         run: the program.
         layer: the layer whose weights the operands are.
         inputs: that the program was made for, as `DecodeStep.forward` takes them.
-        fused: the first ones of projections whose weights the program reads from a copy.
     """
 
-    def __init__(self, run: Run, layer: nn.Module, inputs: tuple, fused: list[nn.Module]) -> None:
+    def __init__(self, run: Run, layer: nn.Module, inputs: tuple) -> None:
         hidden_states, state, _, self.rotations, self.operands = inputs
         self.run, self.dtype, self.state_shape = run, hidden_states.dtype, state.shape
-        self.layer_idx, self.fused = layer.retention.layer_idx, fused
-        self.snapshot = ModuleSnapshot([layer], values=bool(fused))
+        self.layer_idx, self.snapshot = layer.retention.layer_idx, ModuleSnapshot([layer])
 
     def computes(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> bool:
         """Whether the program computes what the layer would: one present token, with a state that may be overwritten."""
@@ -160,10 +171,6 @@ class LayerProgram:
         if self.rotations and (rotate.turn is not rotate_step or self.dtype in rotate.narrows):
             return False
         return state.dtype == operator.keywords["decay"].keep.dtype == torch.float32 and state.shape == self.state_shape
-
-    def is_valid(self) -> bool:
-        """Whether the layer is the one that the program was made of."""
-        return self.snapshot.is_unchanged() and all(linear.shared is not None for linear in self.fused)
 
     def __call__(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor:
         """(1, 1, D) -> (1, 1, D). The state reads the token."""
@@ -194,12 +201,25 @@ class CompiledLayer(RetNetDecoderLayer):
         program = None if past_key_values is None or self.training else self.program
         if program is not None and not torch.compiler.is_compiling():
             past = past_key_values.layers[self.retention.layer_idx]
-            if program.computes(hidden_states, plan, past) and not has_hooks(self):
-                if program.is_valid():
+            if program.computes(hidden_states, plan, past) and not (program.snapshot.may_have_hooks() and has_hooks(self)):
+                if program.snapshot.is_unchanged():
                     return program(hidden_states, plan, past)
                 self.program = None
                 warn_of_change()
         return super().forward(hidden_states, plan, past_key_values, **kwargs)
+
+
+class CompiledProducts(Products):
+    """Products by a program."""
+
+    is_traceable = False
+
+    def __init__(self, products: Products, run: Run) -> None:
+        super().__init__(list(products.products))
+        self.run, self.held = run, [parameter.detach() for parameter in products.parameters()]
+
+    def forward(self, token: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.run([token.contiguous(), *self.held]))
 
 
 @cache
@@ -218,9 +238,9 @@ def machine() -> dict[str, str]:
     }
 
 
-def program_path(folder: Path, config: PreTrainedConfig, twin: nn.Module, inputs: list[Tensor]) -> Path:
-    """The file of the program of a twin with such inputs."""
-    fields = config.to_diff_dict()
+def program_path(folder: Path, config: PreTrainedConfig | None, twin: nn.Module, inputs: list[Tensor]) -> Path:
+    """The file of the program of a twin, or of products, with such inputs."""
+    fields = {} if config is None else config.to_diff_dict()
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version", "vocab_size", "num_hidden_layers"):
         fields.pop(name, None)
     constants_of_layer = [
@@ -238,26 +258,40 @@ def program_path(folder: Path, config: PreTrainedConfig, twin: nn.Module, inputs
     return folder / f"{digest[:32]}.pt2"
 
 
-def make(path: Path, step: DecodeStep, inputs: tuple) -> None:
-    """Compiles a program, and writes it completely or not at all.
+def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
+    """Compiles the program of the fastest of some modules, and writes it completely or not at all.
+
+    Args:
+        steps: one module, or two that compute the same. The second one's program is kept unless the first is clearly faster.
+        inputs: of the modules: for a trial, one set for each layer that the program is to serve.
 
     Raises:
         OSError: if the folder cannot be written to.
-        RuntimeError: if the program cannot be compiled.
+        RuntimeError: if a program cannot be compiled.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as beside, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PyTorch about itself
-        made = Path(beside) / path.name
-        with torch.no_grad():
-            exported = torch.export.export(step, inputs, strict=False)
-        try:
-            torch._inductor.aoti_compile_and_package(exported, package_path=str(made))
-        except Exception as error:
-            raise RuntimeError(
-                f"retnet_hf_cpu.compile could not compile the step of a layer, which takes a C++ compiler: {error}"
-            ) from error
-        os.replace(made, path)
+        made = []
+        for number, step in enumerate(steps):
+            made.append(Path(beside) / f"{number}{path.suffix}")
+            with torch.no_grad():
+                exported = torch.export.export(step, inputs[0], strict=False)
+            try:
+                torch._inductor.aoti_compile_and_package(exported, package_path=str(made[-1]))
+            except Exception as error:
+                raise RuntimeError(
+                    f"retnet_hf_cpu.compile could not compile a program, which takes a C++ compiler: {error}"
+                ) from error
+        os.replace(made[0] if len(made) == 1 or is_faster_program(*made, inputs) else made[1], path)
+
+
+@torch.no_grad()
+def is_faster_program(one: Path, other: Path, inputs: list[tuple]) -> bool:
+    """Whether one program takes clearly less time than the other, for all of the inputs."""
+    flat = [tree_leaves(each) for each in inputs]
+    first, second = load(one), load(other)
+    return is_clearly_faster(lambda: [first(each) for each in flat], lambda: [second(each) for each in flat])
 
 
 def load(path: Path) -> Run:
@@ -265,38 +299,32 @@ def load(path: Path) -> Run:
     return torch._inductor.aoti_load_package(str(path)).loader.run
 
 
-def kept_or_made(path: Path, step: DecodeStep, inputs: tuple) -> Run:
-    """The program in a file, which is made if there is none that can be loaded."""
+def kept_or_made(path: Path, steps: Callable[[], list[nn.Module]], inputs: list[tuple]) -> Run:
+    """The program in a file, which is made if there is none that can be loaded. Arguments as those of `make`."""
     if path.is_file():
         try:
             return load(path)
         except Exception as error:  # PyTorch raises many kinds
             logger.warning(f"{path} cannot be loaded as a program, and is compiled again: {error}")
-    make(path, step, inputs)
+    make(path, steps(), inputs)
     return load(path)
 
 
-def layer_programs(
-    layers: list[nn.Module], config: PreTrainedConfig, folder: Path, fused: dict[nn.Module, Tensor]
-) -> list[LayerProgram | None]:
+def layer_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: Path) -> list[LayerProgram | None]:
     """A program for each layer, loaded from the folder or compiled and kept there; None where `twin_of` has no twin.
 
     Args:
         layers: of retention, on a CPU.
-        fused: as `fused_weights` returns it.
 
     Raises:
         RuntimeError: if a program cannot be compiled.
     """
-    runs: dict[Path, Run] = {}
-    programs: list[LayerProgram | None] = []
+    turns = config.use_rotary and config.rotary_layers != "softmax_attention"
+    alike: dict[Path, list[tuple[nn.Module, tuple]]] = {}  # layers and their inputs, by the file of their program
     for layer in layers:
-        twin = twin_of(layer, fused)
+        twin = twin_of(layer, summed=True)
         if twin is None:
-            programs.append(None)
             continue
-        operands = [parameter.detach() for parameter in twin.parameters()]
-        turns = config.use_rotary and config.rotary_layers != "softmax_attention"
         mixer = layer.retention
         matrices, key_size, value_size = config.state_shape(mixer.layer_idx)
         inputs = (
@@ -304,10 +332,50 @@ def layer_programs(
             torch.zeros(1, matrices, key_size, value_size),
             torch.ones(1, matrices, 1, 1),
             [torch.ones(1, 1, 1, mixer.head_dim) for _ in range(4 if turns else 0)],
-            operands,
+            [parameter.detach() for parameter in twin.parameters()],
         )
-        path = program_path(folder, config, twin, [*inputs[:3], *inputs[3], *operands])
-        if path not in runs:
-            runs[path] = kept_or_made(path, DecodeStep(twin), inputs)
-        programs.append(LayerProgram(runs[path], layer, inputs, [linear for linear in layer.modules() if linear in fused]))
-    return programs
+        path = program_path(folder, config, twin, tree_leaves(inputs))
+        alike.setdefault(path, []).append((layer, inputs))
+    programs: dict[nn.Module, LayerProgram] = {}
+    for path, served in alike.items():
+
+        def steps(layer: nn.Module = served[0][0]) -> list[nn.Module]:
+            twins = [twin_of(layer, summed) for summed in (True, False)]
+            return [DecodeStep(twin) for twin in (twins if are_summed(twins[0]) else twins[:1])]
+
+        run = kept_or_made(path, steps, [inputs for _, inputs in served])
+        programs |= {layer: LayerProgram(run, layer, inputs) for layer, inputs in served}
+    return [programs.get(layer) for layer in layers]
+
+
+def are_summed(twin: nn.Module) -> bool:
+    """Whether a twin has products by sums, to which PyTorch's kernels are an alternative."""
+    return any(isinstance(module, Products) and module.are_summed for module in twin.modules())
+
+
+def product_programs(groups: list[list[nn.Module]], folder: Path) -> list[CompiledProducts | None]:
+    """Products by programs for linear layers of one input, for each group; None for those that `products_of` has none for.
+
+    Raises:
+        RuntimeError: if a program cannot be compiled.
+    """
+    alike: dict[Path, list[tuple[int, Products, tuple]]] = {}
+    for number, layers in enumerate(groups):
+        products = products_of(layers, summed=True)
+        if products is None:
+            continue
+        token = torch.zeros(1, 1, layers[0].in_features, dtype=layers[0].weight.dtype)
+        inputs = token, [parameter.detach() for parameter in products.parameters()]
+        path = program_path(folder, None, products, tree_leaves(inputs))
+        alike.setdefault(path, []).append((number, products, inputs))
+    compiled: list[CompiledProducts | None] = [None] * len(groups)
+    for path, served in alike.items():
+
+        def steps(number: int = served[0][0]) -> list[nn.Module]:
+            both = [products_of(groups[number], summed=summed) for summed in (True, False)]
+            return [ProductStep(products) for products in (both if are_summed(both[0]) else both[:1])]
+
+        run = kept_or_made(path, steps, [inputs for *_, inputs in served])
+        for number, products, _ in served:
+            compiled[number] = CompiledProducts(products, run)
+    return compiled

@@ -25,9 +25,9 @@ class ModuleSnapshot:
     """
 
     def __init__(self, modules: Sequence[nn.Module], values: bool = False) -> None:
-        within = [each for module in modules for each in module.modules()]
+        self.within = [each for module in modules for each in module.modules()]
         self.values = values
-        self.owners = [owners for each in within for owners in (each._modules, each._parameters)]
+        self.owners = [owners for each in self.within for owners in (each._modules, each._parameters)]
         self.held = [thing for owners in self.owners for thing in owners.values()]  # so that no other thing gets their ids
         self.marks = self._marks()
 
@@ -38,6 +38,10 @@ class ModuleSnapshot:
             return thing.data_ptr(), thing.stride(), thing._version if self.values and not thing.is_inference() else None
 
         return [mark(thing) for owners in self.owners for thing in owners.values()]
+
+    def may_have_hooks(self) -> bool:
+        """Whether a module has hooks, those included by which transformers records outputs, or a `forward` of its own."""
+        return any(each._forward_hooks or each._forward_pre_hooks or "forward" in vars(each) for each in self.within)
 
     def is_unchanged(self) -> bool:
         """Whether the same submodules are in the same places, and the same weights in the same memory."""

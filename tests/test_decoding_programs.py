@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet_hf_cpu.compile`: programs compute what the layers do, are kept, and are used only where they compute the same.
 
-One test compiles. In the others, the function that would be compiled runs as it is.
+Few tests compile. In the others, the function that would be compiled runs as it is.
 """
 
 import copy
@@ -24,29 +24,46 @@ from retnet_hf import RetNetForMaskedLM, RetNetForSequenceClassification, RetNet
 from retnet_hf.retention_state import RetNetStateLayer
 from retnet_hf_cpu import number_of_programs, original
 from retnet_hf_cpu import programs as cpu_programs
+from retnet_hf_cpu.fusing import FastLinear
+from retnet_hf_cpu.programs import ProductStep
 
 
 PROMPT = random_ids(1, 7)
 
 
-@pytest.fixture
-def made(monkeypatch) -> list:
-    """Programs that would have been compiled; they run as they are."""
-    steps, runs = {}, []
+class Runs(list):
+    """Files of the programs of layers that ran, and of those of products."""
 
-    def make(path, step, inputs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_products: list[Path] = []
+
+    def clear(self) -> None:
+        super().clear()
+        self.of_products.clear()
+
+
+@pytest.fixture
+def made(request, monkeypatch) -> Runs:
+    """Programs that would have been compiled run as they are: the first of both modules to choose from, or the last."""
+    chosen = getattr(request, "param", 0)
+    kept, runs = {}, Runs()
+
+    def make(path, steps, inputs):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-        steps[path] = step
+        kept[path] = steps[chosen]
 
     def load(path):
         def run(flat: list[Tensor]) -> list[Tensor]:
-            runs.append(path)
-            hidden_states, state, decay, *others = flat
-            operands = len(steps[path].names)
-            rotations = others[: len(others) - operands]
+            step = kept[path]
+            first = len(flat) - len(step.names)
             with torch.no_grad():
-                return [steps[path](hidden_states, state, decay, rotations, others[len(rotations) :])]
+                if isinstance(step, ProductStep):
+                    runs.of_products.append(path)
+                    return list(step(flat[0], flat[1:]))
+                runs.append(path)
+                return [step(*flat[:3], flat[3:first], flat[first:])]
 
         return run
 
@@ -55,9 +72,7 @@ def made(monkeypatch) -> list:
     return runs
 
 
-def compiled(model, folder, fuse: bool = False):
-    """A fast copy with programs, without trials."""
-    return retnet_hf_cpu.compile(model, folder, fuse=fuse, measure=False)
+compiled = retnet_hf_cpu.compile  # a fast copy, with programs in a folder
 
 
 @torch.no_grad()
@@ -96,11 +111,12 @@ def test_compiled_programs_compute_what_the_layers_do_and_are_kept(tmp_path, mon
     expected, text = decoded(model), greedy(model, PROMPT)
     fast = compiled(model, tmp_path / "programs")
     assert number_of_programs(fast) == 3
-    (path,) = (tmp_path / "programs").iterdir()
+    files = list((tmp_path / "programs").iterdir())
+    assert len(files) == 2  # of layers, and of the head
     same(decoded(fast), expected)
     assert greedy(fast, PROMPT).equal(text)
     monkeypatch.setattr(cpu_programs.LayerProgram, "computes", lambda *arguments: False)
-    same(decoded(fast), expected, 0)
+    same(decoded(fast), expected)
     monkeypatch.undo()
 
     other = small_model(seed=1)  # of other weights, and fewer layers
@@ -110,35 +126,76 @@ def test_compiled_programs_compute_what_the_layers_do_and_are_kept(tmp_path, mon
         fast = compiled(other, tmp_path / "programs")
         assert number_of_programs(fast) == 2
         same(decoded(fast), expected)
-    path.write_bytes(b"no program")
+    for path in files:
+        path.write_bytes(b"no program")
     same(decoded(compiled(other, tmp_path / "programs")), expected)
 
 
+def test_the_program_that_a_trial_finds_clearly_faster_is_kept(tmp_path, monkeypatch):
+    """Of two that compute the same; the second one without a clear gain."""
+    step, inputs = nn.Tanh(), [(torch.ones(3),)] * 2
+    other, path, asked = nn.Sigmoid(), tmp_path / "kept.pt2", []
+    for faster, expected in ((True, step), (False, other)):
+
+        def is_clearly_faster(one, another, faster=faster):
+            asked.append([[float(result[0][0]) for result in runs()] for runs in (one, another)])
+            return faster
+
+        monkeypatch.setattr(cpu_programs, "is_clearly_faster", is_clearly_faster)
+        cpu_programs.make(path, [step, other], inputs)
+        close(cpu_programs.load(path)([torch.full((3,), 0.5)])[0], expected(torch.full((3,), 0.5)))
+    first, second = float(torch.tensor(1.0).tanh()), float(torch.tensor(1.0).sigmoid())
+    for found in asked:
+        assert found == [pytest.approx([first] * 2), pytest.approx([second] * 2)]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_layers_without_a_program_have_programs_of_their_products(made, tmp_path):
+    """And the kernels of PyTorch serve what a program does not: a prompt, several sequences, a gradient, a compiler."""
+    fast = compiled(small_model("hybrid"), tmp_path)
+    linear = {name for name, module in fast.named_modules() if isinstance(module, nn.Linear)}
+    assert {name for name, module in fast.named_modules() if isinstance(module, FastLinear)} == linear
+    for calls in (decoded, lambda model: decoded(model, ids=random_ids(2, 7))):
+        same(calls(fast), calls(original(fast)))
+    seen = len(made.of_products)
+    with torch.no_grad():
+        token = torch.ones(1, 1, 32)
+        expected = original(fast).lm_head(token)
+        close(fast.lm_head(token), expected)
+        close(torch.compile(fast.lm_head, backend="eager", fullgraph=True)(token), expected)
+    close(fast.lm_head(token), expected)
+    assert len(made.of_products) == seen + 1
+    assert fast.lm_head(token).requires_grad
+
+
+@pytest.mark.parametrize("made", [0, -1], ids=["sums", "kernels"], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fuse", [False, True], ids=["apart", "fused"])
 @pytest.mark.parametrize(
     ("dialect", "options", "programs", "files"),
     [
-        ("fla", {}, 2, 1),
-        ("fla", {"use_output_gate": False, "use_gated_mlp": False, "use_head_norm": False, "use_rotary": False}, 2, 1),
-        ("grouped", {}, 2, 2),
-        ("torchscale", {}, 2, 1),
-        ("hybrid", {"retention_window": None}, 2, 2),
-        ("hybrid", {}, 0, 0),
+        ("fla", {}, 2, 2),
+        ("fla", {"use_output_gate": False, "use_gated_mlp": False, "use_head_norm": False, "use_rotary": False}, 2, 2),
+        ("grouped", {}, 2, 3),
+        ("torchscale", {}, 2, 2),
+        ("hybrid", {"retention_window": None}, 2, 7),
+        ("hybrid", {}, 0, 6),
     ],
     ids=["plain", "bare", "grouped", "torchscale", "hybrid", "window"],
 )
-def test_every_kind_of_layer(made, tmp_path, dialect, options, programs, files, fuse, dtype):
+def test_every_kind_of_layer(made, tmp_path, dialect, options, programs, files, dtype):
     model = small_model(dialect, **options).to(dtype)
     expected = decoded(model)
-    fast = compiled(model, tmp_path, fuse)
+    fast = compiled(model, tmp_path)
     assert number_of_programs(fast) == programs
     assert len(list(tmp_path.iterdir())) == files
     same(decoded(fast), expected, 1e-4 if dtype == torch.float32 else 0.05)
     assert len(made) == 5 * programs
+    assert len(made.of_products) >= 5  # of the head, at least
+    made.clear()
     same(decoded(original(fast)), expected, 0)
     same(decoded(model), expected, 0)
-    assert len(made) == 5 * programs
+    assert not made
+    assert not made.of_products
 
 
 @pytest.mark.parametrize(
@@ -150,7 +207,7 @@ def test_quantised_layers(made, tmp_path, config):
     small_model(hidden_size=64, intermediate_size=64).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", quantization_config=TorchAoConfig(config)).eval()
     expected = decoded(model)
-    fast = compiled(model, tmp_path, fuse=True)
+    fast = compiled(model, tmp_path)
     assert number_of_programs(fast) == 2
     same(decoded(fast), expected, 0.05)
     assert len(made) == 2 * 5
@@ -159,7 +216,7 @@ def test_quantised_layers(made, tmp_path, config):
 
 def test_a_base_model_and_a_model_with_another_head_have_programs(made, tmp_path):
     model = small_model()
-    fast = compiled(model.model, tmp_path, fuse=True)
+    fast = compiled(model.model, tmp_path)
     state, other = (RetNetState(model.config) for _ in range(2))
     with torch.no_grad():
         for ids in (PROMPT, PROMPT[:, :1]):
@@ -167,7 +224,7 @@ def test_a_base_model_and_a_model_with_another_head_have_programs(made, tmp_path
             close(found, model.model(ids, past_key_values=other).last_hidden_state)
     assert len(made) == 2
     classifier = small_model(model_class=RetNetForSequenceClassification)
-    fast = compiled(classifier, tmp_path, fuse=True)
+    fast = compiled(classifier, tmp_path)
     assert number_of_programs(fast) == 2
     with torch.no_grad():
         close(fast(PROMPT).logits, classifier(PROMPT).logits)
@@ -184,7 +241,6 @@ def test_values_that_change_in_place_are_seen(made, tmp_path, dialect):
     assert made
 
 
-@pytest.mark.parametrize("fuse", [False, True], ids=["apart", "fused"])
 @pytest.mark.parametrize(
     "change",
     [
@@ -198,48 +254,16 @@ def test_values_that_change_in_place_are_seen(made, tmp_path, dialect):
     ],
     ids=["type", "other tensors", "adapters", "adapters of outputs", "activation", "a bias", "a layout"],
 )
-def test_other_weights_and_modules_end_programs_with_a_warning(made, tmp_path, change, fuse, monkeypatch):
+def test_other_weights_and_modules_end_programs_with_a_warning(made, tmp_path, change, monkeypatch):
     warnings = []
     monkeypatch.setattr(cpu_programs, "warn_of_change", lambda: warnings.append(1))
-    fast = compiled(small_model(), tmp_path, fuse)
+    fast = compiled(small_model(), tmp_path)
     change(fast)
     expected = decoded(original(fast))
     same(decoded(fast), expected)
     assert not made
     assert len(warnings) == 2 - number_of_programs(fast)
     assert len(warnings) == (0 if fast.dtype == torch.float64 else 2)  # hidden states of another type are told apart first
-
-
-@torch.no_grad()
-def copy_data(model, weights: dict[str, Tensor]) -> None:
-    """Changes the values of weights in a way that PyTorch does not count, as its fused optimizers do."""
-    for name, parameter in model.named_parameters():
-        parameter.data.copy_(weights[name])
-
-
-@pytest.mark.parametrize("change", [nn.Module.load_state_dict, copy_data])
-def test_new_values_of_fused_weights_end_programs(made, tmp_path, change):
-    fast = compiled(small_model(), tmp_path, fuse=True)
-    change(fast, small_model(seed=3).state_dict())
-    same(decoded(fast), decoded(small_model(seed=3)))
-    assert not made
-    assert number_of_programs(fast) == 0
-    fast = compiled(fast, tmp_path, fuse=True)
-    same(decoded(fast), decoded(small_model(seed=3)))
-    assert made
-
-
-@pytest.mark.parametrize("programs", [False, True])
-def test_new_values_of_fused_weights_are_seen_between_two_tokens(made, tmp_path, programs):
-    plain = small_model()
-    fast = retnet_hf_cpu.compile(small_model(), tmp_path, programs=programs, measure=False)
-    states = [state_after(model) for model in (fast, plain)]
-    with torch.no_grad():
-        for model in (fast, plain):
-            model.load_state_dict(small_model(seed=3).state_dict())
-        found, expected = (model(PROMPT[:, :1], past_key_values=state) for model, state in zip((fast, plain), states))
-    close(found.logits, expected.logits)
-    assert not made
 
 
 def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
@@ -283,7 +307,7 @@ def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
 
 def test_hidden_states_of_another_type_are_an_error_as_in_the_model(made, tmp_path):
     plain = small_model().to(torch.bfloat16)
-    for model in (plain, compiled(plain, tmp_path, fuse=True)):
+    for model in (plain, compiled(plain, tmp_path)):
         state = state_after(model)
         with torch.no_grad(), pytest.raises(RuntimeError, match="same dtype"):
             model(inputs_embeds=torch.ones(1, 1, 32), past_key_values=state)
@@ -294,7 +318,7 @@ def test_long_prompts_are_read_in_pieces_as_by_the_model(made, tmp_path, monkeyp
     monkeypatch.setattr("retnet_hf.pieces.PIECE_SIZE_ON_CPU", 16)
     monkeypatch.setattr("retnet_hf.modeling_retnet.PIECE_SIZE_ON_CPU", 16)
     model, calls = small_model(), []
-    fast = compiled(model, tmp_path, fuse=True)
+    fast = compiled(model, tmp_path)
     fast.model.norm.register_forward_hook(lambda *_: calls.append(1))
     with torch.no_grad():
         close(fast(random_ids(1, 40)).logits, model(random_ids(1, 40)).logits)
@@ -318,7 +342,7 @@ def test_inference_mode(made, tmp_path):
     model = small_model()
     expected = decoded(model)
     with torch.inference_mode():
-        same(decoded(compiled(model, tmp_path, fuse=True)), expected)
+        same(decoded(compiled(model, tmp_path)), expected)
     assert made
 
 
@@ -342,7 +366,7 @@ def test_a_head_of_another_vocabulary_is_used(made, tmp_path, monkeypatch):
 
 
 def test_copies_have_no_programs_and_files_nothing_of_them(made, tmp_path):
-    model = compiled(small_model(), tmp_path, fuse=True)
+    model = compiled(small_model(), tmp_path)
     expected = decoded(model)
     made.clear()
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -358,7 +382,7 @@ def test_adapted_layers_have_no_program(made, tmp_path, name):
         small_model(), LoraConfig(target_modules=[name], layers_to_transform=[0], init_lora_weights=False)
     )
     model = adapted.get_base_model().eval()
-    fast = compiled(model, tmp_path, fuse=True)
+    fast = compiled(model, tmp_path)
     assert number_of_programs(fast) == 1
     same(decoded(fast), decoded(model))
     with adapted.disable_adapter():
@@ -374,15 +398,15 @@ def test_files_differ_by_what_a_program_is_made_of(made, tmp_path):
         another.mlp.act_fn, third.mlp.act_fn = nn.Tanh(), nn.Sigmoid()
     for model in models:
         compiled(model, tmp_path)
-    compiled(models[0], tmp_path, fuse=True)
-    assert len(list(tmp_path.iterdir())) == len(models) + 1
+    heads = 2  # in float32 and in bfloat16
+    assert len(list(tmp_path.iterdir())) == len(models) + heads
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
         compiled(models[0], tmp_path)
     finally:
         torch.set_num_threads(threads)
-    assert len(list(tmp_path.iterdir())) == len(models) + 2
+    assert len(list(tmp_path.iterdir())) == len(models) + heads + 2
 
 
 def test_files_differ_by_the_machine_and_by_the_source_of_both_packages(made, tmp_path, monkeypatch):
@@ -399,18 +423,18 @@ def test_files_differ_by_the_machine_and_by_the_source_of_both_packages(made, tm
         compiled(small_model(), tmp_path / "programs")
         return len(list((tmp_path / "programs").iterdir()))
 
-    assert [files(), files()] == [1, 1]
+    assert [files(), files()] == [2, 2]  # of the layers, and of the head
     for number, changed in enumerate([copies[0] / "gradients.py", copies[1] / "products.py"]):
         changed.write_text(changed.read_text(encoding="utf-8") + "# another version\n", encoding="utf-8")
-        assert files() == number + 2
+        assert files() == 2 * (number + 2)
     monkeypatch.setattr(cpu_programs, "machine", lambda: {"machine": "another"})
-    assert files() == 4
+    assert files() == 8
 
 
 def test_the_folder_by_default_is_in_the_cache_of_the_hub(made, tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_programs.constants, "HF_HOME", str(tmp_path))
     compiled(small_model(), None)
-    assert len(list((tmp_path / "retnet_hf" / "decoding").iterdir())) == 1
+    assert len(list((tmp_path / "retnet_hf" / "decoding").iterdir())) == 2
 
 
 def test_models_that_do_not_decode_on_a_cpu_in_float32_or_less_are_refused(tmp_path):
@@ -437,7 +461,8 @@ def test_without_a_compiler_nothing_is_written_and_the_error_says_so(tmp_path, m
 
 def test_the_head_of_half_precision_is_a_product_with_a_vector(tmp_path, monkeypatch):
     monkeypatch.setattr("retnet_hf_cpu.products.is_faster_as_vector", lambda *kind: True)
-    fast = retnet_hf_cpu.compile(small_model().to(torch.bfloat16), programs=False, fuse=False)
+    monkeypatch.setattr("retnet_hf_cpu.fusing.is_faster_side_by_side", lambda groups: False)
+    fast = retnet_hf_cpu.compile(small_model().to(torch.bfloat16), programs=False)
     monkeypatch.setattr(nn.Linear, "forward", None)  # the linear layer is not called
     with torch.no_grad():
         logits = fast.lm_head(torch.ones(1, 1, 32, dtype=torch.bfloat16))
