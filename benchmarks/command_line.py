@@ -50,7 +50,6 @@ SLOW = (
     "mamba2",
     "ours-fused-compiled",
     "ours-programs",
-    "ours-fused-programs",
     "llama-compiled",
     "torchscale-parallel",
     "yet-another-parallel",

@@ -66,7 +66,6 @@ RACE = Race(
         "ours-fused",
         "ours-fused-compiled",
         "ours-programs",
-        "ours-fused-programs",
         "llama",
         "llama-static",
         "llama-compiled",

@@ -18,7 +18,6 @@ STYLES = {
     "ours-fused": ("#E69F00", "p", "-"),
     "ours-fused-compiled": ("#8C510A", "s", "-"),
     "ours-programs": ("#000000", "h", "-"),
-    "ours-fused-programs": ("#777777", "H", "-"),
     "ours-int8": ("#0072B2", "8", "-"),
     "ours-int4": ("#56B4E9", "d", "-"),
     "ours-int8-eager": ("#009E73", "<", "-"),

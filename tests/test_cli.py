@@ -569,13 +569,13 @@ def test_generate_writes_what_the_model_generates(retnet_hf, trained):
 def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
     """Before a word is written; what else writes must be a RetNet, and an error is one line."""
     compiled = []
-    monkeypatch.setattr(retnet_hf_cpu, "compile", lambda model, fuse: compiled.append(torch.get_num_threads()) or model)
+    monkeypatch.setattr(retnet_hf_cpu, "compile", lambda model: compiled.append(torch.get_num_threads()) or model)
     monkeypatch.setattr(retnet_hf_cpu, "number_of_programs", lambda fast: 1)
     options = ["And God", "-n", 20, "--temperature", 0, "--threads", 1]
     assert retnet_hf("generate", trained, *options, "--compile").out == retnet_hf("generate", trained, *options).out
     assert compiled == [1]
 
-    def fails(model, fuse):
+    def fails(model):
         raise RuntimeError("no compiler\nand more")
 
     with monkeypatch.context() as patches:

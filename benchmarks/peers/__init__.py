@@ -58,7 +58,6 @@ CONTENDERS = {
     "ours-fused": Contender("retnet_hf, fused projections", "ours", "Ours", {"fused": True}),
     "ours-fused-compiled": Contender("retnet_hf, fused and compiled", "ours", "Ours", {"fused": True, "compiled": True}),
     "ours-programs": Contender("retnet_hf, programs", "ours", "Ours", {"programs": True}),
-    "ours-fused-programs": Contender("retnet_hf, fused, programs", "ours", "Ours", {"fused": True, "programs": True}),
     "ours-int8": Contender("retnet_hf, int8, programs", "ours", "Ours", {"programs": True, "bits": 8}, **_TORCHAO),
     "ours-int4": Contender("retnet_hf, int4, programs", "ours", "Ours", {"programs": True, "bits": 4}, **_TORCHAO),
     "ours-int8-eager": Contender("retnet_hf, int8 of torchao", "ours", "Ours", {"bits": 8}, **_TORCHAO),

@@ -57,6 +57,7 @@ class Setting:
         "other_text",
         "longest",
         "search",
+        "best",
     )
     rates: tuple[float, ...] = (1.5e-3, 3e-3, 6e-3)
     pictures: int = 110_000
