@@ -42,7 +42,7 @@ def compile(
 
     With programs, each decode step of a layer of retention is a program, and so are the products with weights elsewhere:
     those of the head, and of layers of softmax attention, with a window, with experts or with learned angles. A program is
-    compiled once, in some ten to twenty seconds, and kept in a file. From then on it is loaded. One program serves all
+    compiled once, in some ten to thirty seconds, and kept in a file. From then on it is loaded. One program serves all
     layers that are alike. It reads the weights of the model: in float32 and half precision by the fastest kernel that a
     trial finds, and those of torchao (`Int8WeightOnlyConfig`, and `IntxWeightOnlyConfig` with `torch.int4` in groups) by
     kernels for integers, for which weights of 4 bits are packed into new memory. Linear layers that are adapted, hooked or

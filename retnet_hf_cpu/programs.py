@@ -5,7 +5,7 @@
 Without it, a step of a small model takes as long for starting its operations, a few dozen in each layer, as for reading its
 weights. AOTInductor fuses everything between two products with weights into two or three loops, in a library that is loaded
 in some milliseconds. A program is that of a layer, not of a model. Weights and state are its inputs, so that one program
-serves all layers that are alike, takes some ten seconds to compile whatever the depth, and holds no weights.
+serves all layers that are alike, takes some ten to thirty seconds to compile whatever the depth, and holds no weights.
 
 What is compiled is the layer itself: a twin of it, whose linear layers are products for one token (products.py) and whose
 state is a stand-in, is exported as a function of tensors. The computation is written down only in retnet_hf. A twin that
