@@ -58,9 +58,10 @@ def compile(
     this.
 
     If weights are replaced or moved, their layers compute as in the model, and one warning says so: call `compile` again.
-    Programs read values that change in place, but those of quantised weights. Copies of weights do not follow: changes that
-    PyTorch does not count, those of its fused optimizers or through `weight.data`, are seen when the next prompt is read,
-    and not after `torch.compile` has compiled the copy. Numbers such as the eps of a norm are part of a program.
+    Values may change in place: programs read the new ones, unless the weights are quantised, and layers with fused copies
+    compute as in the model. PyTorch does not count the changes of its fused optimizers, nor those through `weight.data`:
+    fused layers notice these when they read the next prompt, and never after `torch.compile` has compiled the fast copy.
+    Numbers such as the eps of a norm are part of a program.
 
     Args:
         model: a causal RetNet, usually a `RetNetForCausalLM` or `RetNetModel`, on a CPU in float32 or half precision.
@@ -96,14 +97,15 @@ def install_programs(fast: nn.Module, folder: Path) -> None:
     layers = [layer for layer in steps if is_served(layer)]
     if left := len(steps) - len(layers):
         logger.warning(
-            f"retnet_hf_cpu.compile makes programs of products alone for {left} of {len(steps)} layers of retention, those "
-            "with experts or learned angles."
+            f"retnet_hf_cpu.compile makes no programs for {left} of {len(steps)} layers of retention, those with experts or "
+            "learned angles: programs compute their products, and PyTorch the rest."
         )
     served: set[nn.Module] = set()
     for layer, program in zip(layers, layer_programs(layers, fast.config, folder)):
         layer.__class__, layer.program = CompiledLayer, program
         served |= set() if program is None else set(layer.modules())
-    groups = [layers for layers in linear_groups(fast) if layers[0] not in served]
+    groups = [[fast.get_submodule(name) for name in names] for names in linear_groups(fast)]
+    groups = [layers for layers in groups if layers[0] not in served]
     for layers, products in zip(groups, product_programs(groups, folder)):
         if products is not None:
             install(layers, products)
@@ -111,7 +113,7 @@ def install_programs(fast: nn.Module, folder: Path) -> None:
 
 def install_fused(fast: nn.Module, measure: bool) -> None:
     """Fuses projections of one input, and gives a head of half precision the faster kernel."""
-    groups = [[fast.get_submodule(f"{path}.{name}") for name in names] for path, names in projection_groups(fast)]
+    groups = [[fast.get_submodule(name) for name in names] for names in projection_groups(fast)]
     head = fast.lm_head if isinstance(fast, RetNetForCausalLM) else None
     if head is not None and head.weight is not fast.get_input_embeddings().weight:
         groups.append([head])
