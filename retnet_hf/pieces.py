@@ -6,6 +6,8 @@ The model continues from its state, so that intermediate tensors are only as lar
 `prefill_chunk_size` does the same from outside.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
@@ -40,7 +42,7 @@ def pieces_of(
     form_without_pieces = (retention_form or config.retention_form) not in ("auto", "chunkwise")
     recorded = output_attentions or output_hidden_states or config.output_attentions or config.output_hidden_states
     whole = config.bidirectional or model.context is not None or form_without_pieces or recorded
-    if whole or cu_seq_lens_q is not None or has_hooks(model.layers):
+    if whole or cu_seq_lens_q is not None or has_hooks(model.layers.modules()):
         return [slice(0, length)]
     chunks = -(-length // chunk_size)
     pieces = -(-chunks // max(1, size // (batch * chunk_size)))
@@ -69,13 +71,13 @@ def read_pieces(
     return output
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module inside has hooks, such as those that fetch offloaded weights.
+def has_hooks(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of the modules has hooks, such as those that fetch offloaded weights.
 
     Transformers leaves the hooks that record outputs in place after their use. They are ignored.
     """
-    for inner in module.modules():
-        hooks = (*inner._forward_hooks.values(), *inner._forward_pre_hooks.values())
-        if "forward" in vars(inner) or any(getattr(hook, "__module__", "") != RECORDER for hook in hooks):
+    for module in modules:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if "forward" in vars(module) or any(getattr(hook, "__module__", "") != RECORDER for hook in hooks):
             return True
     return False

@@ -26,8 +26,8 @@ is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # new in 
 _verdicts: dict[tuple, bool] = {}  # of the trials in this process, by kind of product and number of threads
 
 
-def projection_groups(root: nn.Module) -> Iterator[tuple[str, list[str]]]:
-    """The path of each module that has projections of one input, and the names of these in the order of their calls."""
+def projection_groups(root: nn.Module) -> Iterator[list[str]]:
+    """The names of the projections of each input inside a module, in the order of their calls."""
     for path, module in root.named_modules():
         if isinstance(module, RetNetTokenMixer):
             names = ["q_proj", "k_proj", "v_proj", "g_proj"]
@@ -35,17 +35,17 @@ def projection_groups(root: nn.Module) -> Iterator[tuple[str, list[str]]]:
             names = ["up_proj", "gate_proj"]
         else:
             continue
-        yield path, [name for name in names if getattr(module, name, None) is not None]
+        yield [f"{path}.{name}" for name in names if getattr(module, name, None) is not None]
 
 
-def linear_groups(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """The linear layers of each input of a model, those of its head included, in the order of their calls."""
-    for path, names in projection_groups(model):
-        module = model.get_submodule(path)
-        yield [getattr(module, name) for name in names]
-        yield [module.o_proj if isinstance(module, RetNetTokenMixer) else module.down_proj]
-    if isinstance(model, RetNetForCausalLM):
-        yield [model.lm_head]
+def linear_groups(root: nn.Module) -> Iterator[list[str]]:
+    """`projection_groups`, the projections back to the hidden size, and the head: all linear layers, by their inputs."""
+    yield from projection_groups(root)
+    for path, module in root.named_modules():
+        if isinstance(module, (RetNetTokenMixer, RetNetMLP)):
+            yield [f"{path}.{'o_proj' if isinstance(module, RetNetTokenMixer) else 'down_proj'}"]
+    if isinstance(root, RetNetForCausalLM):
+        yield ["lm_head"]
 
 
 def can_be_fused(layers: list[nn.Module]) -> bool:

@@ -89,7 +89,7 @@ def vector(token: Tensor, weight: Tensor) -> Tensor:
 
 
 def sums(token: Tensor, weight: Tensor) -> Tensor:
-    """A sum of products for each output, in float32: for a compiler, since without one the products would be a tensor."""
+    """A sum of products for each output, in float32. It needs a compiler: without one, the products are a whole tensor."""
     return (weight.float() * token[0, 0].float()).sum(-1).to(token.dtype)[None, None]
 
 
@@ -150,11 +150,6 @@ class Products(nn.Module):
     def are_linear(self) -> bool:
         """Whether all are products of linear layers, for any number of tokens."""
         return all(product.kernel is linear for product in self.products)
-
-    @property
-    def are_summed(self) -> bool:
-        """Whether a product is by `sums`."""
-        return any(product.kernel is sums for product in self.products)
 
     def forward(self, token: Tensor) -> tuple[Tensor, ...]:
         return tuple(output for product in self.products for output in product(token))
@@ -266,4 +261,4 @@ def products_of(layers: list[nn.Module], whole: Tensor | None = None, summed: bo
 
 def is_linear(layer: nn.Module) -> bool:
     """Whether it is a linear layer on a CPU, quantised or not, and neither adapted, sharded nor hooked."""
-    return type(layer) is nn.Linear and layer.weight.device.type == "cpu" and not has_hooks(layer)
+    return type(layer) is nn.Linear and layer.weight.device.type == "cpu" and not has_hooks(layer.modules())

@@ -44,8 +44,8 @@ from retnet_hf.plan import Plan, Rotation, Scaling
 from retnet_hf.retention_forms import StepDecay, recurrent_step_
 from retnet_hf.retention_state import RetNetStateLayer
 
-from .fusing import projection_groups
-from .products import OneOfProducts, Products, is_clearly_faster, products_of
+from .fusing import linear_groups
+from .products import OneOfProducts, Product, Products, is_clearly_faster, products_of, sums
 from .snapshots import ModuleSnapshot, warn_of_change
 
 
@@ -135,13 +135,12 @@ def twin_of(layer: nn.Module, summed: bool) -> nn.Module | None:
         summed: as in `products_of`.
     """
     twin = shallow_copy(layer)
-    groups = [*projection_groups(layer), ("retention", ["o_proj"]), ("mlp", ["down_proj"])]
-    for path, names in groups:
-        products = products_of([layer.get_submodule(f"{path}.{name}") for name in names], summed=summed)
+    for names in linear_groups(layer):
+        products = products_of([layer.get_submodule(name) for name in names], summed=summed)
         if products is None:
             return None
         for place, name in enumerate(names):
-            setattr(twin.get_submodule(path), name, OneOfProducts(products, place))
+            twin.set_submodule(name, OneOfProducts(products, place))
     return None if any(isinstance(module, nn.Linear) for module in twin.modules()) else twin.eval()
 
 
@@ -201,7 +200,7 @@ class CompiledLayer(RetNetDecoderLayer):
         program = None if past_key_values is None or self.training else self.program
         if program is not None and not torch.compiler.is_compiling():
             past = past_key_values.layers[self.retention.layer_idx]
-            if program.computes(hidden_states, plan, past) and not (program.snapshot.may_have_hooks() and has_hooks(self)):
+            if program.computes(hidden_states, plan, past) and not has_hooks(program.snapshot.within):
                 if program.snapshot.is_unchanged():
                     return program(hidden_states, plan, past)
                 self.program = None
@@ -263,7 +262,7 @@ def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
 
     Args:
         steps: one module, or two that compute the same. The second one's program is kept unless the first is clearly faster.
-        inputs: of the modules: for a trial, one set for each layer that the program is to serve.
+        inputs: of the modules, one set for each layer or group of layers that the program is to serve. The trial uses all.
 
     Raises:
         OSError: if the folder cannot be written to.
@@ -299,14 +298,21 @@ def load(path: Path) -> Run:
     return torch._inductor.aoti_load_package(str(path)).loader.run
 
 
-def kept_or_made(path: Path, steps: Callable[[], list[nn.Module]], inputs: list[tuple]) -> Run:
-    """The program in a file, which is made if there is none that can be loaded. Arguments as those of `make`."""
+def kept_or_made(path: Path, step_of: Callable[[bool], nn.Module], inputs: list[tuple]) -> Run:
+    """The program in a file, which is made if there is none that can be loaded.
+
+    Args:
+        step_of: makes the module to compile, with products by sums or, for False, by PyTorch's kernels.
+        inputs: as those of `make`.
+    """
     if path.is_file():
         try:
             return load(path)
         except Exception as error:  # PyTorch raises many kinds
             logger.warning(f"{path} cannot be loaded as a program, and is compiled again: {error}")
-    make(path, steps(), inputs)
+    step = step_of(True)
+    has_choice = any(isinstance(module, Product) and module.kernel is sums for module in step.modules())
+    make(path, [step, step_of(False)] if has_choice else [step], inputs)
     return load(path)
 
 
@@ -338,23 +344,16 @@ def layer_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: Pa
         alike.setdefault(path, []).append((layer, inputs))
     programs: dict[nn.Module, LayerProgram] = {}
     for path, served in alike.items():
-
-        def steps(layer: nn.Module = served[0][0]) -> list[nn.Module]:
-            twins = [twin_of(layer, summed) for summed in (True, False)]
-            return [DecodeStep(twin) for twin in (twins if are_summed(twins[0]) else twins[:1])]
-
-        run = kept_or_made(path, steps, [inputs for _, inputs in served])
+        first = served[0][0]
+        run = kept_or_made(
+            path, lambda summed, layer=first: DecodeStep(twin_of(layer, summed)), [each for _, each in served]
+        )
         programs |= {layer: LayerProgram(run, layer, inputs) for layer, inputs in served}
     return [programs.get(layer) for layer in layers]
 
 
-def are_summed(twin: nn.Module) -> bool:
-    """Whether a twin has products by sums, to which PyTorch's kernels are an alternative."""
-    return any(isinstance(module, Products) and module.are_summed for module in twin.modules())
-
-
 def product_programs(groups: list[list[nn.Module]], folder: Path) -> list[CompiledProducts | None]:
-    """Products by programs for linear layers of one input, for each group; None for those that `products_of` has none for.
+    """Products by programs for each group of linear layers of one input; None for a group that has no products.
 
     Raises:
         RuntimeError: if a program cannot be compiled.
@@ -370,12 +369,10 @@ def product_programs(groups: list[list[nn.Module]], folder: Path) -> list[Compil
         alike.setdefault(path, []).append((number, products, inputs))
     compiled: list[CompiledProducts | None] = [None] * len(groups)
     for path, served in alike.items():
-
-        def steps(number: int = served[0][0]) -> list[nn.Module]:
-            both = [products_of(groups[number], summed=summed) for summed in (True, False)]
-            return [ProductStep(products) for products in (both if are_summed(both[0]) else both[:1])]
-
-        run = kept_or_made(path, steps, [inputs for *_, inputs in served])
+        first = groups[served[0][0]]
+        run = kept_or_made(
+            path, lambda summed, group=first: ProductStep(products_of(group, summed=summed)), [each for *_, each in served]
+        )
         for number, products, _ in served:
             compiled[number] = CompiledProducts(products, run)
     return compiled

@@ -22,6 +22,9 @@ class ModuleSnapshot:
     Args:
         values: whether weights whose values were changed in place count as changed, too. PyTorch counts such changes, but
             not those that are made through `weight.data`.
+
+    Attributes:
+        within: all modules of the modules, as they were.
     """
 
     def __init__(self, modules: Sequence[nn.Module], values: bool = False) -> None:
@@ -38,10 +41,6 @@ class ModuleSnapshot:
             return thing.data_ptr(), thing.stride(), thing._version if self.values and not thing.is_inference() else None
 
         return [mark(thing) for owners in self.owners for thing in owners.values()]
-
-    def may_have_hooks(self) -> bool:
-        """Whether a module has hooks, those included by which transformers records outputs, or a `forward` of its own."""
-        return any(each._forward_hooks or each._forward_pre_hooks or "forward" in vars(each) for each in self.within)
 
     def is_unchanged(self) -> bool:
         """Whether the same submodules are in the same places, and the same weights in the same memory."""
