@@ -64,7 +64,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("return position_ids[:1] if alike else position_ids", "return position_ids[:1]"),
             ("if dtype in self.narrows else (query, key)", "if False else (query, key)"),
             ("- self_retention(query", "- 0 * self_retention(query"),
-            ("if all(log_decay is log_decays[0] for log_decay in log_decays):", "if True:"),
+            ("if len(set(map(id, log_decays))) == 1:", "if True:"),
             ("output.masked_fill(~layout.present[:, None, :, None], 0), state", "output, state"),
         ],
     ),
@@ -129,9 +129,14 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("hidden_states * self.config.embedding_multiplier", "hidden_states"),
             ("use_cache = past_key_values is not None or self.config.use_cache", "use_cache = self.config.use_cache"),
             ("if skip_logits and labels is None:", "if False:"),
-            ("shrink = depth if module.on_value_path", "shrink = depth if not module.on_value_path"),
             ("self.window_scale(windowed).flatten(2)", "windowed.flatten(2)"),
             ('kwargs.get("ignore_index", -100)', "0"),
+        ],
+    ),
+    "initialization": (
+        "modeling",
+        [
+            ("shrink = depth if module.on_value_path", "shrink = depth if not module.on_value_path"),
         ],
     ),
     "gradients": (

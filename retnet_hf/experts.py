@@ -5,6 +5,8 @@
 Shapes in comments: N tokens, E experts, X experts of a token, D hidden size, F inner size of an expert.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -88,6 +90,17 @@ class MixtureOfExperts(nn.Module):
         return output if self.shared is None else output + self.shared(hidden_states)
 
 
-def balancing_loss(config: PreTrainedConfig, logits: tuple[Tensor, ...], attention_mask: Tensor | None) -> Tensor:
-    """The loss of unbalanced routing, equations 4 to 6 of arXiv 2101.03961, over the logits (N, E) of all layers."""
-    return load_balancing_loss_func(logits, config.num_experts, config.num_experts_per_tok, attention_mask)
+def with_balancing_loss(
+    config: PreTrainedConfig, loss: Tensor | None, logits: tuple[Tensor, ...] | None, attention_mask: Tensor | None
+) -> tuple[Tensor | None, dict[str, Any]]:
+    """The loss of a model plus that of unbalanced routing, and what a mixture adds to the outputs.
+
+    The loss of unbalanced routing is that of equations 4 to 6 of arXiv 2101.03961, over the logits (N, E) of all layers; it
+    is left out where they were not recorded.
+    """
+    if logits is None:
+        return loss, {"router_logits": None}
+    unbalanced = load_balancing_loss_func(logits, config.num_experts, config.num_experts_per_tok, attention_mask)
+    if loss is not None:
+        loss = loss + config.router_aux_loss_coef * unbalanced.to(loss.device)
+    return loss, {"router_logits": logits, "aux_loss": unbalanced}

@@ -41,18 +41,20 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .cards import ModelCardMixin
 from .configuration_retnet import RetNetConfig
-from .experts import Experts, MixtureOfExperts, Router, balancing_loss
+from .experts import Experts, MixtureOfExperts, Router, with_balancing_loss
 from .generation_retnet import CACHE, RetNetGeneration
 from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
+from .head_modules import GroupRMSNorm, HeadScale, LearnedRotation
+from .initialization import draw_weights, projection
 from .integer_angles import integer_frequencies, rotary_frequencies
 from .kernels import TORCH, load_kernels
 from .loading import DialectLoading
 from .pieces import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
-from .plan import HALF_PRECISION, Layout, MappedPlan, Plan, Rotation, Scaling, layout_of, operators_of
-from .retention_forms import FORMS, default_chunk_size, multiplies_bfloat16
-from .retention_packed import continued_layout, packed_operators
-from .retention_split import Context, layout_of_ranks, split_operators
+from .plan import HALF_PRECISION, Layout, Plan, Rotation, Scaling, layout_of, plan_of_rows
+from .retention_forms import default_chunk_size
+from .retention_packed import continued_layout, packed_plan
+from .retention_split import Context, layout_of_ranks, split_plan
 from .retention_state import RetNetStateLayer, first_in_use, past_of_call
 from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
 
@@ -106,92 +108,11 @@ class RetNetRotaryEmbedding(nn.Module):
         return angle.cos(), angle.sin()
 
 
-def projection(
-    in_features: int, out_features: int, gain: float = 1.0, on_value_path: bool = True, bias: bool = False
-) -> nn.Linear:
-    """A projection of a layer, with the numbers that the paper's initialisation needs.
-
-    It is an `nn.Linear` and of no class derived from it, which bitsandbytes would leave unquantised.
-
-    Args:
-        gain: of the Xavier initialisation.
-        on_value_path: whether DeepNet's initialisation shrinks it with depth.
-    """
-    linear = nn.Linear(in_features, out_features, bias=bias)
-    linear.xavier_gain, linear.on_value_path = gain, on_value_path
-    return linear
-
-
 class RetNetRMSNorm(nn.RMSNorm):
-    """RMS norm of the residual stream."""
+    """RMS norm of the residual stream, or of each head, in the dtype of its input."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return rms_norm(hidden_states, self.weight, self.eps)
-
-
-class RetNetHeadRMSNorm(RetNetRMSNorm):
-    """RMS norm of each head, in the dtype of its input."""
-
-
-class RetNetGroupRMSNorm(nn.Module):
-    """RMS norm over groups of consecutive heads, in the dtype of its input, with a weight for every number.
-
-    Attributes:
-        rank_share: as in `RetNetDecay`.
-    """
-
-    rank_share: tuple[int, int] = (0, 1)
-
-    def __init__(self, groups: int, size: int, eps: float, affine: bool) -> None:
-        super().__init__()
-        self.groups, self.eps = groups, eps
-        self.weight = nn.Parameter(torch.ones(size)) if affine else None
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, H, T, V) -> (B, H, T, V), of this rank's heads."""
-        (rank, ranks), heads = self.rank_share, hidden_states.shape[1]
-        rows = hidden_states.transpose(1, 2).flatten(2)  # (B, T, H V)
-        rows = rms_norm(rows.unflatten(-1, (self.groups // ranks, -1)), None, self.eps).flatten(2)
-        rows = rows if self.weight is None else rows * self.weight.chunk(ranks)[rank].to(rows.dtype)
-        return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-class RetNetLearnedRotation(nn.Module):
-    """Learned positions of queries and keys: (x cos θt, x sin θt), with an angle θ for each number of each head.
-
-    This is the rotation of the pairs (x, 0). A score is Σ q_i k_i cos θ_i (n - m), and vectors are twice as long.
-    """
-
-    rank_share: tuple[int, int] = (0, 1)
-
-    def __init__(self, heads: int, head_dim: int) -> None:
-        super().__init__()
-        self.angle = nn.Parameter(torch.zeros(heads, head_dim))
-
-    def forward(self, vectors: Tensor, position: Tensor) -> Tensor:
-        """(B, H, T, K) and positions (B|1, T) -> (B, H, T, 2 K), float32 or wider, of this rank's heads."""
-        (rank, ranks), wide = self.rank_share, torch.promote_types(vectors.dtype, torch.float32)
-        turned = position[:, None, :, None] * self.angle.chunk(ranks)[rank][:, None].to(wide)  # (B|1, H, T, K)
-        return torch.cat([vectors * turned.cos(), vectors * turned.sin()], dim=-1)
-
-
-class RetNetHeadScale(nn.Module):
-    """A learned factor on each head's output.
-
-    Attributes:
-        rank_share: as in `RetNetDecay`.
-    """
-
-    rank_share: tuple[int, int] = (0, 1)
-
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(heads))
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, T, H, V) -> (B, T, H, V), of this rank's heads."""
-        rank, ranks = self.rank_share
-        return hidden_states * self.weight.chunk(ranks)[rank][:, None].to(hidden_states.dtype)
 
 
 class RetNetTokenMixer(nn.Module):
@@ -219,7 +140,7 @@ class RetNetTokenMixer(nn.Module):
         self.gate_fn = None if gate_act is None else ACT2FN[gate_act]
         self.q_norm = self.k_norm = None
         if config.use_qk_norm:
-            self.q_norm, self.k_norm = (RetNetHeadRMSNorm(self.head_dim, config.rms_norm_eps) for _ in range(2))
+            self.q_norm, self.k_norm = (RetNetRMSNorm(self.head_dim, config.rms_norm_eps) for _ in range(2))
 
     def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of hidden states (B, T, D): queries (B, H, T, K), keys (B, G, T, K) and values (B, G, T, V)."""
@@ -246,14 +167,14 @@ class RetNetRetention(RetNetTokenMixer):
         self.value_act = nn.Identity() if config.value_act is None else ACT2FN[config.value_act]
         self.learned_rotation = None
         if layer_idx in (config.learned_rotary_layers or ()):
-            self.learned_rotation = RetNetLearnedRotation(heads, self.head_dim)
+            self.learned_rotation = LearnedRotation(heads, self.head_dim)
         eps, affine = config.head_norm_eps or config.rms_norm_eps, config.head_norm_affine
         if not config.use_head_norm:
             self.head_norm = nn.Identity()
         elif config.head_norm_groups is None:
-            self.head_norm = RetNetHeadRMSNorm(self.value_head_dim, eps, affine)
+            self.head_norm = RetNetRMSNorm(self.value_head_dim, eps, affine)
         else:
-            self.head_norm = RetNetGroupRMSNorm(config.head_norm_groups, heads * self.value_head_dim, eps, affine)
+            self.head_norm = GroupRMSNorm(config.head_norm_groups, heads * self.value_head_dim, eps, affine)
 
     def forward(
         self, hidden_states: Tensor, plan: Plan, past_key_values: Cache | None = None, **kwargs: Unpack[TransformersKwargs]
@@ -305,7 +226,7 @@ class RetNetWindowedRetention(RetNetRetention):
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
-        self.window_scale = RetNetHeadScale(config.num_attention_heads)
+        self.window_scale = HeadScale(config.num_attention_heads)
 
     def gated_retention(self, hidden_states, query, key, value, plan, past):
         """As in `RetNetRetention`."""
@@ -408,30 +329,8 @@ class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
             init.copy_(module.log_decay, module.compute_log_decay(module.log_decay.device))
         elif isinstance(module, RetNetRotaryEmbedding):
             init.copy_(module.frequency, module.compute_frequency(module.frequency.device))
-        elif isinstance(module, (RetNetHeadScale, RetNetGroupRMSNorm)) and module.weight is not None:
-            init.ones_(module.weight)
-        elif isinstance(module, RetNetLearnedRotation):  # as the rotation of a head that is twice as long
-            size = module.angle.shape[-1]
-            init.copy_(module.angle, 10000 ** (-torch.arange(size) / size).expand_as(module.angle))
-        elif isinstance(module, (Router, Experts)):
-            for weight in module.parameters(recurse=False):
-                self._draw(weight)
-            if getattr(module, "bias", None) is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.Linear) and self.config.initialization == "fan_in":
-            self._draw(module.weight)
-        elif hasattr(module, "xavier_gain") and self.config.initialization != "normal":
-            depth = (8 * self.config.num_hidden_layers) ** 0.25
-            shrink = depth if module.on_value_path and self.config.initialization == "deepnet" else 1.0
-            init.xavier_uniform_(module.weight, gain=module.xavier_gain / shrink)
-
-    def _draw(self, weight: Tensor) -> None:
-        """A matrix (…, n) of "fan_in", or of "normal"."""
-        if self.config.initialization == "fan_in":
-            bound = weight.shape[-1] ** -0.5
-            init.uniform_(weight, -bound, bound)
         else:
-            init.normal_(weight, std=self.config.initializer_range)
+            draw_weights(module, self.config)
 
 
 class RetNetModel(RetNetPreTrainedModel):
@@ -523,12 +422,9 @@ class RetNetModel(RetNetPreTrainedModel):
             if self.config.embedding_multiplier != 1.0:
                 hidden_states = hidden_states * self.config.embedding_multiplier
             hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
-        pieces = []
-        if (
-            not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-            and hidden_states[..., 0].numel() > PIECE_SIZE_ON_CPU
-        ):
-            pieces = pieces_of(self, hidden_states.shape, **options)
+        short = hidden_states[..., 0].numel() <= PIECE_SIZE_ON_CPU
+        whole = short or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        pieces = [] if whole else pieces_of(self, hidden_states.shape, **options)
         if len(pieces) > 1:
             hidden_states = read_pieces(self, pieces, hidden_states, attention_mask, position_ids, past, **options)
         else:
@@ -571,50 +467,23 @@ class RetNetModel(RetNetPreTrainedModel):
         dtype, device = inputs_embeds.dtype, inputs_embeds.device
         layers = None if past_key_values is None else past_key_values.layers
         past = None if layers is None else first_in_use(layers)
-        form = retention_form or config.retention_form
-        if form not in FORMS:
-            raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
         maps = config.output_attentions if output_attentions is None else output_attentions
-        if maps and form not in ("auto", "parallel"):
-            raise ValueError(
-                f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
-                "the other forms never compute the retention map."
-            )
-        decays = self.decay.of_layers(dtype, device)
+        decays, rotation = self.decay.of_layers(dtype, device), functools.partial(self.rotation, dtype=dtype)
         call = (batch, length), device, attention_mask, position_ids
-        continues = past is not None and past.is_initialized
-        packed = continues and kwargs.get("cu_seq_lens_q") is not None
-        narrows, in_place = (), False
+        packed = past is not None and past.is_initialized and kwargs.get("cu_seq_lens_q") is not None
         if self.context is not None:
             layout = layout_of_ranks(self.context, past, *call, retention_form, maps, **kwargs)
-            position = self.context.unfold(layout.position)
-            operators = split_operators(decays, layout, self.chunk_size, past is not None)
+            plan = split_plan(layout, rotation, decays, self.chunk_size, past is not None)
         elif packed:
             layout = continued_layout(config, layers, self.chunk_size, *call, retention_form, maps, **kwargs)
-            position, in_place = layout.position, True
-            operators = packed_operators(decays, layout)
+            plan = packed_plan(layout, rotation, decays)
         else:
             layout = layout_of(*call, past, **kwargs) if layout is None else layout
-            position, kernels = layout.position, self.kernels
-            if kernels.chunkwise is not None and not kernels.runs_on(device):
-                kernels = TORCH
-            if kernels.chunkwise is not None:
-                narrows = HALF_PRECISION
-            elif not torch.compiler.is_compiling() and length > self.chunk_size and multiplies_bfloat16(device):
-                narrows = (torch.bfloat16,)
-            if not maps:
-                operators, in_place = operators_of(
-                    decays, layout, form, self.chunk_size, past is not None, config.bidirectional, kernels
-                )
-        angle = None if self.rotary is None else self.rotary(position, dtype)
-        rotate = Scaling(self.scaling) if angle is None else Rotation(angle, self.scaling, narrows)
-        if maps:
-            plan = MappedPlan(layout, rotate, decays, past is not None, config.bidirectional)
-        else:
-            plan = Plan(layout, rotate, operators, decays, in_place)
-        plan.position, plans = position, {"linear_attention": plan}
+            form, both = retention_form or config.retention_form, config.bidirectional
+            plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, past is not None, both, maps, self.kernels)
+        plans = {"linear_attention": plan}
         if self.has_softmax_attention:
-            rotate = self.attention_rotation(position, dtype, angle)
+            rotate = self.attention_rotation(plan, dtype)
             if packed:
                 others = {kind: AttentionOfState(rotate) for kind in config.layer_types}
             else:
@@ -623,17 +492,23 @@ class RetNetModel(RetNetPreTrainedModel):
             plans |= others
         return plans
 
-    def attention_rotation(
-        self, position: Tensor, dtype: torch.dtype, angle: tuple[Tensor, Tensor] | None = None
-    ) -> Rotation | Scaling:
-        """The rotation in layers of softmax attention; `angle` is that of the layers of retention, which may be the same."""
-        config, scale, rotary = self.config, 1.0, self.attention_rotary
+    def rotation(self, position: Tensor, dtype: torch.dtype, narrows: tuple[torch.dtype, ...] = ()) -> Rotation | Scaling:
+        """The rotation in layers of retention, of positions (B|1, T)."""
+        if self.rotary is None:
+            return Scaling(self.scaling)
+        return Rotation(self.rotary(position, dtype), self.scaling, narrows)
+
+    def attention_rotation(self, plan: Plan, dtype: torch.dtype) -> Rotation | Scaling:
+        """The rotation in layers of softmax attention, beside the plan of the layers of retention."""
+        config, scale = self.config, 1.0
         if config.attention_log_base is not None:
-            grown = (position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
+            grown = (plan.position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
             scale = grown[:, None, :, None] / math.log(config.attention_log_base)  # (B|1, 1, T, 1)
-        if rotary is not self.rotary:
-            angle = None if rotary is None else rotary(position, dtype)
-        return Scaling(scale) if angle is None else Rotation(angle, scale, HALF_PRECISION)
+        if self.attention_rotary is None:
+            return Scaling(scale)
+        if self.attention_rotary is self.rotary:
+            return plan.rotate.rescaled(scale, HALF_PRECISION)
+        return Rotation(self.attention_rotary(plan.position, dtype), scale, HALF_PRECISION)
 
 
 class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin):
@@ -722,11 +597,8 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         output_class, routing = CausalLMOutputWithPast, {}
         if self.config.num_experts is not None:
-            output_class, routing = MoeCausalLMOutputWithPast, {"router_logits": outputs.router_logits}
-            if outputs.router_logits is not None:
-                routing["aux_loss"] = balancing_loss(self.config, outputs.router_logits, attention_mask)
-                if loss is not None:
-                    loss = loss + self.config.router_aux_loss_coef * routing["aux_loss"].to(loss.device)
+            output_class = MoeCausalLMOutputWithPast
+            loss, routing = with_balancing_loss(self.config, loss, outputs.router_logits, attention_mask)
         return output_class(
             loss=loss,
             logits=None if skip_logits else logits,

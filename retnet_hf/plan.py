@@ -25,11 +25,13 @@ from .gradients import rotate, rotate_step
 from .kernels import TORCH, Kernels
 from .retention_forms import (
     AS_GIVEN,
+    FORMS,
     choose_form,
     decay_map,
     decay_tables,
     document_ends,
     map_times_values,
+    multiplies_bfloat16,
     needs_autograd,
     recurrent_retention,
     retention_in_chunks,
@@ -260,6 +262,12 @@ class Rotation(OnDevice):
         query, key = self.turn(query, *self.of_query), self.turn(key, *self.of_key)
         return (query.to(dtype), key.to(dtype)) if dtype in self.narrows else (query, key)
 
+    def rescaled(self, scale: float | Tensor, narrows: tuple[torch.dtype, ...]) -> "Rotation":
+        """The same rotation with another factor on the queries."""
+        twin = copy.copy(self)
+        twin.of_query, twin.narrows = tuple(part * scale for part in self.of_key), narrows
+        return twin
+
 
 class Scaling(OnDevice):
     """Scales the queries of layers without rotation."""
@@ -280,13 +288,13 @@ class Plan(OnDevice):
         operators: of each layer. If all decays are equal, layers share one; otherwise each is made when its layer asks.
         log_decays: (M,) ln γ of each layer.
         in_place: whether the operators write a new state into the memory of the state that they are given.
+        position: (B|1, T) position of each token of the hidden states; by default that of the layout.
 
     Attributes:
         window: the plan of the softmax attention beside retention, if there is one.
-        position: (B|1, T) position of each token, for layers that learn angles.
     """
 
-    window = position = None
+    window: Any = None
 
     def __init__(
         self,
@@ -295,9 +303,11 @@ class Plan(OnDevice):
         operators: Sequence[Operator],
         log_decays: Sequence[Tensor],
         in_place: bool = False,
+        position: Tensor | None = None,
     ) -> None:
         self.layout, self.rotate, self.operators = layout, rotate, operators
         self.log_decays, self.in_place = log_decays, in_place
+        self.position = layout.position if position is None else position
 
     def retain(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: Any = None
@@ -344,6 +354,47 @@ class MappedPlan(Plan):
         maps = self.maps[layer_idx](query, key)
         read, _ = super().retain(layer_idx, query, key, value, past)
         return map_times_values(maps, value) + read, maps
+
+
+def plan_of_rows(
+    layout: Layout,
+    rotation: Callable[..., Rotation | Scaling],
+    log_decays: Sequence[Tensor],
+    form: str,
+    chunk_size: int,
+    with_final: bool,
+    bidirectional: bool = False,
+    maps: bool = False,
+    kernels: Kernels = TORCH,
+) -> Plan:
+    """The plan of a call whose rows are sequences, each with its own state or without one.
+
+    Args:
+        rotation: (position, narrows=dtypes) -> the rotation of queries and keys.
+        maps: whether the retention maps are asked for. Other arguments as in `operators_of`.
+
+    Raises:
+        ValueError: for a form that does not exist, or one that computes no maps where they are asked for.
+    """
+    if form not in FORMS:
+        raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
+    if maps and form not in ("auto", "parallel"):
+        raise ValueError(
+            f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
+            "the other forms never compute the retention map."
+        )
+    device, length, narrows = layout.position.device, layout.position.shape[1], ()
+    if kernels.chunkwise is not None and not kernels.runs_on(device):
+        kernels = TORCH
+    if kernels.chunkwise is not None:
+        narrows = HALF_PRECISION
+    elif not torch.compiler.is_compiling() and length > chunk_size and multiplies_bfloat16(device):
+        narrows = (torch.bfloat16,)
+    rotate = rotation(layout.position, narrows=narrows)
+    if maps:
+        return MappedPlan(layout, rotate, log_decays, with_final, bidirectional)
+    operators, in_place = operators_of(log_decays, layout, form, chunk_size, with_final, bidirectional, kernels)
+    return Plan(layout, rotate, operators, log_decays, in_place)
 
 
 def of_each_decay(make: Callable[[Tensor], Any], log_decays: Sequence[Tensor]) -> list[Any]:
@@ -431,7 +482,7 @@ def operators_of(
     else:
         size = chunk_size if form == "chunkwise" else None
         make = functools.partial(chunk_operator, layout=layout, chunk_size=size, with_final=with_final)
-    if all(log_decay is log_decays[0] for log_decay in log_decays):
+    if len(set(map(id, log_decays))) == 1:
         return [make(log_decays[0])] * len(log_decays), in_place
     return OperatorsOnDemand(make, log_decays), in_place
 

@@ -11,7 +11,7 @@ Shapes are those of `retention_forms.py`, and D documents, A chunks of all docum
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 
-from .plan import Layout, Operator, checked_positions
+from .plan import Layout, Plan, Rotation, Scaling, checked_positions
 from .retention_forms import (
     StepDecay,
     compute_dtype,
@@ -345,9 +345,12 @@ def retain_packed_(
     return output, after if rows is None else states.index_copy_(0, rows, after.to(states.dtype))
 
 
-def packed_operators(log_decays: Sequence[Tensor], layout: PackedLayout) -> list[Operator]:
-    """The operator of each layer for documents that continue."""
-    return [functools.partial(retain_packed_, log_decay=log_decay, layout=layout) for log_decay in log_decays]
+def packed_plan(
+    layout: PackedLayout, rotation: Callable[[Tensor], Rotation | Scaling], log_decays: Sequence[Tensor]
+) -> Plan:
+    """The plan of documents that continue. `rotation` makes one of positions (1, T)."""
+    operators = [functools.partial(retain_packed_, log_decay=log_decay, layout=layout) for log_decay in log_decays]
+    return Plan(layout, rotation(layout.position), operators, log_decays, in_place=True)
 
 
 def continued_layout(

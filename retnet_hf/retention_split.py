@@ -26,7 +26,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
-from .plan import Layout, OnDevice, Operator, layout_of, of_each_decay
+from .plan import Layout, OnDevice, Operator, Plan, Rotation, Scaling, layout_of, of_each_decay
 from .retention_forms import (
     ChunkBlock,
     DecayTables,
@@ -358,15 +358,22 @@ def layout_of_ranks(
     return split_layout(context, shape, device, attention_mask, position_ids, seq_idx, past_position)
 
 
-def split_operators(log_decays: Sequence[Tensor], layout: SplitLayout, chunk_size: int, with_final: bool) -> list[Operator]:
-    """The operator of each layer for sequences that are split over ranks."""
+def split_plan(
+    layout: SplitLayout,
+    rotation: Callable[[Tensor], Rotation | Scaling],
+    log_decays: Sequence[Tensor],
+    chunk_size: int,
+    with_final: bool,
+) -> Plan:
+    """The plan of sequences that are split over ranks. `rotation` makes one of positions (B, S T)."""
 
     def make(log_decay: Tensor) -> Operator:
         tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)
         options = {"tables": tables, "order": layout.order, "exchange": Exchange(log_decay, layout)}
         return functools.partial(retain_split, with_final=with_final, **options)
 
-    return of_each_decay(make, log_decays)
+    position = layout.context.unfold(layout.position)
+    return Plan(layout, rotation(position), of_each_decay(make, log_decays), log_decays, position=position)
 
 
 def retain_split(query, key, value, state, tables: DecayTables, order: TokenOrder, exchange: "Exchange", with_final: bool):

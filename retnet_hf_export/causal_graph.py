@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from retnet_hf import RetNetForCausalLM
 from retnet_hf.attention_columns import Reach
 from retnet_hf.modeling_retnet import RetNetModel
-from retnet_hf.plan import Layout, Plan, Rotation, Scaling, operators_of
+from retnet_hf.plan import Layout, Plan, operators_of
 from retnet_hf.softmax_attention import AttentionOfState
 
 from .digit_rotation import DigitRotation
@@ -165,12 +165,8 @@ class CausalGraph(nn.Module):
         inner = self.model.model
         layout, decays = Layout(position, position + 1), inner.decay.of_layers(torch.float32, position.device)
         operators, _ = operators_of(decays, layout, "parallel", inner.chunk_size, with_final=True)
-        angle = None if inner.rotary is None else inner.rotary(position, torch.float32)
-        rotate = Scaling(inner.scaling) if angle is None else Rotation(angle, inner.scaling, ())
-        plan = Plan(layout, rotate, operators, decays)
-        plan.position = position
-        attention = AttentionOfState(inner.attention_rotation(position, torch.float32, angle))
-        plan.window = attention
+        plan = Plan(layout, inner.rotation(position, torch.float32), operators, decays)
+        attention = plan.window = AttentionOfState(inner.attention_rotation(plan, torch.float32))
         return {"linear_attention": plan, "full_attention": attention, "sliding_attention": attention}
 
     def _pasts(self, state: Sequence[Tensor], position: Tensor) -> list[ExportedRetention | ExportedAttention]:

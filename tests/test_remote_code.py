@@ -171,6 +171,8 @@ LANGUAGE_MODEL = {
     "generation_retnet.py",
     "gradients.py",
     "head_decay.py",
+    "head_modules.py",
+    "initialization.py",
     "integer_angles.py",
     "kernels.py",
     "loading.py",

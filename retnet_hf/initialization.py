@@ -1,0 +1,61 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The weights that a model starts with, by `config.initialization`.
+
+"deepnet" and "xavier" draw the projections of layers by Xavier's rule, as the paper does, the former smaller with depth on
+the path of values (arXiv 2203.00555). "fan_in" draws every matrix by the number of its inputs. "normal" leaves the matrices
+to transformers.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.configuration_utils import PreTrainedConfig
+
+from .experts import Experts, Router
+from .head_modules import HeadScale, LearnedRotation
+
+
+def projection(
+    in_features: int, out_features: int, gain: float = 1.0, on_value_path: bool = True, bias: bool = False
+) -> nn.Linear:
+    """A projection of a layer, with the numbers that the paper's initialisation needs.
+
+    It is an `nn.Linear` and of no class derived from it, which bitsandbytes would leave unquantised.
+
+    Args:
+        gain: of the Xavier initialisation.
+        on_value_path: whether DeepNet's initialisation shrinks it with depth.
+    """
+    linear = nn.Linear(in_features, out_features, bias=bias)
+    linear.xavier_gain, linear.on_value_path = gain, on_value_path
+    return linear
+
+
+def draw_weights(module: nn.Module, config: PreTrainedConfig) -> None:
+    """Draws the weights of one module. Transformers has drawn those of embeddings, norms and linear layers before."""
+    if isinstance(module, HeadScale):
+        init.ones_(module.weight)
+    elif isinstance(module, LearnedRotation):  # as the rotation of a head that is twice as long
+        size = module.angle.shape[-1]
+        init.copy_(module.angle, 10000 ** (-torch.arange(size) / size).expand_as(module.angle))
+    elif isinstance(module, (Router, Experts)):
+        for weight in module.parameters(recurse=False):
+            _draw(weight, config)
+        if getattr(module, "bias", None) is not None:
+            init.zeros_(module.bias)
+    elif isinstance(module, nn.Linear) and config.initialization == "fan_in":
+        _draw(module.weight, config)
+    elif hasattr(module, "xavier_gain") and config.initialization != "normal":
+        depth = (8 * config.num_hidden_layers) ** 0.25
+        shrink = depth if module.on_value_path and config.initialization == "deepnet" else 1.0
+        init.xavier_uniform_(module.weight, gain=module.xavier_gain / shrink)
+
+
+def _draw(weight: Tensor, config: PreTrainedConfig) -> None:
+    """A matrix (…, n) by "fan_in", or as transformers draws those of linear layers."""
+    if config.initialization == "fan_in":
+        bound = weight.shape[-1] ** -0.5
+        init.uniform_(weight, -bound, bound)
+    else:
+        init.normal_(weight, std=config.initializer_range)
