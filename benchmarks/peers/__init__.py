@@ -57,6 +57,10 @@ CONTENDERS = {
     "ours": Contender("retnet_hf", "ours", "Ours"),
     "ours-fused": Contender("retnet_hf, fused projections", "ours", "Ours", {"fused": True}),
     "ours-fused-compiled": Contender("retnet_hf, fused and compiled", "ours", "Ours", {"fused": True, "compiled": True}),
+    "ours-scratch": Contender("retnet_hf, options of its sizes", "ours", "Ours", {"from_scratch": True}),
+    "ours-scratch-programs": Contender(
+        "retnet_hf, options of its sizes, programs", "ours", "Ours", {"from_scratch": True, "programs": True}
+    ),
     "ours-programs": Contender("retnet_hf, programs", "ours", "Ours", {"programs": True}),
     "ours-int8": Contender("retnet_hf, int8, programs", "ours", "Ours", {"programs": True, "bits": 8}, **_TORCHAO),
     "ours-int4": Contender("retnet_hf, int4, programs", "ours", "Ours", {"programs": True, "bits": 4}, **_TORCHAO),

@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """RetNetForCausalLM."""
 
+import functools
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from .peer import Size, TransformersPeer
 
 class Ours(TransformersPeer):
     """Fused, compiled by `torch.compile` or by programs of `retnet_hf_cpu`, with weights that torchao has quantised, with
-    kernels of a GPU, or with steps of decoding as CUDA graphs."""
+    kernels of a GPU, or with steps of decoding as CUDA graphs. By default with the options of the paper, otherwise with those
+    of the library's sizes for training from scratch."""
 
     def __init__(
         self,
@@ -26,8 +28,9 @@ class Ours(TransformersPeer):
         bits: int | None = None,
         kernels: str = "torch",
         graphed: bool = False,
+        from_scratch: bool = False,
     ) -> None:
-        config = RetNetConfig(
+        config = (functools.partial(RetNetConfig.from_preset, "small") if from_scratch else RetNetConfig)(
             vocab_size=size.vocabulary,
             hidden_size=size.hidden_size,
             num_hidden_layers=size.layers,

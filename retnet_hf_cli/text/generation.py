@@ -70,8 +70,8 @@ def compile_steps(model: PreTrainedModel) -> PreTrainedModel:
         fast = retnet_hf_cpu.compile(model)
     except (ValueError, RuntimeError, OSError) as error:
         raise InputError(first_line(error)) from error
-    if retnet_hf_cpu.number_of_programs(fast) == 0:
-        raise InputError("--compile: no layer of this model can be compiled; those with a window cannot")
+    if all(type(mine) is type(theirs) for mine, theirs in zip(fast.modules(), model.modules())):
+        raise InputError("--compile: no layer of this model can be compiled, because all are quantised or adapted")
     return fast
 
 

@@ -1,0 +1,148 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Private names of transformers and PyTorch that this project uses: each still exists, with the arguments that are used.
+
+A new version of either may change them. The test that fails then names the file that uses the name, and what for.
+"""
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch._inductor
+from small_models import small_model
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel, TrainingArguments
+from transformers.image_processing_backends import PilBackend
+from transformers.utils import output_capturing
+
+from retnet_hf.pieces import RECORDER
+
+
+# The owner, the private name, arguments that we name or pass by place, and the sentence that a failure begins with.
+METHODS: list[tuple[type, str, tuple[str, ...], str]] = [
+    (
+        PreTrainedModel,
+        "_load_pretrained_model",
+        ("model", "state_dict", "checkpoint_files", "load_config"),
+        "retnet_hf/loading.py wraps it to map the names of foreign weights",
+    ),
+    (
+        PreTrainedModel,
+        "maybe_distribute_model",
+        ("model", "distributed_config", "mesh_manager"),
+        "retnet_hf/loading.py wraps it to tell modules which heads a rank holds",
+    ),
+    (PreTrainedModel, "_init_weights", ("self", "module"), "the models derive from it to draw weights and fill buffers"),
+    (
+        PreTrainedModel,
+        "_upload_modified_files",
+        ("self", "working_dir", "repo_id"),
+        "retnet_hf/cards.py wraps it to upload a card of its own",
+    ),
+    (
+        GenerationMixin,
+        "_prepare_cache_for_generation",
+        ("self", "generation_config", "model_kwargs", "generation_mode"),
+        "retnet_hf/generation_retnet.py wraps it to give generate() a RetNetState",
+    ),
+    (
+        GenerationMixin,
+        "_prepare_attention_mask_for_generation",
+        ("self", "inputs_tensor", "generation_config", "model_kwargs"),
+        "retnet_hf/generation_retnet.py wraps it where a state has read the tokens before",
+    ),
+    (PilBackend, "_standardize_kwargs", ("self",), "retnet_hf/image_processing_retention.py wraps it to read sizes"),
+    (PilBackend, "_preprocess", ("self", "images"), "retnet_hf/image_processing_retention.py wraps it to resize"),
+]
+
+
+@pytest.mark.parametrize("owner, name, arguments, use", METHODS, ids=[name for _, name, _, _ in METHODS])
+def test_a_wrapped_method_has_the_arguments_that_are_passed(owner, name, arguments, use):
+    method = inspect.getattr_static(owner, name, None)
+    assert method is not None, f"{use}, and {owner.__name__} no longer has it."
+    method = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
+    found = list(inspect.signature(method).parameters)
+    found = found[1:] if found[0] == "cls" else found
+    assert tuple(found[: len(arguments)]) == arguments, f"{use}, and its arguments are now {', '.join(found)}."
+
+
+def conversions_are_kept() -> bool:
+    return "_weight_conversions" in inspect.getsource(inspect.getmodule(PreTrainedModel))
+
+
+def implementation_is_kept() -> bool:
+    model = small_model("hybrid")
+    model.set_attn_implementation("eager")
+    return model.config._attn_implementation == "eager"
+
+
+def initialised_parameters_are_left_alone() -> bool:
+    model = small_model()
+    weight = model.lm_head.weight
+    weight._is_hf_initialized = True
+    before = weight.detach().clone()
+    model.init_weights()
+    return torch.equal(weight, before)
+
+
+def recorders_are_known_by_their_module() -> bool:
+    return RECORDER == output_capturing.__name__
+
+
+def hooks_are_listed() -> bool:
+    module, calls = nn.Identity(), []
+    module.register_forward_hook(lambda *arguments: calls.append(arguments))
+    module.register_forward_pre_hook(lambda *arguments: calls.append(arguments))
+    return len(module._forward_hooks) == len(module._forward_pre_hooks) == 1 and not module._backward_hooks
+
+
+def transforms_are_noticed() -> bool:
+    inside = []
+    torch.func.vmap(lambda x: inside.append(torch._C._are_functorch_transforms_active()) or x)(torch.ones(2))
+    return inside == [True] and not torch._C._are_functorch_transforms_active()
+
+
+def the_number_of_gpus_can_be_set() -> bool:
+    arguments = TrainingArguments("unused", use_cpu=True)
+    found = arguments.n_gpu
+    arguments._n_gpu = found + 3
+    return arguments.n_gpu == found + 3
+
+
+BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
+    (
+        conversions_are_kept,
+        "transformers no longer keeps `_weight_conversions`, which retnet_hf/loading.py removes its own from",
+    ),
+    (implementation_is_kept, "`set_attn_implementation` no longer sets `config._attn_implementation`, which plans read"),
+    (
+        initialised_parameters_are_left_alone,
+        "parameters with `_is_hf_initialized` are drawn again, and linearization/transfer.py marks copied ones with it",
+    ),
+    (
+        recorders_are_known_by_their_module,
+        "hooks that record outputs come from another module, and retnet_hf/pieces.py skips them",
+    ),
+    (hooks_are_listed, "modules keep hooks elsewhere, and retnet_hf/gradients.py and pieces.py look for them"),
+    (transforms_are_noticed, "transforms of torch.func are not noticed, for which retention_forms.needs_autograd asks"),
+    (the_number_of_gpus_can_be_set, "TrainingArguments no longer reads `_n_gpu`, which retnet_hf_cli sets to 1"),
+]
+
+
+@pytest.mark.parametrize("holds, sentence", BEHAVIOURS, ids=[holds.__name__ for holds, _ in BEHAVIOURS])
+def test_a_private_name_still_means_what_it_is_used_for(holds, sentence):
+    assert holds(), sentence
+
+
+@pytest.mark.parametrize(
+    "name", ["_weight_int8pack_mm", "_weight_int4pack_mm_for_cpu", "_convert_weight_to_int4pack_for_cpu"]
+)
+def test_pytorch_has_the_products_of_packed_weights(name):
+    assert hasattr(torch.ops.aten, name), f"retnet_hf_cpu/products.py multiplies by torch.ops.aten.{name}, which is gone."
+
+
+def test_the_compiler_packages_programs():
+    for name in ("aoti_compile_and_package", "aoti_load_package"):
+        assert hasattr(torch._inductor, name), f"retnet_hf_cpu/programs.py keeps programs by {name}, which is gone."
