@@ -13,7 +13,7 @@ import torch
 import torch._inductor
 from small_models import small_model
 from torch import nn
-from transformers import GenerationMixin, PreTrainedModel, TrainingArguments
+from transformers import GenerationMixin, PreTrainedModel, TrainingArguments, core_model_loading
 from transformers.image_processing_backends import PilBackend
 from transformers.utils import output_capturing
 
@@ -58,7 +58,7 @@ METHODS: list[tuple[type, str, tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize("owner, name, arguments, use", METHODS, ids=[name for _, name, _, _ in METHODS])
+@pytest.mark.parametrize(("owner", "name", "arguments", "use"), METHODS, ids=[name for _, name, _, _ in METHODS])
 def test_a_wrapped_method_has_the_arguments_that_are_passed(owner, name, arguments, use):
     method = inspect.getattr_static(owner, name, None)
     assert method is not None, f"{use}, and {owner.__name__} no longer has it."
@@ -69,7 +69,7 @@ def test_a_wrapped_method_has_the_arguments_that_are_passed(owner, name, argumen
 
 
 def conversions_are_kept() -> bool:
-    return "_weight_conversions" in inspect.getsource(inspect.getmodule(PreTrainedModel))
+    return "model._weight_conversions" in inspect.getsource(core_model_loading)
 
 
 def implementation_is_kept() -> bool:
@@ -88,7 +88,7 @@ def initialised_parameters_are_left_alone() -> bool:
 
 
 def recorders_are_known_by_their_module() -> bool:
-    return RECORDER == output_capturing.__name__
+    return output_capturing.__name__ == RECORDER
 
 
 def hooks_are_listed() -> bool:
@@ -114,7 +114,7 @@ def the_number_of_gpus_can_be_set() -> bool:
 BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     (
         conversions_are_kept,
-        "transformers no longer keeps `_weight_conversions`, which retnet_hf/loading.py removes its own from",
+        "transformers keeps conversions of weights elsewhere, and retnet_hf/loading.py removes its own",
     ),
     (implementation_is_kept, "`set_attn_implementation` no longer sets `config._attn_implementation`, which plans read"),
     (
@@ -123,7 +123,7 @@ BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     ),
     (
         recorders_are_known_by_their_module,
-        "hooks that record outputs come from another module, and retnet_hf/pieces.py skips them",
+        "hooks that record outputs come from another module: retnet_hf/pieces.py skips them",
     ),
     (hooks_are_listed, "modules keep hooks elsewhere, and retnet_hf/gradients.py and pieces.py look for them"),
     (transforms_are_noticed, "transforms of torch.func are not noticed, for which retention_forms.needs_autograd asks"),
@@ -131,7 +131,7 @@ BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
 ]
 
 
-@pytest.mark.parametrize("holds, sentence", BEHAVIOURS, ids=[holds.__name__ for holds, _ in BEHAVIOURS])
+@pytest.mark.parametrize(("holds", "sentence"), BEHAVIOURS, ids=[holds.__name__ for holds, _ in BEHAVIOURS])
 def test_a_private_name_still_means_what_it_is_used_for(holds, sentence):
     assert holds(), sentence
 

@@ -16,8 +16,8 @@ from .peer import Size, TransformersPeer
 
 class Ours(TransformersPeer):
     """Fused, compiled by `torch.compile` or by programs of `retnet_hf_cpu`, with weights that torchao has quantised, with
-    kernels of a GPU, or with steps of decoding as CUDA graphs. By default with the options of the paper, otherwise with those
-    of the library's sizes for training from scratch."""
+    kernels of a GPU, or with steps of decoding as CUDA graphs. The options are those of the paper, or of the library's sizes
+    for training from scratch."""
 
     def __init__(
         self,
