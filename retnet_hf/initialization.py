@@ -4,7 +4,7 @@
 
 "deepnet" and "xavier" draw the projections of layers by Xavier's rule, as the paper does, the former smaller with depth on
 the path of values (arXiv 2203.00555). "fan_in" draws every matrix by the number of its inputs. "normal" leaves the matrices
-to transformers.
+to transformers. Experts and routers are normal in all but "fan_in".
 """
 
 import torch

@@ -24,7 +24,7 @@ class Kernels(NamedTuple):
     """What computes on a device."""
 
     runs_on: Callable[[torch.device], bool]
-    chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # as `chunkwise_retention`; None: by decay tables
+    chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # as `chunkwise_retention`; None: `retention_in_chunks`
     step_: Callable[..., tuple[Tensor, Tensor]]  # as `recurrent_step_`
 
 

@@ -384,8 +384,8 @@ class RetNetModel(RetNetPreTrainedModel):
         r"""
         Args:
             input_ids: (B, T) token ids. inputs_embeds: (B, T, D) in their place.
-            attention_mask: (B, S), 0 where a token is padding, anywhere in the row; S = T, or T and all columns before.
-                Padding changes nothing for the other tokens, nor for the state.
+            attention_mask: (B, S), 0 where a token is padding, anywhere in the row. S is T, or T plus the columns read
+                before. Padding changes nothing for the other tokens, nor for the state.
             position_ids: (B, T). Needed only for packed documents: a position that does not exceed the one before it starts
                 a new document. `cu_seq_lens_q` and `seq_idx`, as transformers' collators give them, say the same, and are
                 needed where a document begins with padding.
@@ -549,7 +549,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
 
         Args:
             labels: (B, T) token ids, -100 where there is nothing to predict; shifted inside. As in transformers, the token
-                before the first one is asked for it, even if it is padding.
+                before the first label predicts it, even if that token is padding.
             logits_to_keep: logits of the last so many tokens only (0: all), or of the tokens with these indices.
             skip_logits: returns the loss alone. The logits of all tokens, (B, T, vocab_size), then never exist at once.
 

@@ -247,7 +247,7 @@ class Rotation(OnDevice):
     Args:
         angles: cosines and sines (B|1, 1, T, K/2), float32 or wider.
         scale: factor on the queries, a number or (B|1, 1, T, 1).
-        narrows: dtypes that are kept. Vectors of other dtypes stay float32 or wider after their rotation.
+        narrows: dtypes to which rotated vectors are cast back. Those of other dtypes stay float32 or wider.
     """
 
     def __init__(self, angles: tuple[Tensor, Tensor], scale: float | Tensor, narrows: tuple[torch.dtype, ...]) -> None:

@@ -60,8 +60,8 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 def needs_autograd(constants: Tensor | None = None) -> bool:
     """Whether autograd must see plain operations instead of a gradient that is written by hand.
 
-    Compilers decide themselves what to keep. Transforms of `torch.func` cannot see through a hand-written gradient. And none
-    of those here covers the constants, such as decays.
+    Compilers decide themselves what to keep. Transforms of `torch.func` cannot see through a hand-written gradient. And no
+    hand-written gradient here computes that of constants such as decays. Where this is True, values cannot be read either.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
@@ -315,7 +315,7 @@ def token_order(mask: Tensor | None = None, reset: Tensor | None = None) -> Toke
         at_place = None if document is None else document.expand(batch, -1).gather(1, source)
         offset = length * torch.arange(batch, device=mask.device)[:, None]
         source, place = (source + offset).flatten(), (place + offset).flatten()
-    if document is not None:  # an absent token may start one: all absent places get the last, as the final state does
+    if document is not None:  # the mask may hide the start of a document: absent places get the last document of the row
         absent = torch.arange(length, device=mask.device) >= count[:, None]
         document = torch.where(absent, document[:, -1:], at_place)
     return TokenOrder(source, place, count, document, ~mask[:, None, :, None])

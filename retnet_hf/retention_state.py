@@ -41,7 +41,7 @@ class StateLayer(CacheLayerMixin):
         record_past: whether tokens can be taken back.
         borrowed: whether another layer owns the tensors, so that nothing may be written into them.
         supports_packed_documents: whether packed documents may continue from rows of this layer.
-        last_ids: (B,) the last token that each row has read, where it is known; kept by the first layer in use alone.
+        last_ids: (B,) the last token that each row has read, where it is known. Only the first layer in use keeps it.
     """
 
     SAVED: ClassVar[tuple[str, ...]]
@@ -245,7 +245,7 @@ class RetNetStateLayer(StateLayer):
         """
         layout, old = plan.layout, self.recurrent_states
         reuses_memory = old is not None and self.can_be_overwritten()
-        given = old if self.is_initialized else None  # `reset` leaves the old state as memory alone
+        given = old if self.is_initialized else None  # after `reset`, the old tensor is memory whose values do not count
         if given is not None and not reuses_memory and (plan.in_place or self.needs_copy_for_gradient()):
             given = given.clone()
         output, state = plan.operators[layer_idx](query_states, key_states, value_states, given)
