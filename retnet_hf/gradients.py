@@ -5,7 +5,7 @@
 PyTorch would keep every intermediate result of them. The functions here keep little but their operands, which the matrix
 products around them keep anyway, and compute the rest again: a training step of the preset `small` with 2,048 tokens keeps
 845 MB instead of 1,390 MB, and takes about the same time. On a CPU they compute some tokens at a time, so that intermediate
-results stay in the cache. PyTorch differentiates the plain operations where they are compiled or transformed by `torch.func`.
+results stay in the cache. PyTorch differentiates plain operations where they are compiled or transformed by `torch.func`.
 """
 
 from collections.abc import Callable

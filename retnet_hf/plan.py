@@ -288,7 +288,7 @@ class Plan(OnDevice):
         operators: of each layer. If all decays are equal, layers share one; otherwise each is made when its layer asks.
         log_decays: (M,) ln γ of each layer.
         in_place: whether the operators write a new state into the memory of the state that they are given.
-        position: (B|1, T) position of each token of the hidden states; by default that of the layout.
+        position: (B|1, T) position of each token of the hidden states, where the layout has it in another order.
 
     Attributes:
         window: the plan of the softmax attention beside retention, if there is one.
@@ -307,7 +307,12 @@ class Plan(OnDevice):
     ) -> None:
         self.layout, self.rotate, self.operators = layout, rotate, operators
         self.log_decays, self.in_place = log_decays, in_place
-        self.position = layout.position if position is None else position
+        self._position = position
+
+    @property
+    def position(self) -> Tensor:
+        """(B|1, T) position of each token of the hidden states."""
+        return self.layout.position if self._position is None else self._position
 
     def retain(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: Any = None
