@@ -133,7 +133,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('kwargs.get("ignore_index", -100)', "0"),
         ],
     ),
-    "initialization": (
+    "initial_weights": (
         "modeling",
         [
             ("shrink = depth if module.on_value_path", "shrink = depth if not module.on_value_path"),

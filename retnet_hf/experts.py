@@ -90,16 +90,21 @@ class MixtureOfExperts(nn.Module):
         return output if self.shared is None else output + self.shared(hidden_states)
 
 
-def with_balancing_loss(
+def loss_and_routing(
     config: PreTrainedConfig, loss: Tensor | None, logits: tuple[Tensor, ...] | None, attention_mask: Tensor | None
 ) -> tuple[Tensor | None, dict[str, Any]]:
-    """The loss of a model plus that of unbalanced routing, and what a mixture adds to the outputs.
+    """The loss of a model plus that of unbalanced routing, and the fields that a mixture adds to the outputs.
 
-    The loss of unbalanced routing is that of equations 4 to 6 of arXiv 2101.03961, over the logits (N, E) of all layers; it
+    The loss of unbalanced routing is that of equations 4 to 6 of arXiv 2101.03961, over the logits (N, E) of all layers. It
     is left out where they were not recorded.
+
+    Args:
+        attention_mask: (B, S) of the N = B T new tokens, or of those before them, too.
     """
     if logits is None:
-        return loss, {"router_logits": None}
+        return loss, {}
+    if attention_mask is not None:
+        attention_mask = attention_mask[:, -(len(logits[0]) // len(attention_mask)) :]
     unbalanced = load_balancing_loss_func(logits, config.num_experts, config.num_experts_per_tok, attention_mask)
     if loss is not None:
         loss = loss + config.router_aux_loss_coef * unbalanced.to(loss.device)

@@ -11,14 +11,23 @@ from torch import Tensor, nn
 from .gradients import rms_norm
 
 
-class GroupRMSNorm(nn.Module):
-    """RMS norm over groups of consecutive heads, in the dtype of its input, with a weight for every number.
+class ModuleOfHeads(nn.Module):
+    """A module with numbers of all heads, which computes with those of this rank's heads.
 
     Attributes:
         rank_share: rank and number of ranks that share the heads under tensor parallelism.
     """
 
     rank_share: tuple[int, int] = (0, 1)
+
+    def own(self, numbers: Tensor) -> Tensor:
+        """The numbers (H, …), or (H V), of this rank's heads."""
+        rank, ranks = self.rank_share
+        return numbers.chunk(ranks)[rank]
+
+
+class GroupRMSNorm(ModuleOfHeads):
+    """RMS norm over groups of consecutive heads, in the dtype of its input, with a weight for every number."""
 
     def __init__(self, groups: int, size: int, eps: float, affine: bool) -> None:
         super().__init__()
@@ -27,20 +36,18 @@ class GroupRMSNorm(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, H, T, V) -> (B, H, T, V), of this rank's heads."""
-        (rank, ranks), heads = self.rank_share, hidden_states.shape[1]
+        groups, heads = self.groups // self.rank_share[1], hidden_states.shape[1]
         rows = hidden_states.transpose(1, 2).flatten(2)  # (B, T, H V)
-        rows = rms_norm(rows.unflatten(-1, (self.groups // ranks, -1)), None, self.eps).flatten(2)
-        rows = rows if self.weight is None else rows * self.weight.chunk(ranks)[rank].to(rows.dtype)
+        rows = rms_norm(rows.unflatten(-1, (groups, -1)), None, self.eps).flatten(2)
+        rows = rows if self.weight is None else rows * self.own(self.weight).to(rows.dtype)
         return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-class LearnedRotation(nn.Module):
+class LearnedRotation(ModuleOfHeads):
     """Learned positions of queries and keys: (x cos θt, x sin θt), with an angle θ for each number of each head.
 
     This is the rotation of the pairs (x, 0). A score is Σ q_i k_i cos θ_i (n - m), and vectors are twice as long.
     """
-
-    rank_share: tuple[int, int] = (0, 1)
 
     def __init__(self, heads: int, head_dim: int) -> None:
         super().__init__()
@@ -48,19 +55,13 @@ class LearnedRotation(nn.Module):
 
     def forward(self, vectors: Tensor, position: Tensor) -> Tensor:
         """(B, H, T, K) and positions (B|1, T) -> (B, H, T, 2 K), float32 or wider, of this rank's heads."""
-        (rank, ranks), wide = self.rank_share, torch.promote_types(vectors.dtype, torch.float32)
-        turned = position[:, None, :, None] * self.angle.chunk(ranks)[rank][:, None].to(wide)  # (B|1, H, T, K)
+        wide = torch.promote_types(vectors.dtype, torch.float32)
+        turned = position[:, None, :, None] * self.own(self.angle)[:, None].to(wide)  # (B|1, H, T, K)
         return torch.cat([vectors * turned.cos(), vectors * turned.sin()], dim=-1)
 
 
-class HeadScale(nn.Module):
-    """A learned factor on each head's output.
-
-    Attributes:
-        rank_share: rank and number of ranks that share the heads under tensor parallelism.
-    """
-
-    rank_share: tuple[int, int] = (0, 1)
+class HeadScale(ModuleOfHeads):
+    """A learned factor on each head's output."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -68,5 +69,4 @@ class HeadScale(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, T, H, V) -> (B, T, H, V), of this rank's heads."""
-        rank, ranks = self.rank_share
-        return hidden_states * self.weight.chunk(ranks)[rank][:, None].to(hidden_states.dtype)
+        return hidden_states * self.own(self.weight)[:, None].to(hidden_states.dtype)

@@ -41,20 +41,20 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .cards import ModelCardMixin
 from .configuration_retnet import RetNetConfig
-from .experts import Experts, MixtureOfExperts, Router, with_balancing_loss
+from .experts import Experts, MixtureOfExperts, Router, loss_and_routing
 from .generation_retnet import CACHE, RetNetGeneration
 from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
 from .head_modules import GroupRMSNorm, HeadScale, LearnedRotation
-from .initialization import draw_weights, projection
+from .initial_weights import draw_weights, projection
 from .integer_angles import integer_frequencies, rotary_frequencies
 from .kernels import TORCH, load_kernels
 from .loading import DialectLoading
 from .pieces import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
 from .plan import HALF_PRECISION, Layout, Plan, Rotation, Scaling, layout_of, plan_of_rows
-from .retention_forms import default_chunk_size
-from .retention_packed import continued_layout, packed_plan
-from .retention_split import Context, layout_of_ranks, split_plan
+from .retention_forms import default_chunk_size, form_of_call
+from .retention_packed import continued_layout, plan_of_documents
+from .retention_split import Context, layout_of_ranks, plan_of_segments
 from .retention_state import RetNetStateLayer, first_in_use, past_of_call
 from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
 
@@ -422,8 +422,8 @@ class RetNetModel(RetNetPreTrainedModel):
             if self.config.embedding_multiplier != 1.0:
                 hidden_states = hidden_states * self.config.embedding_multiplier
             hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
-        short = hidden_states[..., 0].numel() <= PIECE_SIZE_ON_CPU
-        whole = short or torch.is_grad_enabled() or torch.compiler.is_compiling()
+        recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()  # asked first: lengths of exports stay open
+        whole = recorded or math.prod(hidden_states.shape[:2]) <= PIECE_SIZE_ON_CPU
         pieces = [] if whole else pieces_of(self, hidden_states.shape, **options)
         if len(pieces) > 1:
             hidden_states = read_pieces(self, pieces, hidden_states, attention_mask, position_ids, past, **options)
@@ -468,19 +468,20 @@ class RetNetModel(RetNetPreTrainedModel):
         layers = None if past_key_values is None else past_key_values.layers
         past = None if layers is None else first_in_use(layers)
         maps = config.output_attentions if output_attentions is None else output_attentions
+        form = form_of_call(retention_form or config.retention_form, maps)
         decays, rotation = self.decay.of_layers(dtype, device), functools.partial(self.rotation, dtype=dtype)
         call = (batch, length), device, attention_mask, position_ids
         packed = past is not None and past.is_initialized and kwargs.get("cu_seq_lens_q") is not None
         if self.context is not None:
             layout = layout_of_ranks(self.context, past, *call, retention_form, maps, **kwargs)
-            plan = split_plan(layout, rotation, decays, self.chunk_size, past is not None)
+            plan = plan_of_segments(layout, rotation, decays, self.chunk_size, with_final=past is not None)
         elif packed:
             layout = continued_layout(config, layers, self.chunk_size, *call, retention_form, maps, **kwargs)
-            plan = packed_plan(layout, rotation, decays)
+            plan = plan_of_documents(layout, rotation, decays)
         else:
             layout = layout_of(*call, past, **kwargs) if layout is None else layout
-            form, both = retention_form or config.retention_form, config.bidirectional
-            plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, past is not None, both, maps, self.kernels)
+            options = {"with_final": past is not None, "bidirectional": config.bidirectional, "maps": maps}
+            plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, kernels=self.kernels, **options)
         plans = {"linear_attention": plan}
         if self.has_softmax_attention:
             rotate = self.attention_rotation(plan, dtype)
@@ -598,7 +599,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         output_class, routing = CausalLMOutputWithPast, {}
         if self.config.num_experts is not None:
             output_class = MoeCausalLMOutputWithPast
-            loss, routing = with_balancing_loss(self.config, loss, outputs.router_logits, attention_mask)
+            loss, routing = loss_and_routing(self.config, loss, outputs.router_logits, attention_mask)
         return output_class(
             loss=loss,
             logits=None if skip_logits else logits,

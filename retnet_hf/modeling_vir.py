@@ -29,7 +29,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vir import ViRConfig
 from .head_decay import HeadDecay
-from .retention_forms import FORMS, choose_form, default_chunk_size
+from .retention_forms import choose_form, default_chunk_size, form_of_call
 from .vision_blocks import (
     FeedForward,
     ImageClassifierMixin,
@@ -424,14 +424,8 @@ class ViRModel(ViRPreTrainedModel):
             states: of each layer, from the tokens before these; replaced by the states after them.
         """
         config, length = self.config, hidden_states.shape[1]
-        form, output_maps = retention_form or config.retention_form, asks_for_maps(config, kwargs.get("output_attentions"))
-        if form not in FORMS:
-            raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
-        if output_maps and form not in ("auto", "parallel"):
-            raise ValueError(
-                f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
-                "the other forms never compute the retention map."
-            )
+        output_maps = asks_for_maps(config, kwargs.get("output_attentions"))
+        form = form_of_call(retention_form or config.retention_form, output_maps)
         chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.head_dim)
         if form == "auto":
             form = "parallel" if output_maps else choose_form(length, chunk_size)

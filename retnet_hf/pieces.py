@@ -29,6 +29,7 @@ def pieces_of(
     cu_seq_lens_q: Tensor | None = None,
     output_attentions: bool | None = None,
     output_hidden_states: bool | None = None,
+    output_router_logits: bool | None = None,
     **kwargs,
 ) -> list[slice]:
     """The tokens of each piece, for a `RetNetModel` and inputs (B, T, D).
@@ -40,7 +41,8 @@ def pieces_of(
     if batch * length <= size or length <= chunk_size:
         return [slice(0, length)]
     form_without_pieces = (retention_form or config.retention_form) not in ("auto", "chunkwise")
-    recorded = output_attentions or output_hidden_states or config.output_attentions or config.output_hidden_states
+    asked = (output_attentions, output_hidden_states, output_router_logits)
+    recorded = any(asked) or config.output_attentions or config.output_hidden_states or config.output_router_logits
     whole = config.bidirectional or model.context is not None or form_without_pieces or recorded
     if whole or cu_seq_lens_q is not None or has_hooks(model.layers.modules()):
         return [slice(0, length)]

@@ -25,7 +25,6 @@ from .gradients import rotate, rotate_step
 from .kernels import TORCH, Kernels
 from .retention_forms import (
     AS_GIVEN,
-    FORMS,
     choose_form,
     decay_map,
     decay_tables,
@@ -263,7 +262,7 @@ class Rotation(OnDevice):
         return (query.to(dtype), key.to(dtype)) if dtype in self.narrows else (query, key)
 
     def rescaled(self, scale: float | Tensor, narrows: tuple[torch.dtype, ...]) -> "Rotation":
-        """The same rotation with another factor on the queries."""
+        """The same rotation with another factor on the queries, and other dtypes to which vectors are cast back."""
         twin = copy.copy(self)
         twin.of_query, twin.narrows = tuple(part * scale for part in self.of_key), narrows
         return twin
@@ -277,6 +276,10 @@ class Scaling(OnDevice):
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         return (query * self.scale).to(query.dtype), key
+
+
+# (position (B|1, T), narrows=()) -> the rotation of queries and keys
+MakeRotation = Callable[..., Rotation | Scaling]
 
 
 class Plan(OnDevice):
@@ -363,10 +366,11 @@ class MappedPlan(Plan):
 
 def plan_of_rows(
     layout: Layout,
-    rotation: Callable[..., Rotation | Scaling],
+    rotation: MakeRotation,
     log_decays: Sequence[Tensor],
     form: str,
     chunk_size: int,
+    *,
     with_final: bool,
     bidirectional: bool = False,
     maps: bool = False,
@@ -375,19 +379,9 @@ def plan_of_rows(
     """The plan of a call whose rows are sequences, each with its own state or without one.
 
     Args:
-        rotation: (position, narrows=dtypes) -> the rotation of queries and keys.
+        rotation: makes the rotation of queries and keys.
         maps: whether the retention maps are asked for. Other arguments as in `operators_of`.
-
-    Raises:
-        ValueError: for a form that does not exist, or one that computes no maps where they are asked for.
     """
-    if form not in FORMS:
-        raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
-    if maps and form not in ("auto", "parallel"):
-        raise ValueError(
-            f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
-            "the other forms never compute the retention map."
-        )
     device, length, narrows = layout.position.device, layout.position.shape[1], ()
     if kernels.chunkwise is not None and not kernels.runs_on(device):
         kernels = TORCH

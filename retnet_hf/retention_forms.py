@@ -335,6 +335,22 @@ def default_chunk_size(key_dim: int, value_dim: int) -> int:
     return chunk_size
 
 
+def form_of_call(form: str, maps: bool = False) -> str:
+    """The form itself.
+
+    Raises:
+        ValueError: for a form that does not exist, or one that computes no retention maps where `maps` asks for them.
+    """
+    if form not in FORMS:
+        raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
+    if maps and form not in ("auto", "parallel"):
+        raise ValueError(
+            f"retention_form must be auto or parallel with output_attentions=True, got {form!r}: "
+            "the other forms never compute the retention map."
+        )
+    return form
+
+
 def choose_form(length: int, chunk_size: int) -> str:
     """The form "auto" stands for: recurrent for one token, parallel within a chunk, chunkwise beyond it.
 

@@ -11,7 +11,7 @@ Shapes are those of `retention_forms.py`, and D documents, A chunks of all docum
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 
-from .plan import Layout, Plan, Rotation, Scaling, checked_positions
+from .plan import Layout, MakeRotation, Plan, checked_positions
 from .retention_forms import (
     StepDecay,
     compute_dtype,
@@ -345,10 +345,8 @@ def retain_packed_(
     return output, after if rows is None else states.index_copy_(0, rows, after.to(states.dtype))
 
 
-def packed_plan(
-    layout: PackedLayout, rotation: Callable[[Tensor], Rotation | Scaling], log_decays: Sequence[Tensor]
-) -> Plan:
-    """The plan of documents that continue. `rotation` makes one of positions (1, T)."""
+def plan_of_documents(layout: PackedLayout, rotation: MakeRotation, log_decays: Sequence[Tensor]) -> Plan:
+    """The plan of packed documents that continue from rows of a state."""
     operators = [functools.partial(retain_packed_, log_decay=log_decay, layout=layout) for log_decay in log_decays]
     return Plan(layout, rotation(layout.position), operators, log_decays, in_place=True)
 

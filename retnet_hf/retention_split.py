@@ -26,7 +26,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
-from .plan import Layout, OnDevice, Operator, Plan, Rotation, Scaling, layout_of, of_each_decay
+from .plan import Layout, MakeRotation, OnDevice, Operator, Plan, layout_of, of_each_decay
 from .retention_forms import (
     ChunkBlock,
     DecayTables,
@@ -358,14 +358,10 @@ def layout_of_ranks(
     return split_layout(context, shape, device, attention_mask, position_ids, seq_idx, past_position)
 
 
-def split_plan(
-    layout: SplitLayout,
-    rotation: Callable[[Tensor], Rotation | Scaling],
-    log_decays: Sequence[Tensor],
-    chunk_size: int,
-    with_final: bool,
+def plan_of_segments(
+    layout: SplitLayout, rotation: MakeRotation, log_decays: Sequence[Tensor], chunk_size: int, with_final: bool
 ) -> Plan:
-    """The plan of sequences that are split over ranks. `rotation` makes one of positions (B, S T)."""
+    """The plan of sequences that are split over ranks."""
 
     def make(log_decay: Tensor) -> Operator:
         tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)

@@ -102,8 +102,9 @@ def install_programs(fast: nn.Module, folder: Path) -> None:
         )
     served: set[nn.Module] = set()
     for layer, program in zip(layers, layer_programs(layers, fast.config, folder)):
-        layer.__class__, layer.program = CompiledLayer, program
-        served |= set() if program is None else set(layer.modules())
+        if program is not None:
+            layer.__class__, layer.program = CompiledLayer, program
+            served |= set(layer.modules())
     groups = [[fast.get_submodule(name) for name in names] for names in linear_groups(fast)]
     groups = [layers for layers in groups if layers[0] not in served]
     for layers, products in zip(groups, product_programs(groups, folder)):

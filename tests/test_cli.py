@@ -568,7 +568,8 @@ def test_generate_writes_what_the_model_generates(retnet_hf, trained):
 
 def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
     """Before a word is written; what else writes must be a RetNet, and an error is one line."""
-    compiled, fused = [], functools.partial(retnet_hf_cpu.compile, programs=False, measure=False)
+    compiled, real = [], retnet_hf_cpu.compile
+    fused = functools.partial(real, programs=False, measure=False)
     monkeypatch.setattr(retnet_hf_cpu, "compile", lambda model: compiled.append(torch.get_num_threads()) or fused(model))
     options = ["And God", "-n", 20, "--temperature", 0, "--threads", 1]
     assert retnet_hf("generate", trained, *options, "--compile").out == retnet_hf("generate", trained, *options).out
@@ -581,7 +582,9 @@ def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
         patches.setattr(retnet_hf_cpu, "compile", fails)
         failed = retnet_hf("generate", trained, *options, "--compile")
     assert (failed.code, failed.out, failed.err) == (2, "", "retnet-hf: no compiler\n")
-    monkeypatch.setattr(retnet_hf_cpu, "compile", lambda model: model)
+    for name in ("layer_programs", "product_programs"):  # as where all layers are adapted
+        monkeypatch.setattr(retnet_hf_cpu, name, lambda layers, *arguments: [None] * len(layers))
+    monkeypatch.setattr(retnet_hf_cpu, "compile", real)
     assert "no layer of this model can be compiled" in retnet_hf("generate", trained, *options, "--compile").err
     monkeypatch.setattr("retnet_hf_cli.text.generation.load_model", lambda name: (small_llama(), None))
     answer = retnet_hf("generate", trained, *options, "--compile")

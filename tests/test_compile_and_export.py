@@ -296,7 +296,7 @@ def test_torch_export_dynamic_length(model, length):
     ids = random_ids(2, length)
     with torch.no_grad():
         program = torch.export.export(Logits(model), (ids,), dynamic_shapes=(shape,), strict=False)
-        for batch, other in ((2, length), (3, 33), (1, 7), (5, 130)):
+        for batch, other in ((2, length), (3, 33), (1, 7), (5, 130), (3, 1000)):
             ids = random_ids(batch, other)
             close(program.module()(ids), model(ids).logits)
 

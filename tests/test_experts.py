@@ -11,7 +11,7 @@ from small_models import close, random_ids, small_config, small_model
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from retnet_hf import RetNetForCausalLM
+from retnet_hf import RetNetForCausalLM, modeling_retnet, pieces
 from retnet_hf.experts import MixtureOfExperts, Router
 from retnet_hf.modeling_retnet import RetNetExperts
 
@@ -136,6 +136,26 @@ def test_padding_counts_for_no_expert_in_the_loss_of_unbalanced_routing():
     mask = (torch.arange(29) >= 9).long()[None]
     alone = model(ids, output_router_logits=True).aux_loss
     close(model(padded, attention_mask=mask, output_router_logits=True).aux_loss, alone, 1e-5)
+
+
+def test_the_loss_of_unbalanced_routing_counts_the_new_tokens_of_a_mask_that_covers_those_before_them():
+    model, ids = small_model("minimax"), random_ids(2, 12)
+    with torch.no_grad():
+        state = model(ids, use_cache=True).past_key_values
+        mask, new = torch.ones(2, 17, dtype=torch.int64), random_ids(2, 5, seed=1)
+        given = model(new, past_key_values=state.clone(), attention_mask=mask, output_router_logits=True).aux_loss
+        close(given, model(new, past_key_values=state, output_router_logits=True).aux_loss)
+
+
+def test_router_logits_of_a_long_text_are_those_of_all_its_tokens(monkeypatch):
+    model, ids = small_model("minimax", chunk_size=8), random_ids(2, 40)
+    with torch.no_grad():
+        expected = model(ids, output_router_logits=True)
+        for module in (pieces, modeling_retnet):
+            monkeypatch.setattr(module, "PIECE_SIZE_ON_CPU", 32)
+        output = model(ids, labels=ids, attention_mask=torch.ones_like(ids), output_router_logits=True)
+    for logits, whole in zip(output.router_logits, expected.router_logits, strict=True):
+        close(logits, whole)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

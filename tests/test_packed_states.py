@@ -236,6 +236,8 @@ def test_what_cannot_go_on_is_refused(sequences):
         model(prompts[0], past_key_values=state.select([0]), state_rows=torch.tensor([0]))
     with pytest.raises(ValueError, match="attention_mask cannot be given with packed documents"):
         read(model, prompts, state, attention_mask=torch.ones(1, sum(LENGTHS), dtype=torch.int64))
+    with pytest.raises(ValueError, match="retention_form must be one of auto, parallel, recurrent, chunkwise, got 'quick'"):
+        read(model, prompts, state, retention_form="quick")
     with pytest.raises(ValueError, match="retention_form cannot be given with packed documents"):
         read(model, prompts, state, retention_form="chunkwise")
     with pytest.raises(ValueError, match="packed documents are one row"):

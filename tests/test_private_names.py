@@ -6,14 +6,16 @@ A new version of either may change them. The test that fails then names the file
 """
 
 import inspect
+import tempfile
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch._dynamo
 import torch._inductor
 from small_models import small_model
 from torch import nn
-from transformers import GenerationMixin, PreTrainedModel, TrainingArguments, core_model_loading
+from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel, TrainingArguments
 from transformers.image_processing_backends import PilBackend
 from transformers.utils import output_capturing
 
@@ -69,7 +71,9 @@ def test_a_wrapped_method_has_the_arguments_that_are_passed(owner, name, argumen
 
 
 def conversions_are_kept() -> bool:
-    return "model._weight_conversions" in inspect.getsource(core_model_loading)
+    with tempfile.TemporaryDirectory() as folder:
+        small_model().save_pretrained(folder)
+        return hasattr(AutoModelForCausalLM.from_pretrained(folder), "_weight_conversions")
 
 
 def implementation_is_kept() -> bool:
@@ -141,6 +145,10 @@ def test_a_private_name_still_means_what_it_is_used_for(holds, sentence):
 )
 def test_pytorch_has_the_products_of_packed_weights(name):
     assert hasattr(torch.ops.aten, name), f"retnet_hf_cpu/products.py multiplies by torch.ops.aten.{name}, which is gone."
+
+
+def test_a_compiled_step_finds_its_state_at_one_address():
+    assert hasattr(torch._dynamo, "mark_static_address"), "retnet_hf/retention_state.py marks new states with it."
 
 
 def test_the_compiler_packages_programs():

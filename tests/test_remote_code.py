@@ -172,7 +172,7 @@ LANGUAGE_MODEL = {
     "gradients.py",
     "head_decay.py",
     "head_modules.py",
-    "initialization.py",
+    "initial_weights.py",
     "integer_angles.py",
     "kernels.py",
     "loading.py",

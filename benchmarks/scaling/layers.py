@@ -16,7 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from retnet_hf.retention_forms import default_chunk_size
-from retnet_hf.retention_split import Context, split_layout, split_plan
+from retnet_hf.retention_split import Context, plan_of_segments, split_layout
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def states(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tens
     """Retention, (B, H, T, .) of each rank."""
     layout = split_layout(Context(None, "contiguous"), (query.shape[0], query.shape[2]), query.device)
     chunk_size = default_chunk_size(query.shape[-1], value.shape[-1])
-    plan = split_plan(layout, lambda position: None, [log_decay], chunk_size, with_final=False)
+    plan = plan_of_segments(layout, lambda position: None, [log_decay], chunk_size, with_final=False)
     return plan.operators[0](query, key, value, None)[0]
 
 

@@ -70,8 +70,8 @@ def compile_steps(model: PreTrainedModel) -> PreTrainedModel:
         fast = retnet_hf_cpu.compile(model)
     except (ValueError, RuntimeError, OSError) as error:
         raise InputError(first_line(error)) from error
-    if all(type(mine) is type(theirs) for mine, theirs in zip(fast.modules(), model.modules())):
-        raise InputError("--compile: no layer of this model can be compiled, because all are quantised or adapted")
+    if all(type(mine) is type(theirs) for mine, theirs in zip(fast.modules(), model.modules(), strict=True)):
+        raise InputError("--compile: no layer of this model can be compiled: all are quantised, adapted or hooked")
     return fast
 
 

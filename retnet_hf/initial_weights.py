@@ -33,7 +33,10 @@ def projection(
 
 
 def draw_weights(module: nn.Module, config: PreTrainedConfig) -> None:
-    """Draws the weights of one module. Transformers has drawn those of embeddings, norms and linear layers before."""
+    """Draws the weights of one module.
+
+    Transformers has drawn those of embeddings and linear layers before, and of all modules with RMSNorm in their names.
+    """
     if isinstance(module, HeadScale):
         init.ones_(module.weight)
     elif isinstance(module, LearnedRotation):  # as the rotation of a head that is twice as long
