@@ -25,53 +25,11 @@ from retnet_hf.retention_state import RetNetStateLayer
 from retnet_hf_cpu import number_of_programs, original
 from retnet_hf_cpu import programs as cpu_programs
 from retnet_hf_cpu.fusing import FastLinear
-from retnet_hf_cpu.programs import ProductStep
 
+
+pytest_plugins = ("plain_programs",)  # the fixture `made`
 
 PROMPT = random_ids(1, 7)
-
-
-class Runs(list):
-    """Files of the programs of layers that ran, and of those of products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.of_products: list[Path] = []
-
-    def clear(self) -> None:
-        super().clear()
-        self.of_products.clear()
-
-
-@pytest.fixture
-def made(request, monkeypatch) -> Runs:
-    """Programs that would have been compiled run as they are: the first of both modules to choose from, or the last."""
-    chosen = getattr(request, "param", 0)
-    kept, runs = {}, Runs()
-
-    def make(path, steps, inputs):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        kept[path] = steps[chosen]
-
-    def load(path):
-        def run(flat: list[Tensor]) -> list[Tensor]:
-            step = kept[path]
-            first = len(flat) - len(step.names)
-            with torch.no_grad():
-                if isinstance(step, ProductStep):
-                    runs.of_products.append(path)
-                    return list(step(flat[0], flat[1:]))
-                runs.append(path)
-                return [step(*flat[:3], flat[3:first], flat[first:])]
-
-        return run
-
-    monkeypatch.setattr(cpu_programs, "make", make)
-    monkeypatch.setattr(cpu_programs, "load", load)
-    return runs
-
-
 compiled = retnet_hf_cpu.compile  # a fast copy, with programs in a folder
 
 

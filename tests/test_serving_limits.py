@@ -8,9 +8,10 @@ from small_models import DIALECTS, HEIRS, close, random_ids, small_config, small
 from transformers.utils import logging
 
 import retnet_hf_cpu
-from retnet_hf_cpu import programs as cpu_programs
 from retnet_hf_vllm.limits import refuse_what_has_no_memory
 
+
+pytest_plugins = ("plain_programs",)  # the fixture `made`
 
 REFUSED = {
     "minimax": ({}, "num_experts must be None to be served by vLLM, got 4"),
@@ -32,22 +33,13 @@ def test_vllm_is_given_all_others(dialect):
     refuse_what_has_no_memory(small_config(dialect))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Programs of all tests, by sums without a trial: models of different families have some in common."""
-    made = cpu_programs.make
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(cpu_programs, "make", lambda path, steps, inputs: made(path, steps[:1], inputs))
-        yield tmp_path_factory.mktemp("programs")
-
-
 @pytest.mark.parametrize(("family", "programs", "retaining"), [("hypenet", 2, 2), ("transnormer", 1, 2), ("ring", 1, 2)])
 def test_the_fast_copy_computes_the_same_and_says_which_layers_have_no_program(
-    family, programs, retaining, folder, caplog, monkeypatch
+    family, programs, retaining, made, tmp_path, caplog, monkeypatch
 ):
     monkeypatch.setattr(logging.get_logger("retnet_hf_cpu"), "propagate", True)
     model = small_model(family)
-    fast = retnet_hf_cpu.compile(model, folder=folder)
+    fast = retnet_hf_cpu.compile(model, folder=tmp_path)
     assert retnet_hf_cpu.number_of_programs(fast) == programs
     said = f"makes no programs for {retaining - programs} of {retaining} layers of retention, those with experts or learned"
     assert (said in caplog.text) == (programs < retaining)
@@ -65,10 +57,10 @@ def step(model, fast) -> None:
             close(output.logits, expected.logits, 1e-5)
 
 
-def test_a_program_has_the_factor_on_the_queries_that_the_configuration_states(folder):
+def test_a_program_has_the_factor_on_the_queries_that_the_configuration_states(made, tmp_path):
     """Without rotation, and with the rotation of other layers alone."""
     for fields in (HEIRS["transnormer"] | {"learned_rotary_layers": None}, HEIRS["minimax"] | {"num_experts": None}):
         model = small_model(**fields)
-        fast = retnet_hf_cpu.compile(model, folder=folder)
+        fast = retnet_hf_cpu.compile(model, folder=tmp_path)
         assert retnet_hf_cpu.number_of_programs(fast) == 2
         step(model, fast)

@@ -1,0 +1,53 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Programs of `retnet_hf_cpu` that run as modules, without a compiler, which takes ten seconds for each."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from retnet_hf_cpu import programs as cpu_programs
+from retnet_hf_cpu.programs import ProductStep
+
+
+class Runs(list):
+    """Files of the programs of layers that ran, and of those of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_products: list[Path] = []
+
+    def clear(self) -> None:
+        super().clear()
+        self.of_products.clear()
+
+
+@pytest.fixture
+def made(request, monkeypatch) -> Runs:
+    """Programs that would have been compiled run as they are: the first of both modules to choose from, or the last."""
+    chosen = getattr(request, "param", 0)
+    kept, runs = {}, Runs()
+
+    def make(path, steps, inputs):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        kept[path] = steps[chosen]
+
+    def load(path):
+        def run(flat: list[Tensor]) -> list[Tensor]:
+            step = kept[path]
+            first = len(flat) - len(step.names)
+            with torch.no_grad():
+                if isinstance(step, ProductStep):
+                    runs.of_products.append(path)
+                    return list(step(flat[0], flat[1:]))
+                runs.append(path)
+                return [step(*flat[:3], flat[3:first], flat[first:])]
+
+        return run
+
+    monkeypatch.setattr(cpu_programs, "make", make)
+    monkeypatch.setattr(cpu_programs, "load", load)
+    return runs
