@@ -163,7 +163,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "pieces",
         [
             ("tokens = -(-chunks // pieces) * chunk_size", "tokens = -(-chunks // pieces) * chunk_size - 1"),
-            ("recorded = output_attentions or output_hidden_states or", "recorded ="),
+            ("recorded = any(asked) or", "recorded ="),
         ],
     ),
     "generation_retnet": (
