@@ -4,6 +4,7 @@
 
 import errno
 import functools
+import io
 import json
 import os
 import re
@@ -15,13 +16,15 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
-from small_models import small_llama
+from small_models import small_llama, small_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, get_scheduler, pipeline
 
 import retnet_hf_cpu
 from retnet_hf import RetNetForCausalLM
 from retnet_hf_cli.commands.demo import free_name
+from retnet_hf_cli.commands.generate import invite
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import SAMPLE_TEXT, encode, hold_out, read_documents, train_tokenizer
@@ -590,6 +593,31 @@ def test_generate_compiles_steps_on_request(retnet_hf, trained, monkeypatch):
     answer = retnet_hf("generate", trained, *options, "--compile")
     assert (answer.code, answer.out) == (2, "")
     assert "--compile is for a RetNet, and this is a model of type llama" in answer.err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_small_model_takes_one_thread_unless_asked(retnet_hf, trained, command, monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("And God\n/exit\n"))
+    prompt = ["And God"] if command == "generate" else []
+    assert retnet_hf(command, trained, *prompt, "-n", 1).code == 0
+    assert taken == [1]
+
+
+def test_what_comes_next_is_named_as_it_was_typed(monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", [".venv/bin/retnet-hf"])
+    for found, typed in ((None, ".venv/bin/retnet-hf"), ("/bin/retnet-hf", "retnet-hf")):
+        monkeypatch.setattr(shutil, "which", lambda name, found=found: found)
+        invite(Path("model"), "And God", Console())
+        assert capfd.readouterr().out == f"try it: {typed} generate model 'And God'\n"
+
+
+def test_resuming_is_not_offered_for_what_is_no_run(retnet_hf, tmp_path):
+    small_model().save_pretrained(tmp_path / "model")
+    said = retnet_hf("train", SAMPLE_TEXT, "--output", tmp_path / "model", "--minutes", 0.01).err
+    assert "--overwrite" in said
+    assert "--resume" not in said
 
 
 def test_the_state_has_the_same_size_after_any_text(retnet_hf, trained):

@@ -61,10 +61,12 @@ def chat(
         import torch
 
         from ..text.conversation import Conversation
-        from ..text.generation import load_model, sampling
+        from ..text.generation import load_model, sampling, use_few_threads
 
     with console.status("loading the model"):
         network, tokenizer = load_model(name)
+    if threads is None:
+        use_few_threads(network)
     if seed is not None:
         torch.manual_seed(seed)
     arguments = sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)

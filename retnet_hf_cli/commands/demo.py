@@ -14,7 +14,7 @@ from rich.console import Console
 from ..errors import Interrupted
 from ..interrupts import leaving_order
 from ..libraries import loading
-from ..options import Overwrite, Threads, data_option, run_option, training_option
+from ..options import Overwrite, data_option, run_option, training_option
 from ..sources import require_data
 from ..text.corpus import SAMPLE_TEXT, read_documents
 from ..training.folder import TrainingFolder
@@ -33,7 +33,7 @@ def demo(
     text: Annotated[str | None, data_option(help="Train on this file in the place of the one of the package.")] = None,
     minutes: Annotated[float, training_option(min=0.01, max=600, help="Time for everything.")] = 2.5,
     overwrite: Overwrite = False,
-    threads: Threads = 1,
+    threads: Annotated[int, run_option(min=1, help="CPU threads.")] = 1,
     browser: Annotated[bool, run_option("--browser", help="Show the model in a page then, until Ctrl-C.")] = False,
 ) -> None:
     """Train a small RetNet and let it write, in one go.

@@ -4,6 +4,7 @@
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -48,12 +49,12 @@ def generate(
     with loading(console, threads):
         import torch
 
-        from ..text.generation import compile_steps, continue_text, load_model, sampling
+        from ..text.generation import compile_steps, continue_text, load_model, sampling, use_few_threads
 
     with console.status("loading the model"):
         network, tokenizer = load_model(name)
-    if threads is None and network.device.type == "cpu" and network.num_parameters() < 1e8:
-        torch.set_num_threads(1)  # more gain a small model nothing, and where the CPU is busy they wait for each other
+    if threads is None:
+        use_few_threads(network)
     if compile_:
         with console.status("compiling, if that was not done before"):
             network = compile_steps(network)
@@ -85,7 +86,8 @@ def read_prompt(argument: str | None) -> str:
 
 def invite(model: Path, prompt: str, console: Console) -> None:
     """Shows the command that comes next."""
-    console.print("try it:", shlex.join(["retnet-hf", "generate", str(model), prompt]), markup=False, soft_wrap=True)
+    typed = sys.argv[0] if Path(sys.argv[0]).name == "retnet-hf" and shutil.which("retnet-hf") is None else "retnet-hf"
+    console.print("try it:", shlex.join([typed, "generate", str(model), prompt]), markup=False, soft_wrap=True)
 
 
 def emit(text: str) -> None:

@@ -62,6 +62,12 @@ class Writer(TextStreamer):
             self.write(text)
 
 
+def use_few_threads(model: PreTrainedModel) -> None:
+    """One thread for a small model on a CPU: more gain it nothing, and where the CPU is busy they wait for each other."""
+    if model.device.type == "cpu" and model.num_parameters() < 1e8:
+        torch.set_num_threads(1)
+
+
 def compile_steps(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of a model with compiled decode steps. Raises InputError for a model that has none, or without a compiler."""
     if not isinstance(model, retnet_hf.RetNetForCausalLM):

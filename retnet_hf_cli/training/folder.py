@@ -90,10 +90,19 @@ class TrainingFolder:
             if (self.latest / RECORD).exists():
                 self.read_record(self.latest)
             return
-        claim(self.output, overwrite, other="--resume continues the run in it, " if resumable else "")
+        can_resume = resumable and self.is_of_this_command()
+        claim(self.output, overwrite, other="--resume continues the run in it, " if can_resume else "")
         if self.partial.exists() and not overwrite:
-            other = "--resume continues it, " if resumable else ""
+            other = "--resume continues it, " if can_resume else ""
             raise InputError(f"{self.partial} holds an interrupted run: {other}--overwrite begins anew")
+
+    def is_of_this_command(self) -> bool:
+        """Whether the latest folder holds a run that this command can resume."""
+        try:
+            self.read_record(self.latest)
+        except InputError:
+            return False
+        return True
 
     def begin(self, record: dict[str, Any], resume: bool) -> None:
         """Makes the partial folder, an empty one unless a run is resumed, and writes the record of the run into it."""
