@@ -422,8 +422,9 @@ class RetNetModel(RetNetPreTrainedModel):
             if self.config.embedding_multiplier != 1.0:
                 hidden_states = hidden_states * self.config.embedding_multiplier
             hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
-        recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()  # asked first: lengths of exports stay open
-        whole = recorded or math.prod(hidden_states.shape[:2]) <= PIECE_SIZE_ON_CPU
+        # A compiler must not reach the comparison, which would bound the length of an exported program.
+        whole = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        whole = whole or math.prod(hidden_states.shape[:2]) <= PIECE_SIZE_ON_CPU
         pieces = [] if whole else pieces_of(self, hidden_states.shape, **options)
         if len(pieces) > 1:
             hidden_states = read_pieces(self, pieces, hidden_states, attention_mask, position_ids, past, **options)

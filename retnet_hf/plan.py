@@ -278,7 +278,7 @@ class Scaling(OnDevice):
         return (query * self.scale).to(query.dtype), key
 
 
-# (position (B|1, T), narrows=()) -> the rotation of queries and keys
+# (position (B|1, T), narrows=()) -> the rotation; `narrows` as in `Rotation`.
 MakeRotation = Callable[..., Rotation | Scaling]
 
 

@@ -336,7 +336,7 @@ def default_chunk_size(key_dim: int, value_dim: int) -> int:
 
 
 def form_of_call(form: str, maps: bool = False) -> str:
-    """The form itself.
+    """Checks the form that a call or a configuration names, and returns it.
 
     Raises:
         ValueError: for a form that does not exist, or one that computes no retention maps where `maps` asks for them.

@@ -18,6 +18,9 @@ run_option, model_option, data_option, image_option, training_option, sampling_o
 argument = functools.partial(typer.Argument, show_default=False)
 Model = Annotated[str, argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.")]
 Threads = Annotated[int | None, run_option(min=1, help="CPU threads. Absent: OMP_NUM_THREADS, or all cores.")]
+WriterThreads = Annotated[
+    int | None, run_option(min=1, help="CPU threads. Absent: one for a small model, else OMP_NUM_THREADS, or all cores.")
+]
 Output = Annotated[Path, run_option("--output", "-o", help="Folder of the finished model; it is made in OUTPUT.partial.")]
 Overwrite = Annotated[bool, run_option("--overwrite", help="Replace the model in OUTPUT once the new one is finished.")]
 Resume = Annotated[

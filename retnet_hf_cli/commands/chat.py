@@ -15,7 +15,7 @@ from retnet_hf_conversion.errors import first_line
 from ..errors import InputError
 from ..interrupts import handling
 from ..libraries import loading
-from ..options import Model, RepetitionPenalty, Temperature, Threads, TopK, TopP, run_option, sampling_option
+from ..options import Model, RepetitionPenalty, Temperature, TopK, TopP, WriterThreads, run_option, sampling_option
 from ..sources import model_source
 
 
@@ -41,7 +41,7 @@ def chat(
     top_k: TopK = 0,
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Annotated[int | None, sampling_option(min=0, help="The same seed draws the same answers.")] = None,
-    threads: Threads = None,
+    threads: WriterThreads = None,
 ) -> None:
     """Talk to a model. Its state remembers the conversation, and can be saved, taken back and branched.
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ..errors import InputError
 from ..libraries import loading
-from ..options import Model, RepetitionPenalty, Temperature, Threads, TopK, TopP, argument, run_option, sampling_option
+from ..options import Model, RepetitionPenalty, Temperature, TopK, TopP, WriterThreads, argument, run_option, sampling_option
 from ..sources import model_source
 
 
@@ -28,7 +28,7 @@ def generate(
     seed: Annotated[int | None, sampling_option(min=0, help="The same seed draws the same text.")] = None,
     echo: Annotated[bool, run_option(help="Print the prompt before its continuation.")] = True,
     compile_: Annotated[bool, run_option("--compile", help="Compile decoding first; some seconds the first time.")] = False,
-    threads: Threads = None,
+    threads: WriterThreads = None,
 ) -> None:
     """Continue a text, token by token, in constant memory.
 
