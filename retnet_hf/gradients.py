@@ -238,6 +238,27 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> T
     return F.cross_entropy(wide, labels, ignore_index=ignore_index, reduction="sum")
 
 
+def cross_entropy_and_gradient_(
+    logits: Tensor, labels: Tensor, ignore_index: int, dtype: torch.dtype, gradient: Tensor | None
+) -> Tensor:
+    """The sum of -ln softmax(logits)[label] over rows, 0-dim in `dtype`, whose gradient it writes.
+
+    Args:
+        logits: (N, V). labels: (N, 1).
+        gradient: (N, V) that is overwritten, which may be the logits themselves; None where it is not asked for.
+    """
+    counted = (labels != ignore_index).to(dtype)
+    target = labels.masked_fill(labels == ignore_index, 0)
+    probabilities = logits.softmax(-1, dtype=dtype)
+    # the largest probability is exp(largest logit) / sum: that gives ln(sum) without a second pass of exponentials
+    log_sum = logits.amax(-1, keepdim=True) - probabilities.amax(-1, keepdim=True).log()
+    loss = ((log_sum - logits.gather(-1, target)) * counted).sum()
+    if gradient is not None:
+        probabilities.scatter_add_(-1, target, probabilities.new_full((1, 1), -1.0).expand_as(target))
+        gradient.copy_(probabilities.mul_(counted))
+    return loss
+
+
 class LinearCrossEntropy(torch.autograd.Function):
     """See `linear_cross_entropy`. Keeps gradients of the *sum*, not of the mean, so that float16 does not lose them."""
 
@@ -247,29 +268,24 @@ class LinearCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=dtype, device=weight.device)
         all_logits = F.linear(hidden_states, weight) if with_logits else None
         hidden_gradient = torch.empty_like(hidden_states) if for_hidden_states else None
-        weight_gradient = torch.zeros_like(weight, dtype=dtype) if for_weight else None  # wide: a sum of many products
+        weight_gradient = None
 
         elements = LOGITS_AT_A_TIME_ON_CPU if weight.device.type == "cpu" else LOGITS_AT_A_TIME_ELSEWHERE
         size = max(1, elements // weight.shape[0])
         for start in range(0, hidden_states.shape[0], size):
             block = slice(start, start + size)
-            rows = hidden_states[block]
+            rows, targets = hidden_states[block], labels[block, None]
             logits = F.linear(rows, weight) if all_logits is None else all_logits[block]
-            counted = (labels[block] != ignore_index)[:, None]
-            target = labels[block, None].masked_fill(~counted, 0)
-            probabilities = logits.softmax(-1, dtype=dtype)
-            # the largest probability is exp(largest logit) / sum: that gives ln(sum) without a second pass of exponentials
-            log_sum = logits.amax(-1, keepdim=True) - probabilities.amax(-1, keepdim=True).log()
-            loss += ((log_sum - logits.gather(-1, target)) * counted).sum()
-            if not (for_hidden_states or for_weight):
-                continue
-            gradient = probabilities
-            gradient.scatter_add_(-1, target, gradient.new_full((1, 1), -1.0).expand_as(target))
-            gradient = gradient.mul_(counted).to(logits.dtype)
+            gradient = logits if all_logits is None else torch.empty_like(logits)
+            for part in token_blocks(logits):
+                loss += cross_entropy_and_gradient_(logits[part], targets[part], ignore_index, dtype, gradient[part])
             if for_hidden_states:
                 hidden_gradient[block] = gradient @ weight
             if for_weight:
-                weight_gradient += gradient.T @ rows
+                of_block = gradient.T @ rows
+                if weight_gradient is None and size < hidden_states.shape[0]:
+                    of_block = of_block.to(dtype)  # a sum of many products is wide
+                weight_gradient = of_block if weight_gradient is None else weight_gradient.add_(of_block)
         ctx.ignore_index = ignore_index
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden_states, weight, labels, hidden_gradient, weight_gradient)

@@ -3,12 +3,14 @@
 """The benchmark that makes a language model on a laptop: its smallest version, on a tiny teacher, and the table it fills."""
 
 import json
+from pathlib import Path
 
 import pytest
 from test_cli_linearize import TEXT, make_source
 
 from benchmarks.laptop import __main__ as laptop
-from benchmarks.laptop import report, texts
+from benchmarks.laptop import beyond, report, texts
+from benchmarks.whole_files import write_whole
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -57,6 +59,25 @@ def test_a_run_keeps_its_report_and_the_page_has_its_row(readers, tmp_path, monk
     )
     assert float(cells[4]) == pytest.approx(found["without"]["retention"] / found["without"]["nothing"], abs=1e-3)
     assert cells[-2].endswith("times less")
+
+
+def test_long_texts_are_measured_beyond_what_the_source_was_made_for(readers, tmp_path, monkeypatch):
+    monkeypatch.setattr("retnet_hf_linearization.report.DECODED", 1)
+    make_source(tmp_path)
+    texts.write_texts(tmp_path)
+    source = str(tmp_path / "llama")
+    found = beyond.measured(source, Path(source), tmp_path / "python.jsonl", positions=64)
+    assert list(found["teacher"]["perplexity"]) == [64, 128]
+    assert found["teacher"]["perplexity"] == found["student"]["perplexity"]
+    assert found["teacher"]["cache_bytes"] == found["student"]["cache_bytes"]
+    found["student"]["perplexity"] = {length: 2 * value for length, value in found["student"]["perplexity"].items()}
+    name = "none-kept-window-256"
+    write_whole(tmp_path / "beyond" / f"{name}.json", json.dumps(found))
+    [_, _, row] = report.tables(tmp_path / "nothing", tmp_path / "beyond")["beyond"].splitlines()
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:3] == ["none kept window 256", "2.000", "2.000"]
+    assert cells[3] == cells[4] != ""
+    assert cells[5] == "1.0 times less"
 
 
 def test_a_run_that_fails_says_so(readers, tmp_path):

