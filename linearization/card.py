@@ -60,12 +60,12 @@ def markdown(report: Report) -> str:
         ),
         *(_recall_sentences(report) if teacher.associative_recall or teacher.needle_recall else []),
         "",
-        "| stage | steps | tokens | minutes | loss | before | after |",
-        "|---|---:|---:|---:|---|---:|---:|",
+        "| stage | steps | tokens | minutes | highest rate | loss | before | after |",
+        "|---|---:|---:|---:|---:|---|---:|---:|",
         *(
             f"| {stage.name} | {stage.steps:,} | {stage.tokens:,} "
             f"| {'not known' if stage.seconds is None else f'{stage.seconds / 60:.1f}'} "
-            f"| {stage.figure} | {stage.before:.3f} | {stage.after:.3f} |"
+            f"| {stage.rate:.1e} | {stage.figure} | {stage.before:.3f} | {stage.after:.3f} |"
             for stage in report.trainings
         ),
     ]

@@ -76,6 +76,7 @@ class Training:
     Attributes:
         figure: what its loss is, with the unit.
         before, after: the loss on the held-out text.
+        rate: the highest learning rate.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Training:
     seconds: float | None  # None if it was interrupted
     before: float
     after: float
+    rate: float
 
 
 @dataclass

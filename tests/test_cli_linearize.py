@@ -156,7 +156,7 @@ def test_the_model_card_sets_the_model_beside_its_source(linearized):
     card = (linearized / "README.md").read_text(encoding="utf-8")
     report = json.loads((linearized / "linearization.json").read_text(encoding="utf-8"))
     assert "license: mit\n" in card.split("---")[1]
-    options = "--block-size 32 --batch-size 4 --align-steps 6 --distill-steps 6 --align-lr 0.003 --distill-lr 0.00025"
+    options = "--block-size 32 --batch-size 4 --align-steps 6 --distill-steps 6"
     assert f"Linearized from `llama` with `retnet-hf linearize {options}" in card
     assert f"on the first {report['read']:,} tokens of `book.txt`" in card
     source, own = report["teacher"]["perplexity"]["64"], report["student"]["perplexity"]["64"]
@@ -451,7 +451,7 @@ def test_an_interrupted_run_of_some_minutes_keeps_its_plan(retnet_hf, workplace,
 
 
 def test_a_plan_fits_into_its_minutes():
-    recipe = Recipe("llama")
+    recipe = Recipe("llama", block_size=512)
     speed = Speed(reading=800, choosing=800, aligning=600, distilling=250)
     for minutes in (5, 10, 30, 120):
         found = planned(recipe, speed, 30, minutes)
@@ -524,12 +524,25 @@ def test_other_names_of_layers_are_refused(text):
 
 
 def test_learning_rates_fall_with_the_hidden_size():
-    small, large = (Recipe("a").with_rates(hidden_size) for hidden_size in (128, 2048))
-    assert (small.align_lr, small.distill_lr) == (3e-3, 1e-3)
-    assert (large.align_lr, large.distill_lr) == pytest.approx((7.5e-4, 6.25e-5))
-    assert Recipe("a", distill_lr=3e-5).with_rates(2048).distill_lr == 3e-5
-    windowed = Recipe("a", window=64, batch_size=1).with_rates(512)
-    assert (windowed.align_lr, windowed.distill_lr) == pytest.approx((3e-4, 1e-3 / 4 / 2 / 3))
+    recipe = Recipe("a", block_size=512)
+    assert (recipe.rate("align", 128), recipe.rate("distill", 128), recipe.rate("long", 128)) == (3e-3, 1e-3, 1e-3 / 3)
+    assert (recipe.rate("align", 2048), recipe.rate("distill", 2048)) == pytest.approx((7.5e-4, 6.25e-5))
+    windowed = Recipe("a", window=64, batch_size=1, block_size=512)
+    assert (windowed.rate("align", 512), windowed.rate("distill", 512)) == pytest.approx((3e-4, 1e-3 / 4 / 2 / 3))
+
+
+def test_the_rate_of_a_model_that_is_nearly_right_falls_with_its_distance():
+    recipe = Recipe("a", block_size=512)
+    assert [recipe.rate("distill", 128, nats) for nats in (2.0, 0.1, 0.001)] == pytest.approx([1e-3, 1e-3, 1e-4])
+    assert Recipe("a", distill_lr=3e-5).rate("distill", 2048, 1e-4) == 3e-5
+
+
+@pytest.mark.parametrize(
+    ("window", "positions", "size"), [(None, 2048, 512), (256, 8192, 2048), (256, None, 2048), (64, 256, 256)]
+)
+def test_sequences_reach_beyond_the_window(window, positions, size):
+    assert Recipe("a", window=window).with_block_size(positions).block_size == size
+    assert Recipe("a", window=window, block_size=100).with_block_size(positions).block_size == 100
 
 
 def test_a_card_names_the_repository_of_its_source_and_its_licence(tmp_path, monkeypatch):
@@ -620,8 +633,8 @@ def test_what_is_read_is_not_replaced(retnet_hf, workplace, output):
 
 
 def test_rates_of_zero_are_zero():
-    recipe = Recipe("a", align_lr=0.0, distill_lr=0.0, long_lr=0.0).with_rates(128)
-    assert {recipe.align_lr, recipe.distill_lr, recipe.long_lr} == {0.0}
+    recipe = Recipe("a", align_lr=0.0, distill_lr=0.0, long_lr=0.0)
+    assert {recipe.rate(stage, 128, 1.0) for stage in ("align", "distill", "long")} == {0.0}
 
 
 def test_a_source_on_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):

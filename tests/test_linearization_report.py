@@ -182,8 +182,8 @@ def report() -> Report:
         measure_decoding(dict(zip((teacher, student), measures)), stream, 32)
         errors = measure_layers(student, teacher, blocks)
     trainings = [
-        Training("align", "error", 3, 96, 60.0, 0.5, 0.25),
-        Training("distill", "divergence", 4, 128, None, 1.0, 0.5),
+        Training("align", "error", 3, 96, 60.0, 0.5, 0.25, 3e-3),
+        Training("distill", "divergence", 4, 128, None, 1.0, 0.5, 1e-3),
     ]
     return Report(
         source="llama",
@@ -228,8 +228,8 @@ def test_a_report_in_markdown_has_every_figure(report):
     assert "made the model worse" not in text
     worse = [dataclasses.replace(report.trainings[0], after=0.75), report.trainings[1]]
     assert "**The stage align made the model worse**" in markdown(dataclasses.replace(report, trainings=worse))
-    assert "| align | 3 | 96 | 1.0 | error | 0.500 | 0.250 |" in text
-    assert "| distill | 4 | 128 | not known | divergence | 1.000 | 0.500 |" in text
+    assert "| align | 3 | 96 | 1.0 | 3.0e-03 | error | 0.500 | 0.250 |" in text
+    assert "| distill | 4 | 128 | not known | 1.0e-03 | divergence | 1.000 | 0.500 |" in text
     assert f"the largest first: 0 ({report.layer_errors[0]:.2f}) (measured on" in text
 
 

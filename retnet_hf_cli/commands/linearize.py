@@ -22,7 +22,11 @@ DEFAULT_TEXT, DEFAULT_SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
 
 StageRate = Annotated[
     float | None,
-    training_option(min=0.0, help="Highest learning rate of this stage.", show_default="by size of model, step and window"),
+    training_option(
+        min=0.0,
+        help="Highest learning rate of this stage.",
+        show_default="by size of model, step and window, and by what is to be learned",
+    ),
 ]
 
 
@@ -67,7 +71,10 @@ def linearize(
     split: options.Split = "train",
     subset: options.Subset = None,
     eval_fraction: options.EvalFraction = 0.05,
-    block_size: Annotated[int, data_option(min=2, help="Tokens in a training sequence.")] = 512,
+    block_size: Annotated[
+        int | None,
+        data_option(min=2, help="Tokens in a training sequence.", show_default="512, or eight windows where these are more"),
+    ] = None,
     batch_size: options.BatchSize = 8,
     unseen: Annotated[
         list[str] | None,
@@ -153,6 +160,7 @@ def linearize(
     recipe = options.chosen(Recipe, context, source=name)
     with console.status("looking at the source, reading the text"):
         config = source_config(name, recipe)
+        recipe = recipe.with_block_size(getattr(config, "max_position_embeddings", None))
         tokenizer = load_tokenizer(name)
     if not retention and options.given(context, "decays", "gate", "share_states"):
         raise InputError("--decays, --gate and --share-states are of retention, which --no-retention leaves out")
@@ -171,7 +179,6 @@ def linearize(
                 speed = ranks.of_first(lambda: measured_speed(recipe))
             recipe = planned(recipe, speed, config.num_hidden_layers, minutes)
             console.print(sentence(recipe, speed, minutes), soft_wrap=True)
-    recipe = recipe.with_rates(config.hidden_size)
     with console.status("reading the text"):
         reading = {"field": field, "split": split, "apart_from": (*folder.own, Path(name).expanduser().resolve())}
         read = read_texts(texts, unseen or [], tokenizer, recipe, config.vocab_size, subset, **reading)

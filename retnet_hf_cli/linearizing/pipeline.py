@@ -9,6 +9,7 @@ last checkpoint.
 
 import gc
 import json
+import statistics
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +29,7 @@ from retnet_hf_linearization import (
     store_teacher,
     transfer,
 )
+from retnet_hf_linearization.measures import mean_divergence
 
 from .. import ranks
 from ..interrupts import leaving_order
@@ -44,6 +46,7 @@ from .texts import Texts
 
 
 MEASURED_BLOCKS, MEASURED_TOKENS = 32, 2048  # of heads and layers; attention weights of a head are a square of the latter
+ALL_MEASURED_TOKENS = 2**14  # of all these blocks
 LEAST_MEASURED = 4  # blocks, where there is no time for all
 EVALUATED_BLOCKS, LEAST_EVALUATED = 64, 4  # that a stage is evaluated on
 ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are stored in one file
@@ -66,9 +69,9 @@ class Linearization:
     @property
     def measured_blocks(self) -> Tensor:
         """The beginnings of some blocks of the text that is trained on, (N, T)."""
-        blocks = blocks_of(self.texts.training.numpy(), self.recipe.block_size)
-        count = max(LEAST_MEASURED, round(MEASURED_BLOCKS * min(1.0, 2 * self.recipe.report)))
-        return blocks[:count, :MEASURED_TOKENS].long()
+        blocks = blocks_of(self.texts.training.numpy(), self.recipe.block_size)[:, :MEASURED_TOKENS]
+        most = min(MEASURED_BLOCKS, ALL_MEASURED_TOKENS // blocks.shape[1])
+        return blocks[: max(LEAST_MEASURED, round(most * min(1.0, 2 * self.recipe.report)))].long()
 
     @cached_property
     def teacher(self) -> PreTrainedModel:
@@ -163,19 +166,23 @@ class Linearization:
 
     def _prepare(self, stage: str, folder: TrainingFolder, before: Path | None) -> StageRun:
         """A stage, from its beginning or from its last checkpoint."""
-        recipe, course, steps = StageRecipe.of(self.recipe, stage), self.start.course, self.recipe.steps
-        blocks = blocks_of(self.texts.training.numpy(), recipe.block_size)
-        quarter = steps[stage] * recipe.batch_size // 40  # of the blocks trained on between two of ten evaluations
+        course, steps = self.start.course, self.recipe.steps
+        block_size = self.recipe.long_block_size if stage == "long" else self.recipe.block_size
+        blocks = blocks_of(self.texts.training.numpy(), block_size)
+        quarter = steps[stage] * self.recipe.batch_size // 40  # of the blocks trained on between two of ten evaluations
         evaluated = min(EVALUATED_BLOCKS, max(LEAST_EVALUATED, quarter))
-        held_out = blocks_of(self.texts.evaluation.numpy(), recipe.block_size)[:evaluated]
+        held_out = blocks_of(self.texts.evaluation.numpy(), block_size)[:evaluated]
         asks_teacher = stage == "align" or (stage == "distill" and self.recipe.top_logits is None)
         if stage == "distill" and not asks_teacher:
             blocks, held_out = self._stored("training", blocks), self._stored("evaluation", held_out)
         if not asks_teacher and before is not None:
             self.let_go(of_teacher=True)
-        model = self._load(before)
+        model, divergence = self._load(before), None
         if not asks_teacher:
             self.let_go(of_teacher=True)
+        elif stage == "distill" and self.recipe.distill_lr is None:
+            divergence = ranks.of_first(lambda: self._divergence(model, held_out[:LEAST_MEASURED].long()))
+        recipe = StageRecipe.of(self.recipe, stage, model.config.hidden_size, divergence)
         minutes, resume = self._minutes_of(stage), folder.partial.exists()
         course = replace(course, steps=steps[stage], minutes=minutes, started=time.monotonic(), resume=resume)
         return StageRun(
@@ -189,6 +196,12 @@ class Linearization:
             teacher=self.teacher if asks_teacher else None,
             measured=self.measured_blocks if stage == "align" else None,
         )
+
+    def _divergence(self, model: RetNetForCausalLM, blocks: Tensor) -> float:
+        """Of a model from the source, in nats, on blocks (N, T)."""
+        narrow = trains_in_bfloat16(model.config.hidden_size)
+        with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=narrow):
+            return statistics.mean(mean_divergence(model.eval(), self.teacher, ids[None]) for ids in blocks)
 
     def _minutes_of(self, stage: str) -> float | None:
         """What a stage may take: its share of the minutes, or, of a plan, of those that are left but for the report."""

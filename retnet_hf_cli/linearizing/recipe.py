@@ -14,7 +14,9 @@ from ..errors import InputError
 AUTO_SHARE = 0.25
 STAGE_TIMES = {"align": 1.0, "distill": 2.4, "long": 2.0}  # of a token, in those of stage 1: of a SmolLM2 of 135M
 HELD_OUT_BLOCKS = 64  # of the longest, at the least, where the text is long enough
+BLOCK_SIZE, WINDOWS_OF_BLOCK = 512, 8  # tokens of a sequence, or so many windows where these are more
 MEASURED_HIDDEN_SIZE, MEASURED_TOKENS = 128, 2048  # hidden size, and tokens of a step, that learning rates were measured at
+MEASURED_DIVERGENCE = 0.1  # nats, as stage 2 begins, at which that of stage 2 was measured
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Recipe:
     gate: str = "silu"
     share_states: bool = False
     eval_fraction: float = 0.05
-    block_size: int = 512
+    block_size: int | None = None
     batch_size: int = 8
     align_steps: int = 500
     distill_steps: int = 1500
@@ -80,25 +82,35 @@ class Recipe:
     seed: int = 0
     report: float = 1.0
 
-    def with_rates(self, hidden_size: int) -> "Recipe":
-        """With the learning rates that were left open.
+    def with_block_size(self, positions: int | None) -> "Recipe":
+        """With a length of sequences where it was left open: well beyond the window, within what the source was made for."""
+        wanted = max(BLOCK_SIZE, WINDOWS_OF_BLOCK * (self.window or 0))
+        return self if self.block_size else replace(self, block_size=min(wanted, positions or wanted))
 
-        3e-3 and 1e-3 were measured at a hidden size of 128. Towards the sizes of pretrained models they fall, the former
-        with the square root of the size and the latter in proportion to it, to about those of RADLADS (arXiv 2505.03005).
-        With steps of fewer tokens, the latter falls with the square root of their number. Layers with a window begin near
-        what they are to learn, and higher rates than these make a SmolLM2 of 135 million parameters worse.
+    def rate(self, stage: str, hidden_size: int, divergence: float | None = None) -> float:
+        """The highest learning rate of a stage, as it was given, or as follows.
+
+        3e-3 for stage 1 and 1e-3 for stage 2 were measured at a hidden size of 128. Towards the sizes of pretrained models
+        they fall, the former with the square root of the size and the latter in proportion to it, to about those of RADLADS
+        (arXiv 2505.03005). With steps of fewer tokens, the latter falls with the square root of their number. Layers with a
+        window begin near what they are to learn, and higher rates than these make a SmolLM2 of 135 million parameters worse.
+
+        Args:
+            divergence: of the model from its source as stage 2 begins, in nats; None where it is not known. What a rate
+                disturbs grows with its square, so that the rate falls with the square root of what there is to learn.
         """
+        given = getattr(self, f"{stage}_lr")
+        if given is not None:
+            return given
+        if stage == "long":
+            return self.rate("distill", hidden_size) / 3
         ratio, tokens = min(1.0, MEASURED_HIDDEN_SIZE / hidden_size), self.batch_size * self.block_size
-        align, distill = 3e-3 * math.sqrt(ratio), 1e-3 * ratio * math.sqrt(min(1.0, tokens / MEASURED_TOKENS))
-        if self.window is not None:
-            align, distill = align / 5, distill / 3
-        distill = distill if self.distill_lr is None else self.distill_lr
-        return replace(
-            self,
-            align_lr=align if self.align_lr is None else self.align_lr,
-            distill_lr=distill,
-            long_lr=distill / 3 if self.long_lr is None else self.long_lr,
-        )
+        if stage == "align":
+            rate = 3e-3 * math.sqrt(ratio)
+            return rate if self.window is None else rate / 5
+        rate = 1e-3 * ratio * math.sqrt(min(1.0, tokens / MEASURED_TOKENS))
+        rate = rate if self.window is None else rate / 3
+        return rate if divergence is None else rate * math.sqrt(min(1.0, divergence / MEASURED_DIVERGENCE))
 
     @property
     def options(self) -> str:

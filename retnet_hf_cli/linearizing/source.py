@@ -45,7 +45,7 @@ def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
     if recipe.align_steps and len(kept) == softmax.num_hidden_layers:
         raise InputError("--keep-attention keeps every layer, so that nothing is left to be made retention")
     positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and recipe.block_size > positions and (recipe.align_steps or recipe.distill_steps):
+    if positions is not None and (recipe.block_size or 0) > positions and (recipe.align_steps or recipe.distill_steps):
         raise InputError(
             f"--block-size {recipe.block_size} is beyond the {positions} positions that the source was made for"
         )

@@ -51,11 +51,12 @@ class StageRecipe:
     weight_decay: float = 0.0
 
     @classmethod
-    def of(cls, recipe: Recipe, stage: str) -> "StageRecipe":
-        """What the recipe of a whole run says about a stage."""
+    def of(cls, recipe: Recipe, stage: str, hidden_size: int, divergence: float | None = None) -> "StageRecipe":
+        """What the recipe of a whole run says about a stage; arguments as of `Recipe.rate`."""
         block_size = recipe.long_block_size if stage == "long" else recipe.block_size
         lora_rank = None if stage == "align" else recipe.lora_rank
-        return cls(block_size, recipe.batch_size, getattr(recipe, f"{stage}_lr"), recipe.seed, lora_rank)
+        rate = recipe.rate(stage, hidden_size, divergence)
+        return cls(block_size, recipe.batch_size, rate, recipe.seed, lora_rank)
 
 
 @dataclass(kw_only=True)
@@ -135,7 +136,7 @@ class StageRun(TrainingRun):
         draw_loss_curve(self.log, partial / f"{self.name}.png", LOSSES[self.name])
         seconds = None if self.checkpoint is not None else self.course.seconds()  # before an interruption: not known
         tokens, losses = state.num_input_tokens_seen, (self.losses[0], self.losses[-1])
-        training = Training(self.name, LOSSES[self.name], state.global_step, tokens, seconds, *losses)
+        training = Training(self.name, LOSSES[self.name], state.global_step, tokens, seconds, *losses, self.recipe.lr)
         (partial / TRAINING).write_text(json.dumps(dataclasses.asdict(training)), encoding="utf-8")
 
     def published(self, signal_number: int | None) -> None:
