@@ -144,7 +144,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [
             ("torch.addcmul(own_gradient, normed, share, value=-1)", "own_gradient"),
             ("Rotation.apply(gradient, cos, -sin)", "Rotation.apply(gradient, cos, sin)"),
-            ("gradient = gradient.mul_(counted).to(logits.dtype)", "gradient = gradient.to(logits.dtype)"),
+            ("gradient.copy_(probabilities.mul_(counted))", "gradient.copy_(probabilities)"),
             ("gradients[0] += logits_gradient @", "gradients[0] -= logits_gradient @"),
             ("values_gradient = torch.empty_like(values) if ctx.needs_input_grad[0]", "values_gradient = None if True"),
         ],

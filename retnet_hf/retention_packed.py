@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 
-from .plan import Layout, MakeRotation, Plan, checked_positions
+from .plan import Layout, MakeRotation, Operator, Plan, checked_positions, of_each_decay
 from .retention_forms import (
     StepDecay,
     compute_dtype,
@@ -198,43 +198,51 @@ def packed_step_(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    log_decay: Tensor,
+    decay: StepDecay,
     states: Tensor,
     rows: Tensor | None = None,
     begins: Tensor | None = None,
 ) -> Tensor:
     """One token of each of D documents, which updates their rows of `states` in place. Returns the output (1, H, D, V).
 
-    A CPU takes few documents at a time, so that their states stay in its cache between the steps of the computation. Large
-    states in rows are updated one by one, where they are.
+    A CPU takes few documents at a time, so that their states stay in its cache between the steps of the computation. It
+    updates states where they are: those of neighbouring rows together, and large ones one by one.
 
     Args:
         query: (1, H, D, K), rotated and scaled. key, value: (1, G, D, K) and (1, G, D, V), where G divides H.
-        log_decay: (H,), or (G,) where the heads that a key/value head serves share a state.
+        decay: of M heads, all tokens being present.
         states: (S, M, K, V). rows: (D,) the row of each document, no two alike; by default document i has row i.
         begins: (D,) bool, True where a document ignores its row and begins from zeros; None if none does.
     """
-    documents = query.shape[2]
-    decay = _step_decay(log_decay.to(states.dtype))
-    tokens = [operand[0].transpose(0, 1).unsqueeze(2) for operand in (query, key, value)]  # (D, ., 1, .)
-    numbers, on_cpu = states[0].numel(), states.device.type == "cpu"
-    viewed = rows is not None and on_cpu and (documents == 1 or numbers >= VIEWED_ON_CPU)
-    places = rows.tolist() if viewed else range(0)
-    size = 1 if viewed else max(1, STEP_ON_CPU // numbers) if on_cpu else documents
-    outputs = []
-    for first in range(0, documents, size):
-        part = slice(first, min(first + size, documents))
-        if viewed:
-            state = states.narrow(0, places[first], 1)
-        else:
-            state = states[part] if rows is None else states[rows[part]]
+    documents, numbers, on_cpu = query.shape[2], states[0].numel(), states.device.type == "cpu"
+    most = max(1, STEP_ON_CPU // numbers) if on_cpu else documents
+    places = range(documents) if rows is None or not on_cpu else rows.tolist()
+    runs, fewest = runs_of(places, most), runs_of(range(documents), most)
+    # copies of scattered rows, where a copy costs less than a call for each row
+    copies = rows is not None and (not on_cpu or (numbers < VIEWED_ON_CPU and len(runs) > len(fewest)))
+    tokens, outputs = [operand.permute(2, 1, 0, 3) for operand in (query, key, value)], []  # (D, ., 1, .)
+    for first, count in fewest if copies else runs:
+        part = slice(first, first + count)
+        state = states[rows[part]] if copies else states.narrow(0, places[first], count)
         if begins is not None:
             state.masked_fill_(begins[part, None, None, None], 0)
-        outputs.append(recurrent_step_(*(operand[part] for operand in tokens), state, decay)[0])  # (., H, 1, V)
-        if rows is not None and not viewed:
+        of_run = tokens if count == documents else (operand[part] for operand in tokens)
+        outputs.append(recurrent_step_(*of_run, state, decay)[0])  # (., H, 1, V)
+        if copies:
             states.index_copy_(0, rows[part], state)
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return output.transpose(0, 2)
+    return output.permute(2, 1, 0, 3)
+
+
+def runs_of(rows: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """The documents in groups whose rows follow each other, `most` at the most: the first one of each, and their number."""
+    runs: list[tuple[int, int]] = []
+    first = 0
+    for number in range(1, len(rows) + 1):
+        if number == len(rows) or number - first == most or rows[number] != rows[number - 1] + 1:
+            runs.append((first, number - first))
+            first = number
+    return runs
 
 
 def _steps(query, key, value, log_decay, group, state) -> tuple[Tensor, Tensor]:
@@ -324,20 +332,22 @@ def retain_packed_(
     value: Tensor,
     states: Tensor,
     log_decay: Tensor,
+    step: StepDecay | None,
     layout: PackedLayout,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Packed documents, each continued from its row of the states (S, M, K, V), as an operator that works in place.
 
     Args:
+        log_decay: (M,). step: the decay of a step, where every document is one token and no gradient is recorded.
         rows: (D,) overrides the rows of the layout.
 
     Returns:
         output (1, H, T, V), and the states.
     """
     rows = layout.rows if rows is None else rows
-    if layout.documents.is_step and not torch.is_grad_enabled():
-        return packed_step_(query, key, value, log_decay, states, rows, layout.begins), states
+    if step is not None:
+        return packed_step_(query, key, value, step, states, rows, layout.begins), states
     before = states if rows is None else states[rows]
     if layout.begins is not None:
         before = before.masked_fill(layout.begins[:, None, None, None], 0)
@@ -347,7 +357,13 @@ def retain_packed_(
 
 def plan_of_documents(layout: PackedLayout, rotation: MakeRotation, log_decays: Sequence[Tensor]) -> Plan:
     """The plan of packed documents that continue from rows of a state."""
-    operators = [functools.partial(retain_packed_, log_decay=log_decay, layout=layout) for log_decay in log_decays]
+    is_step = layout.documents.is_step and not torch.is_grad_enabled()
+
+    def make(log_decay: Tensor) -> Operator:
+        step = _step_decay(log_decay) if is_step else None
+        return functools.partial(retain_packed_, log_decay=log_decay, step=step, layout=layout)
+
+    operators = of_each_decay(make, log_decays)
     return Plan(layout, rotation(layout.position), operators, log_decays, in_place=True)
 
 

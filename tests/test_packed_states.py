@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from small_models import random_ids, small_model
 
 from retnet_hf import RetNetState, packed_retention, recurrent_retention
-from retnet_hf.retention_packed import packed_documents, packed_step_
+from retnet_hf.retention_forms import step_decay
+from retnet_hf.retention_packed import packed_documents, packed_step_, runs_of
 
 
 def offsets(lengths: list[int]) -> list[int]:
@@ -63,24 +64,38 @@ def test_each_document_is_what_it_is_alone(lengths, heads, chunk_size, with_stat
 @pytest.mark.parametrize("viewed", [1, 2**20], ids=["in their places", "in copies"])
 @pytest.mark.parametrize("numbers", [1, 200, 2**20], ids=["one by one", "two by two", "all at once"])
 @pytest.mark.parametrize(("heads", "groups", "matrices"), [(2, 2, 2), (4, 2, 4), (4, 2, 2)])
-@pytest.mark.parametrize("in_rows", [False, True])
+@pytest.mark.parametrize("rows", [None, [6, 0, 3, 1, 7], [3, 4, 5, 0, 1]], ids=["no rows", "apart", "neighbours"])
 def test_a_step_changes_rows_as_packed_retention_does_and_no_other(
-    in_rows, heads, groups, matrices, numbers, viewed, monkeypatch
+    rows, heads, groups, matrices, numbers, viewed, monkeypatch
 ):
     monkeypatch.setitem(packed_step_.__globals__, "STEP_ON_CPU", numbers)
     monkeypatch.setitem(packed_step_.__globals__, "VIEWED_ON_CPU", viewed)
     documents = 5
     query, key = torch.randn(1, heads, documents, 4), torch.randn(1, groups, documents, 4)
     value, log_decay = torch.randn(1, groups, documents, 6), torch.linspace(0.5, 0.99, matrices).log()
-    rows = torch.tensor([6, 0, 3, 1, 7]) if in_rows else None
-    states = torch.randn(8 if in_rows else documents, matrices, 4, 6)
+    rows = None if rows is None else torch.tensor(rows)
+    states = torch.randn(documents if rows is None else 8, matrices, 4, 6)
     begins = torch.tensor([False, True, False, False, True])
     kept, own = states.clone(), torch.arange(documents) if rows is None else rows
     before = kept[own].masked_fill(begins[:, None, None, None], 0)
     expected, after = packed_retention(query, key, value, log_decay, range(documents + 1), before)
-    output = packed_step_(query, key, value, log_decay, states, rows, begins)
+    output = packed_step_(query, key, value, step_decay(log_decay), states, rows, begins)
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(states, kept.index_copy(0, own, after), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "runs"),
+    [
+        ([5], 4, [(0, 1)]),
+        (range(5), 8, [(0, 5)]),
+        (range(5), 2, [(0, 2), (2, 2), (4, 1)]),
+        ([3, 4, 5, 0, 1], 8, [(0, 3), (3, 2)]),
+        ([4, 3, 2], 8, [(0, 1), (1, 1), (2, 1)]),
+    ],
+)
+def test_documents_of_neighbouring_rows_are_taken_together(rows, most, runs):
+    assert runs_of(rows, most) == runs
 
 
 def test_a_layout_serves_all_layers():
