@@ -48,7 +48,7 @@ from torch.nn.functional import pad
 FORMS = ("auto", "parallel", "recurrent", "chunkwise")
 
 # Tokens times heads times sequences of the chunkwise form that are computed at a time.
-BLOCK_SIZE_ON_CPU = 2**10
+BLOCK_SIZE_ON_CPU = 2**9
 BLOCK_SIZE_ELSEWHERE = 2**20
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Faster decoding of one sequence on a CPU.
+"""Faster decoding on a CPU.
 
     fast = retnet_hf_cpu.compile(model)
     fast.generate(**inputs)
@@ -9,6 +9,7 @@ wraps a model of `retnet_hf` from outside: `retnet_hf` does not know this packag
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,8 +34,9 @@ def compile(
     folder: str | os.PathLike | None = None,
     programs: bool = True,
     measure: bool = True,
+    batch_sizes: Sequence[int] = (1,),
 ) -> Model:
-    """Makes a fast copy of a model, to decode one sequence on a CPU. The model itself stays exactly as it is.
+    """Makes a fast copy of a model, to decode on a CPU. The model itself stays exactly as it is.
 
     The copy has the class of the model and the very same parameters under the same names, so that `generate`, pipelines,
     states, `state_dict` and `save_pretrained` work as those of the model, and a saved folder is the same. It computes the
@@ -46,7 +48,8 @@ def compile(
     layers that are alike. It reads the weights of the model: in float32 and half precision by the fastest kernel that a
     trial finds, and those of torchao (`Int8WeightOnlyConfig`, and `IntxWeightOnlyConfig` with `torch.int4` in groups) by
     kernels for integers, for which weights of 4 bits are packed into new memory. Linear layers that are adapted, hooked or
-    quantised in another way, and layers that contain them, have no program. Programs serve one token of one sequence.
+    quantised in another way, and layers that contain them, have no program. Programs of products serve one sequence, those
+    of layers as many as `batch_sizes` says.
 
     Without programs, no compiler is needed. Projections of one input (queries, keys, values and gate; up and gate of the
     feed-forward network), and a head that is not tied to the embedding, take one product with a copy of their weights side
@@ -70,9 +73,11 @@ def compile(
         programs: whether to compile. Otherwise projections are fused.
         measure: whether a trial decides which projections are fused, once in a process for each kind of product and in a
             second or two in all. Otherwise everything that can be is fused.
+        batch_sizes: of the steps that layers of retention have programs for, one for each size. With other sizes, layers
+            compute as in the model.
 
     Raises:
-        ValueError: for another model.
+        ValueError: for another model, or a batch size below 1.
         OSError: if the folder cannot be written to.
         RuntimeError: if a program has to be compiled and cannot be, as without a C++ compiler.
     """
@@ -83,15 +88,17 @@ def compile(
             "retnet_hf_cpu.compile takes models that decode on a CPU, in float32 or half precision, got "
             f"device {model.device}, {model.dtype} and bidirectional={model.config.bidirectional}."
         )
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise ValueError(f"batch_sizes must be one or several numbers of sequences, each 1 or more, got {batch_sizes}.")
     fast = original(model)
     if programs:
-        install_programs(fast, default_folder() if folder is None else Path(folder))
+        install_programs(fast, default_folder() if folder is None else Path(folder), batch_sizes)
     else:
         install_fused(fast, measure)
     return fast
 
 
-def install_programs(fast: nn.Module, folder: Path) -> None:
+def install_programs(fast: nn.Module, folder: Path, batch_sizes: Sequence[int]) -> None:
     """Gives layers of retention programs of their steps, and the products of other layers programs of their own."""
     steps = [layer for layer in fast.modules() if has_step(layer)]
     layers = [layer for layer in steps if is_served(layer)]
@@ -101,9 +108,9 @@ def install_programs(fast: nn.Module, folder: Path) -> None:
             "learned angles: programs compute their products, and PyTorch the rest."
         )
     served: set[nn.Module] = set()
-    for layer, program in zip(layers, layer_programs(layers, fast.config, folder)):
-        if program is not None:
-            layer.__class__, layer.program = CompiledLayer, program
+    for layer, own in zip(layers, layer_programs(layers, fast.config, folder, batch_sizes)):
+        if own:
+            layer.__class__, layer.programs = CompiledLayer, own
             served |= set(layer.modules())
     groups = [[fast.get_submodule(name) for name in names] for names in linear_groups(fast)]
     groups = [layers for layers in groups if layers[0] not in served]
@@ -153,7 +160,7 @@ def original(fast: Model) -> Model:
 
 def number_of_programs(fast: nn.Module) -> int:
     """How many layers of a fast copy compute their decode steps by programs."""
-    return sum(isinstance(module, CompiledLayer) and module.program is not None for module in fast.modules())
+    return sum(isinstance(module, CompiledLayer) and any(module.programs.values()) for module in fast.modules())
 
 
 __all__ = ["compile", "number_of_programs", "original"]

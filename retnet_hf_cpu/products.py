@@ -95,17 +95,18 @@ def sums(token: Tensor, weight: Tensor) -> Tensor:
 
 def int8(token: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """With integers (out, in) and a scale (out,) for each output."""
-    return torch.ops.aten._weight_int8pack_mm(token[0], weight, scale)[None]
+    return torch.ops.aten._weight_int8pack_mm(token.flatten(0, 1), weight, scale).unflatten(0, token.shape[:2])
 
 
 def int4(token: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """With integers of 4 bits, packed as the kernel needs them, and scales and offsets (in / group, out, 2)."""
     group = token.shape[-1] // scale.shape[0]
-    return torch.ops.aten._weight_int4pack_mm_for_cpu(token[0], weight, group, scale)[None]
+    output = torch.ops.aten._weight_int4pack_mm_for_cpu(token.flatten(0, 1), weight, group, scale)
+    return output.unflatten(0, token.shape[:2])
 
 
 class Product(nn.Module):
-    """Linear layers of one input by one kernel: (1, 1, in) -> (1, 1, size) of each layer.
+    """Linear layers of one input by one kernel: (B, 1, in) -> (B, 1, size) of each layer. Some kernels take B = 1 alone.
 
     Args:
         layers: the linear layers.
@@ -226,9 +227,14 @@ def int4_product(layers: list[nn.Linear]) -> Product:
     return Product(layers, int4, packed, torch.stack([scale, offset], dim=-1).contiguous())
 
 
-def dense_product(layer: nn.Linear, summed: bool) -> Product:
-    """By sums, or by the faster kernel of PyTorch. In half precision a trial decides between those, once for each shape."""
+def dense_product(layer: nn.Linear, summed: bool, sequences: int = 1) -> Product:
+    """By sums, or by the faster kernel of PyTorch. In half precision a trial decides between those, once for each shape.
+
+    Tokens of several sequences are multiplied as in the linear layer.
+    """
     weight = layer.weight
+    if sequences > 1:
+        return Product([layer], linear, weight)
     if summed:
         return Product([layer], sums, weight)
     narrow = weight.dtype in HALF_TYPES and weight.is_contiguous()
@@ -237,12 +243,15 @@ def dense_product(layer: nn.Linear, summed: bool) -> Product:
 
 
 @torch.no_grad()
-def products_of(layers: list[nn.Module], whole: Tensor | None = None, summed: bool = False) -> Products | None:
+def products_of(
+    layers: list[nn.Module], whole: Tensor | None = None, summed: bool = False, sequences: int = 1
+) -> Products | None:
     """Products that replace linear layers of one input; None if there are none for one of the layers.
 
     Args:
         whole: (sum of sizes, in), a copy of their weights side by side, if there is one.
         summed: whether weights that are not quantised are multiplied by `sums`, in a program.
+        sequences: whose tokens are multiplied at a time.
     """
     if not all(map(is_linear, layers)):
         return None
@@ -250,7 +259,7 @@ def products_of(layers: list[nn.Module], whole: Tensor | None = None, summed: bo
     if whole is not None:
         return Products([Product(layers, linear, whole)])
     if all(type(weight) is nn.Parameter and weight.is_floating_point() for weight in weights):
-        return Products([dense_product(layer, summed) for layer in layers])
+        return Products([dense_product(layer, summed, sequences) for layer in layers])
     if all(map(is_int8, weights)):
         scales = (weight.scale[:, 0].to(weight.dtype) for weight in weights)
         return Products([Product([layer], int8, layer.weight.qdata, scale) for layer, scale in zip(layers, scales)])

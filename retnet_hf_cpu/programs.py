@@ -17,12 +17,13 @@ the operands, the versions of PyTorch, transformers and Python, the number of th
 
 import copy
 import hashlib
+import itertools
 import json
 import os
 import platform
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,10 +99,10 @@ class DecodeStep(nn.Module):
 
     def forward(
         self,
-        hidden_states: Tensor,  # (1, 1, D)
-        state: Tensor,  # (1, M, K, V), changed in place
+        hidden_states: Tensor,  # (B, 1, D)
+        state: Tensor,  # (B, M, K, V), changed in place
         keep: Tensor,  # (1, M, 1, 1)
-        rotations: list[Tensor],  # (1, 1, 1, K): cosines and sines for the query, then for the key; or nothing
+        rotations: list[Tensor],  # (B, 1, 1, K): cosines and sines for the query, then for the key; or nothing
         operands: list[Tensor],  # parameters of the twin
     ) -> Tensor:
         index, config = self.twin.retention.layer_idx, self.twin.retention.config
@@ -126,22 +127,27 @@ class ProductStep(nn.Module):
         return functional_call(self.products, dict(zip(self.names, operands)), (token,))
 
 
-def twin_of(layer: nn.Module, summed: bool) -> nn.Module | None:
-    """A copy of a layer that computes with products for one token, and shares all its weights.
+def twin_of(layer: nn.Module, summed: bool, sequences: int = 1) -> nn.Module | None:
+    """A copy of a layer that computes with products for one token of each sequence, and shares all its weights.
 
     None if a linear layer is adapted, sharded, hooked, or quantised in a way that no product supports.
 
     Args:
-        summed: as in `products_of`.
+        summed, sequences: as in `products_of`.
     """
     twin = shallow_copy(layer)
     for names in linear_groups(layer):
-        products = products_of([layer.get_submodule(name) for name in names], summed=summed)
+        products = products_of([layer.get_submodule(name) for name in names], None, summed, sequences)
         if products is None:
             return None
         for place, name in enumerate(names):
             twin.set_submodule(name, OneOfProducts(products, place))
     return None if any(isinstance(module, nn.Linear) for module in twin.modules()) else twin.eval()
+
+
+def has_sums(module: nn.Module) -> bool:
+    """Whether any product inside is computed by `sums`."""
+    return any(isinstance(each, Product) and each.kernel is sums for each in module.modules())
 
 
 class LayerProgram:
@@ -159,9 +165,12 @@ class LayerProgram:
         self.layer_idx, self.snapshot = layer.retention.layer_idx, ModuleSnapshot([layer])
 
     def computes(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> bool:
-        """Whether the program computes what the layer would: one present token, with a state that may be overwritten."""
+        """Whether the program computes what the layer would: present tokens, with a state that may be overwritten."""
         operator, rotate, state = plan.operators[self.layer_idx], plan.rotate, past.recurrent_states
-        if getattr(operator, "func", None) is not recurrent_step_ or operator.keywords["decay"].write is not None:
+        if getattr(operator, "func", None) is not recurrent_step_:
+            return False
+        keep, write = operator.keywords["decay"]
+        if write is not None or len(keep) > 1:
             return False
         if past.record_past or not past.is_initialized or not past.can_be_overwritten() or torch.is_autocast_enabled("cpu"):
             return False
@@ -169,11 +178,13 @@ class LayerProgram:
             return False
         if self.rotations and (rotate.turn is not rotate_step or self.dtype in rotate.narrows):
             return False
-        return state.dtype == operator.keywords["decay"].keep.dtype == torch.float32 and state.shape == self.state_shape
+        return state.dtype == keep.dtype == torch.float32 and state.shape == self.state_shape
 
     def __call__(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor:
-        """(1, 1, D) -> (1, 1, D). The state reads the token."""
+        """(B, 1, D) -> (B, 1, D). The state reads the tokens."""
         rotations = [*plan.rotate.of_query, *plan.rotate.of_key] if self.rotations else []
+        if len(hidden_states) > 1:
+            rotations = [table.expand(len(hidden_states), -1, -1, -1).contiguous() for table in rotations]
         keep = plan.operators[self.layer_idx].keywords["decay"].keep
         output = self.run([hidden_states, past.recurrent_states, keep, *rotations, *self.operands])[0]
         plan.layout.advance_(past.next_position, past.cumulative_length)
@@ -189,21 +200,26 @@ class CompiledLayer(RetNetDecoderLayer):
     It is a class, since a `forward` in the layer's dictionary would be taken for a hook.
 
     Attributes:
-        program: computes the steps of one token, as long as the weights are those that it was made of.
+        programs: compute steps of so many sequences, as long as the weights are those that they were made of.
     """
 
-    program: LayerProgram | None
+    programs: dict[int, LayerProgram]
     original_class = RetNetDecoderLayer
-    added = ("program",)
+    added = ("programs",)
 
     def forward(self, hidden_states, plan, past_key_values=None, **kwargs):
-        program = None if past_key_values is None or self.training else self.program
+        batch, length, _ = hidden_states.shape
+        program = None if past_key_values is None or length > 1 or self.training else self.programs.get(batch)
+        if self.programs and batch not in self.programs and length == 1 and past_key_values is not None:
+            logger.warning_once(
+                f"retnet_hf_cpu.compile made no program for steps of {batch} sequences: name their number in batch_sizes."
+            )
         if program is not None and not torch.compiler.is_compiling():
             past = past_key_values.layers[self.retention.layer_idx]
             if program.computes(hidden_states, plan, past) and not has_hooks(program.snapshot.within):
                 if program.snapshot.is_unchanged():
                     return program(hidden_states, plan, past)
-                self.program = None
+                self.programs = {}
                 warn_of_change()
         return super().forward(hidden_states, plan, past_key_values, **kwargs)
 
@@ -311,13 +327,16 @@ def kept_or_made(path: Path, step_of: Callable[[bool], nn.Module], inputs: list[
         except Exception as error:  # PyTorch raises many kinds
             logger.warning(f"{path} cannot be loaded as a program, and is compiled again: {error}")
     step = step_of(True)
-    has_choice = any(isinstance(module, Product) and module.kernel is sums for module in step.modules())
-    make(path, [step, step_of(False)] if has_choice else [step], inputs)
+    make(path, [step, step_of(False)] if has_sums(step) else [step], inputs)
     return load(path)
 
 
-def layer_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: Path) -> list[LayerProgram | None]:
-    """A program for each layer, loaded from the folder or compiled and kept there; None where `twin_of` has no twin.
+def layer_programs(
+    layers: list[nn.Module], config: PreTrainedConfig, folder: Path, batch_sizes: Sequence[int]
+) -> list[dict[int, LayerProgram]]:
+    """Programs of each layer by the number of sequences, loaded from the folder or compiled and kept there.
+
+    A layer of which `twin_of` has no twin has none.
 
     Args:
         layers: of retention, on a CPU.
@@ -326,30 +345,35 @@ def layer_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: Pa
         RuntimeError: if a program cannot be compiled.
     """
     turns = config.use_rotary and config.rotary_layers != "softmax_attention"
-    alike: dict[Path, list[tuple[nn.Module, tuple]]] = {}  # layers and their inputs, by the file of their program
-    for layer in layers:
-        twin = twin_of(layer, summed=True)
+    alike: dict[tuple[Path, int], list[tuple[int, tuple]]] = {}  # numbers of layers and their inputs, by program and batch
+    twins = [twin_of(layer, summed=True) for layer in layers]
+    for batch, (number, layer, twin) in itertools.product(batch_sizes, zip(itertools.count(), layers, twins)):
         if twin is None:
             continue
+        if batch > 1 and has_sums(twin):
+            twin = twin_of(layer, summed=True, sequences=batch)
         mixer = layer.retention
         matrices, key_size, value_size = config.state_shape(mixer.layer_idx)
         inputs = (
-            torch.zeros(1, 1, config.hidden_size, dtype=mixer.q_proj.weight.dtype),
-            torch.zeros(1, matrices, key_size, value_size),
+            torch.zeros(batch, 1, config.hidden_size, dtype=mixer.q_proj.weight.dtype),
+            torch.zeros(batch, matrices, key_size, value_size),
             torch.ones(1, matrices, 1, 1),
-            [torch.ones(1, 1, 1, mixer.head_dim) for _ in range(4 if turns else 0)],
+            [torch.ones(batch, 1, 1, mixer.head_dim) for _ in range(4 if turns else 0)],
             [parameter.detach() for parameter in twin.parameters()],
         )
         path = program_path(folder, config, twin, tree_leaves(inputs))
-        alike.setdefault(path, []).append((layer, inputs))
-    programs: dict[nn.Module, LayerProgram] = {}
-    for path, served in alike.items():
-        first = served[0][0]
-        run = kept_or_made(
-            path, lambda summed, layer=first: DecodeStep(twin_of(layer, summed)), [each for _, each in served]
-        )
-        programs |= {layer: LayerProgram(run, layer, inputs) for layer, inputs in served}
-    return [programs.get(layer) for layer in layers]
+        alike.setdefault((path, batch), []).append((number, inputs))
+    programs: list[dict[int, LayerProgram]] = [{} for _ in layers]
+    for (path, batch), served in alike.items():
+        make_step = partial(_step_of, layers[served[0][0]], batch)
+        run = kept_or_made(path, make_step, [inputs for _, inputs in served])
+        for number, inputs in served:
+            programs[number][batch] = LayerProgram(run, layers[number], inputs)
+    return programs
+
+
+def _step_of(layer: nn.Module, sequences: int, summed: bool) -> DecodeStep:
+    return DecodeStep(twin_of(layer, summed, sequences))
 
 
 def product_programs(groups: list[list[nn.Module]], folder: Path) -> list[CompiledProducts | None]:

@@ -112,6 +112,40 @@ def test_the_program_that_a_trial_finds_clearly_faster_is_kept(tmp_path, monkeyp
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
+def test_programs_decode_as_many_sequences_as_they_were_made_for(made, tmp_path, monkeypatch):
+    warnings = []
+    monkeypatch.setattr(cpu_programs.logger, "warning_once", warnings.append)
+    model = small_model()
+    fast = compiled(model, tmp_path, batch_sizes=(1, 3))
+    for batch in (1, 2, 3):
+        made.clear()
+        ids = random_ids(batch, 7)
+        same(decoded(fast, ids), decoded(model, ids))
+        assert len(made) == (0 if batch == 2 else 5 * len(model.model.layers))
+    assert len(warnings) == 5 * len(model.model.layers)
+    assert "no program for steps of 2 sequences" in warnings[0]
+
+
+def test_rows_of_a_program_have_their_own_positions(made, tmp_path):
+    model, ids, mask = small_model(), random_ids(3, 7), torch.ones(3, 7, dtype=torch.int64)
+    mask[0, :4] = mask[2, 6:] = 0
+    found = []
+    for each in (compiled(model, tmp_path, batch_sizes=[3]), model):
+        state = RetNetState(model.config)
+        with torch.no_grad():
+            each(ids, attention_mask=mask, past_key_values=state, use_cache=True)
+            logits = each(ids[:, :1], past_key_values=state, use_cache=True).logits
+        found.append((logits, state))
+    assert len(made) == len(model.model.layers)
+    same(*found)
+
+
+@pytest.mark.parametrize("batch_sizes", [(), (0,), (4, -1)])
+def test_sizes_that_are_no_batch_are_refused(tmp_path, batch_sizes):
+    with pytest.raises(ValueError, match="batch_sizes must be one or several numbers of sequences, each 1 or more, got"):
+        compiled(small_model(), tmp_path, batch_sizes=batch_sizes)
+
+
 def test_layers_without_a_program_have_programs_of_their_products(made, tmp_path):
     """And the kernels of PyTorch serve what a program does not: a prompt, several sequences, a gradient, a compiler."""
     fast = compiled(small_model("hybrid"), tmp_path)
@@ -169,11 +203,14 @@ def test_quantised_layers(made, tmp_path, config):
     small_model(hidden_size=64, intermediate_size=64).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", quantization_config=TorchAoConfig(config)).eval()
     expected = decoded(model)
-    fast = compiled(model, tmp_path)
+    fast = compiled(model, tmp_path, batch_sizes=(1, 2))
     assert number_of_programs(fast) == 2
     same(decoded(fast), expected, 0.05)
     assert len(made) == 2 * 5
     same(decoded(original(fast)), expected, 0)
+    made.clear()
+    same(decoded(fast, random_ids(2, 7)), decoded(model, random_ids(2, 7)), 0.05)
+    assert len(made) == 2 * 5
 
 
 def test_a_base_model_and_a_model_with_another_head_have_programs(made, tmp_path):
