@@ -66,8 +66,8 @@ def test_long_texts_are_measured_beyond_what_the_source_was_made_for(readers, tm
     make_source(tmp_path)
     texts.write_texts(tmp_path)
     source = str(tmp_path / "llama")
-    found = beyond.measured(source, Path(source), tmp_path / "python.jsonl", positions=64)
-    assert list(found["teacher"]["perplexity"]) == [64, 128]
+    [found] = beyond.measured(source, [Path(source)], tmp_path / "python.jsonl", positions=64)
+    assert list(found["teacher"]["perplexity"]) == [16, 64, 128]
     assert found["teacher"]["perplexity"] == found["student"]["perplexity"]
     assert found["teacher"]["cache_bytes"] == found["student"]["cache_bytes"]
     found["student"]["perplexity"] = {length: 2 * value for length, value in found["student"]["perplexity"].items()}
@@ -75,9 +75,9 @@ def test_long_texts_are_measured_beyond_what_the_source_was_made_for(readers, tm
     write_whole(tmp_path / "beyond" / f"{name}.json", json.dumps(found))
     [_, _, row] = report.tables(tmp_path / "nothing", tmp_path / "beyond")["beyond"].splitlines()
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[:3] == ["none kept window 256", "2.000", "2.000"]
-    assert cells[3] == cells[4] != ""
-    assert cells[5] == "1.0 times less"
+    assert cells[:4] == ["none kept window 256", "2.000", "2.000", "2.000"]
+    assert cells[4] == cells[5] != ""
+    assert cells[6] == "1.0 times less"
 
 
 def test_a_run_that_fails_says_so(readers, tmp_path):

@@ -28,7 +28,7 @@ RUNS: dict[str, list[str]] = {
     "8-kept-window-64": [*WINDOWS, "--keep-attention", "auto:27%", "--window", "64", "--minutes", "10"],
     "8-kept-window-64-retention": ["--keep-attention", "auto:27%", "--window", "64", "--minutes", "10"],
     "4-kept-window-256": [*WINDOWS, "--keep-attention", "auto:13.4%", "--window", "256", "--minutes", "30"],
-    "none-kept-window-256": [*WINDOWS, "--window", "256", "--minutes", "120"],
+    "none-kept-window-256": [*WINDOWS, "--window", "256", "--minutes", "40"],
     "none-kept-window-64": [*WINDOWS, "--window", "64", "--minutes", "120"],
     "none-kept-window-64-retention": ["--window", "64", "--minutes", "120"],
 }

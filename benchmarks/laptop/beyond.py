@@ -2,12 +2,13 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`python -m benchmarks.laptop.beyond`: the models that `benchmarks.laptop` has made, and their source, on long texts.
 
-Perplexity is that of the text that nothing was trained on, in blocks of as many tokens as the source was made for, and of
-twice as many. Memory and speed of decoding are measured after blocks of the former length, both models in turns.
+Perplexity is that of the text that nothing was trained on, in blocks of a quarter of the tokens that the source was made
+for, of as many and of twice as many. Memory and speed of decoding are measured after as many, both models in turns.
 """
 
-import dataclasses
 import json
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,37 +25,38 @@ from .__main__ import BEYOND, RUNS, SOURCE, WORK
 from .texts import UNSEEN, write_texts
 
 
-BLOCKS = 4  # of the longer length
+BLOCKS = 2  # of the longest length
 
 
-def measured(source: str, folder: Path, text: Path, positions: int | None = None) -> dict[str, Any]:
-    """Measures of a source and of the model in a folder, in float32.
+def measured(source: str, folders: list[Path], text: Path, positions: int | None = None) -> Iterator[dict[str, Any]]:
+    """Measures of a source and of the model in each folder, in float32.
 
     Args:
-        positions: tokens of the shorter blocks; by default, those that the source was made for.
+        positions: that the source was made for; by default, those that it says.
     """
-    (teacher, tokenizer), (student, _) = load_model(source), load_model(str(folder))
-    models = {"teacher": teacher.float(), "student": student.float()}
+    teacher, tokenizer = load_model(source)
     positions = positions or teacher.config.max_position_embeddings
-    tokens = BLOCKS * 2 * positions
+    lengths = (positions // 4, positions, 2 * positions)
+    tokens = BLOCKS * lengths[-1]
     documents, _ = read_enough([str(text)], tokenizer, 2 * tokens)  # their number is an estimate
     stream = torch.from_numpy(encode(documents, tokenizer, document_end(tokenizer))).long()[:tokens]
-    measures = {name: Measures() for name in models}
-    for name, model in models.items():
-        for length in (positions, 2 * positions):
-            found = score(lambda ids, model=model: losses_of(model, ids), stream, length, tokens)
-            measures[name].perplexity[length] = found.perplexity
-    decoding = {models[name]: measures[name] for name in models}
-    measure_decoding(decoding, stream, positions, Extent(rounds=3, times=(1,)))
-    return {"positions": positions, **{name: dataclasses.asdict(each) for name, each in measures.items()}}
+
+    def perplexities(model: torch.nn.Module) -> dict[int, float]:
+        return {length: score(lambda ids: losses_of(model, ids), stream, length, tokens).perplexity for length in lengths}
+
+    theirs = perplexities(teacher.float())
+    for folder in folders:
+        student = load_model(str(folder))[0].float()
+        measures = {teacher: Measures(perplexity=theirs), student: Measures(perplexity=perplexities(student))}
+        measure_decoding(measures, stream, positions, Extent(rounds=3, times=(1,)))
+        yield {"positions": positions, "teacher": asdict(measures[teacher]), "student": asdict(measures[student])}
 
 
 def main() -> None:
     text, source = write_texts(WORK)[UNSEEN], dequantised(SOURCE)
-    for name in RUNS:
-        if (WORK / name / "config.json").is_file():
-            found = measured(source, WORK / name, text)
-            write_whole(BEYOND / f"{name}.json", json.dumps(found, indent=1) + "\n")
+    folders = [WORK / name for name in RUNS if (WORK / name / "config.json").is_file()]
+    for folder, found in zip(folders, measured(source, folders, text)):
+        write_whole(BEYOND / f"{folder.name}.json", json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from .__main__ import BEYOND, RESULTS, ROOT, RUNS
 PAGE = ROOT / "docs" / "guides" / "linearize.md"
 HEADER = ("", "minutes", "all", "unseen", "retention off", "sinks off", "kept layers off", "memory", "speed")
 
-BEYOND_HEADER = ("", "at 8,192", "at 16,384", "of 8,192", "the source's", "memory", "speed")
+BEYOND_HEADER = ("", "2,048 tokens", "8,192", "16,384", "16,384 over 8,192", "the source's", "memory", "speed")
+LENGTH = "2048"  # of the blocks, where a report has it
 
 
 def ratio(ours: float | None, theirs: float | None) -> str:
@@ -26,30 +27,31 @@ def ratio(ours: float | None, theirs: float | None) -> str:
 
 def row(name: str, report: dict[str, Any]) -> list[str]:
     """Perplexities over the source's, and over the whole model's without a part; memory and speed beside the source's."""
-    theirs, ours = report["teacher"], report["student"]
-    longest, without = max(theirs["perplexity"], key=int), report["without"]
+    theirs, ours, without = report["teacher"], report["student"], report["without"]
+    length = LENGTH if LENGTH in theirs["perplexity"] else max(theirs["perplexity"], key=int)
     parts = [ratio(without.get(part), without.get("nothing")) for part in ("retention", "sinks", "kept layers")]
     [unseen] = report["unseen"] or [None]
     minutes = sum(stage["seconds"] or 0 for stage in report["trainings"]) / 60
     return [
         name.replace("-", " "),
         f"{minutes:.0f}",
-        ratio(ours["perplexity"][longest], theirs["perplexity"][longest]),
+        ratio(ours["perplexity"][length], theirs["perplexity"][length]),
         ratio(ours["by_text"].get(unseen), theirs["by_text"].get(unseen)),
         *parts,
-        *decoding(theirs, ours, longest),
+        *decoding(theirs, ours, length),
     ]
 
 
 def beyond_row(name: str, report: dict[str, Any]) -> list[str]:
-    """Perplexities over the source's in blocks of both lengths; of the longer over the shorter ones; memory and speed."""
+    """Perplexities over the source's in blocks of three lengths; of the longest over the second; memory and speed."""
     theirs, ours = report["teacher"], report["student"]
-    shorter, longer = sorted(theirs["perplexity"], key=int)
+    lengths = sorted(theirs["perplexity"], key=int)
+    _, made_for, twice = lengths
     return [
         name.replace("-", " "),
-        *(ratio(ours["perplexity"][length], theirs["perplexity"][length]) for length in (shorter, longer)),
-        *(ratio(each["perplexity"][longer], each["perplexity"][shorter]) for each in (ours, theirs)),
-        *decoding(theirs, ours, shorter),
+        *(ratio(ours["perplexity"][length], theirs["perplexity"][length]) for length in lengths),
+        *(ratio(each["perplexity"][twice], each["perplexity"][made_for]) for each in (ours, theirs)),
+        *decoding(theirs, ours, made_for),
     ]
 
 
