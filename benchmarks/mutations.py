@@ -105,7 +105,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("count = count + past.count[:, -1:]", "pass"),
             ("torch.where(self.present, self.document, -1 - self.document)", "self.document"),
             ("number - before <= tokens", "number <= tokens"),
-            ("- reach.window + 1)[:, None]", "- reach.window + 2)[:, None]"),
+            ("seen = max(1, reach.window - 1)", "seen = max(1, reach.window - 2)"),
             ("needed = needed | sinks", "pass"),
             ("reach.window - 1) if all_present else 0", "reach.window - 1)"),
             ("(all_present and one_document) else None", "all_present else None"),

@@ -122,7 +122,8 @@ class Kept(NamedTuple):
         if reach.window is None or not length:
             return cls.nothing(reach)
         last = length - 1 - min(removable, length - 1)  # the last token that stays
-        needed, front = columns.count > (columns.count[:, last] - reach.window + 1)[:, None], 0
+        seen = max(1, reach.window - 1)  # in a window of 1, none is: the last one stays for its position
+        needed, front = columns.count > (columns.count[:, last] - seen)[:, None], 0
         if reach.sinks:
             sinks = columns.beginnings(reach.sinks) & (columns.document == columns.documents[:, last, None])
             needed = needed | sinks

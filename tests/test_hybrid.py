@@ -241,6 +241,17 @@ def test_tokens_are_taken_back_as_if_never_read(removed, family):
         state.crop(-10)
 
 
+@pytest.mark.parametrize("sinks", [0, 2])
+def test_a_window_of_one_token_does_not_forget_where_it_was(sinks):
+    kinds = ["sliding_attention", "linear_attention"]
+    model, ids = small_model(layer_types=kinds, sliding_window=1, attention_sinks=sinks), random_ids(2, 9)
+    state = model(ids[:, :4], use_cache=True).past_key_values
+    state.activate_past_recording()
+    model(random_ids(2, 3, seed=1), past_key_values=state)
+    state.crop(-3)
+    close(model(ids[:, 4:], past_key_values=state).logits, model(ids).logits[:, 4:])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_state_is_saved_and_loaded_whole(tmp_path, dtype):
     model, ids, more = hybrid().to(dtype), random_ids(2, 20), random_ids(2, 9, seed=1)

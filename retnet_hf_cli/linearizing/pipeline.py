@@ -51,7 +51,7 @@ LEAST_MEASURED = 4  # blocks, where there is no time for all
 EVALUATED_BLOCKS, LEAST_EVALUATED = 64, 4  # that a stage is evaluated on
 ASKED_TOKENS = 4096  # that the source is asked about at a time, and that are stored in one file
 COST_TEXTS, COST_TOKENS = 2, 1024  # by which the layers to keep are chosen, and their least length
-COSTS = "layer_costs.json"  # in the folder of the run
+COSTS, DIVERGENCE = "layer_costs.json", "divergence.json"  # in the folder of the run
 
 
 @dataclass(kw_only=True)
@@ -198,10 +198,13 @@ class Linearization:
         )
 
     def _divergence(self, model: RetNetForCausalLM, blocks: Tensor) -> float:
-        """Of a model from the source, in nats, on blocks (N, T)."""
-        narrow = trains_in_bfloat16(model.config.hidden_size)
-        with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=narrow):
-            return statistics.mean(mean_divergence(model.eval(), self.teacher, ids[None]) for ids in blocks)
+        """Of a model from the source, in nats, on blocks (N, T). It is measured once, so that a resumed run has the same."""
+        file, narrow = self.folder.partial / DIVERGENCE, trains_in_bfloat16(model.config.hidden_size)
+        if not file.exists():
+            with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=narrow):
+                each = [mean_divergence(model.eval(), self.teacher, ids[None]) for ids in blocks]
+            write_whole(file, json.dumps(statistics.mean(each)))
+        return json.loads(file.read_text(encoding="utf-8"))
 
     def _minutes_of(self, stage: str) -> float | None:
         """What a stage may take: its share of the minutes, or, of a plan, of those that are left but for the report."""
