@@ -122,7 +122,7 @@ class Kept(NamedTuple):
         if reach.window is None or not length:
             return cls.nothing(reach)
         last = length - 1 - min(removable, length - 1)  # the last token that stays
-        seen = max(1, reach.window - 1)  # in a window of 1, none is: the last one stays for its position
+        seen = max(1, reach.window - 1)  # a window of 1 sees no earlier column; one is kept for its position
         needed, front = columns.count > (columns.count[:, last] - seen)[:, None], 0
         if reach.sinks:
             sinks = columns.beginnings(reach.sinks) & (columns.document == columns.documents[:, last, None])
@@ -149,7 +149,7 @@ class Kept(NamedTuple):
         solid = min(self.solid + tokens, reach.window - 1) if all_present else 0
         front = self.front if not reach.sinks or (all_present and one_document) else None
         columns: slice | Tensor = slice(None)
-        if solid == reach.window - 1 and front is not None and held >= front + solid and not stay:
+        if solid == reach.window - 1 and front is not None and held >= max(1, front + solid) and not stay:
             columns = slice(tokens, None)
             if front:
                 columns = torch.cat([torch.arange(front), torch.arange(front + tokens, held + tokens)])

@@ -24,12 +24,13 @@ LOGITS_AT_A_TIME_ON_CPU = 2**22
 LOGITS_AT_A_TIME_ELSEWHERE = 2**26
 
 
-def token_blocks(tensor: Tensor) -> list[slice]:
-    """The tokens of a tensor (..., T, D) in blocks; all in one block on other devices than a CPU."""
-    if tensor.dim() < 2 or tensor.device.type != "cpu" or tensor.numel() <= BLOCK_SIZE:
+def token_blocks(tensor: Tensor, threads: int = 1) -> list[slice]:
+    """The tokens of a tensor (..., T, D) in blocks for so many threads; in one block on other devices than a CPU."""
+    most = BLOCK_SIZE * threads
+    if tensor.dim() < 2 or tensor.device.type != "cpu" or tensor.numel() <= most:
         return [slice(None)]
     length = tensor.shape[-2]
-    size, blocks = max(1, BLOCK_SIZE * length // tensor.numel()), []
+    size, blocks = max(1, most * length // tensor.numel()), []
     for start in range(0, length, size):
         blocks.append(slice(start, start + size))
     return blocks
@@ -241,11 +242,11 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> T
 def cross_entropy_and_gradient_(
     logits: Tensor, labels: Tensor, ignore_index: int, dtype: torch.dtype, gradient: Tensor | None
 ) -> Tensor:
-    """The sum of -ln softmax(logits)[label] over rows, 0-dim in `dtype`, whose gradient it writes.
+    """The sum over rows of -ln softmax(logits)[label], 0-dim in `dtype`. Overwrites a tensor with its gradient.
 
     Args:
-        logits: (N, V). labels: (N, 1).
-        gradient: (N, V) that is overwritten, which may be the logits themselves; None where it is not asked for.
+        logits: (N, V). labels: (N, 1), `ignore_index` in rows that do not count.
+        gradient: (N, V), which may be the logits themselves; None where no gradient is asked for.
     """
     counted = (labels != ignore_index).to(dtype)
     target = labels.masked_fill(labels == ignore_index, 0)
@@ -268,24 +269,26 @@ class LinearCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=dtype, device=weight.device)
         all_logits = F.linear(hidden_states, weight) if with_logits else None
         hidden_gradient = torch.empty_like(hidden_states) if for_hidden_states else None
-        weight_gradient = None
+        asked, weight_gradient = for_hidden_states or for_weight, None
 
         elements = LOGITS_AT_A_TIME_ON_CPU if weight.device.type == "cpu" else LOGITS_AT_A_TIME_ELSEWHERE
         size = max(1, elements // weight.shape[0])
-        for start in range(0, hidden_states.shape[0], size):
+        for start in range(0, max(1, hidden_states.shape[0]), size):
             block = slice(start, start + size)
             rows, targets = hidden_states[block], labels[block, None]
             logits = F.linear(rows, weight) if all_logits is None else all_logits[block]
-            gradient = logits if all_logits is None else torch.empty_like(logits)
-            for part in token_blocks(logits):
-                loss += cross_entropy_and_gradient_(logits[part], targets[part], ignore_index, dtype, gradient[part])
+            gradient = logits if all_logits is None or not asked else torch.empty_like(logits)
+            for part in token_blocks(logits, torch.get_num_threads()):
+                of_part = gradient[part] if asked else None
+                loss += cross_entropy_and_gradient_(logits[part], targets[part], ignore_index, dtype, of_part)
             if for_hidden_states:
                 hidden_gradient[block] = gradient @ weight
             if for_weight:
                 of_block = gradient.T @ rows
-                if weight_gradient is None and size < hidden_states.shape[0]:
-                    of_block = of_block.to(dtype)  # a sum of many products is wide
-                weight_gradient = of_block if weight_gradient is None else weight_gradient.add_(of_block)
+                if weight_gradient is None:  # wide, if it is a sum of several products
+                    weight_gradient = of_block.to(dtype if size < hidden_states.shape[0] else weight.dtype)
+                else:
+                    weight_gradient += of_block
         ctx.ignore_index = ignore_index
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden_states, weight, labels, hidden_gradient, weight_gradient)

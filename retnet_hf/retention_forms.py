@@ -47,7 +47,7 @@ from torch.nn.functional import pad
 
 FORMS = ("auto", "parallel", "recurrent", "chunkwise")
 
-# Tokens times heads times sequences of the chunkwise form that are computed at a time.
+# Tokens times heads times sequences of the chunkwise form that are computed at a time; on a CPU, by each thread.
 BLOCK_SIZE_ON_CPU = 2**9
 BLOCK_SIZE_ELSEWHERE = 2**20
 
@@ -552,7 +552,8 @@ def chunk_blocks(
     moved = None if order.source is None else order.source.view(batch, length) % length
     if tables.one_chunk:
         return [ChunkBlock(slice(None), moved, (batch, states, 1), tables, narrow)]
-    wanted = BLOCK_SIZE_ON_CPU if query.device.type == "cpu" else BLOCK_SIZE_ELSEWHERE
+    on_cpu = query.device.type == "cpu"
+    wanted = BLOCK_SIZE_ON_CPU * torch.get_num_threads() if on_cpu else BLOCK_SIZE_ELSEWHERE
     most = length if at_once else max(1, wanted // max(1, batch * heads * chunk_size))
     blocks, start = [], 0
     while start < length:

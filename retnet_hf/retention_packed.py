@@ -29,6 +29,7 @@ from .retention_forms import (
     repeat_heads,
     stack_queries,
     state_heads,
+    step_decay,
     unstack_queries,
     without_autocast,
 )
@@ -206,7 +207,7 @@ def packed_step_(
     """One token of each of D documents, which updates their rows of `states` in place. Returns the output (1, H, D, V).
 
     A CPU takes few documents at a time, so that their states stay in its cache between the steps of the computation. It
-    updates states where they are: those of neighbouring rows together, and large ones one by one.
+    updates the states of neighbouring rows together, where they are, and small states of scattered rows in a copy.
 
     Args:
         query: (1, H, D, K), rotated and scaled. key, value: (1, G, D, K) and (1, G, D, V), where G divides H.
@@ -216,12 +217,16 @@ def packed_step_(
     """
     documents, numbers, on_cpu = query.shape[2], states[0].numel(), states.device.type == "cpu"
     most = max(1, STEP_ON_CPU // numbers) if on_cpu else documents
-    places = range(documents) if rows is None or not on_cpu else rows.tolist()
-    runs, fewest = runs_of(places, most), runs_of(range(documents), most)
-    # copies of scattered rows, where a copy costs less than a call for each row
-    copies = rows is not None and (not on_cpu or (numbers < VIEWED_ON_CPU and len(runs) > len(fewest)))
+    runs = [(first, min(most, documents - first)) for first in range(0, documents, most)]
+    copies, places = rows is not None, range(documents)
+    if copies and on_cpu and not torch.compiler.is_compiling():  # a compiler cannot read the rows
+        places = rows.tolist()
+        neighbours = runs_of(places, most)
+        # a copy of small states costs less than a call for each
+        if numbers >= VIEWED_ON_CPU or len(neighbours) <= len(runs) + documents // 8:
+            runs, copies = neighbours, False
     tokens, outputs = [operand.permute(2, 1, 0, 3) for operand in (query, key, value)], []  # (D, ., 1, .)
-    for first, count in fewest if copies else runs:
+    for first, count in runs:
         part = slice(first, first + count)
         state = states[rows[part]] if copies else states.narrow(0, places[first], count)
         if begins is not None:
@@ -250,12 +255,8 @@ def _steps(query, key, value, log_decay, group, state) -> tuple[Tensor, Tensor]:
     count = len(group.count)
     tokens = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., 1, .)
     after = state[:count].clone()
-    output, _ = recurrent_step_(*tokens, after, _step_decay(log_decay))
+    output, _ = recurrent_step_(*tokens, after, step_decay(log_decay))
     return output.transpose(0, 1).flatten(1, 2), after if count == len(state) else torch.cat([after, state[count:]])
-
-
-def _step_decay(log_decay: Tensor) -> StepDecay:
-    return StepDecay(log_decay.exp().view(1, -1, 1, 1), None)
 
 
 def _chunks(
@@ -360,7 +361,7 @@ def plan_of_documents(layout: PackedLayout, rotation: MakeRotation, log_decays: 
     is_step = layout.documents.is_step and not torch.is_grad_enabled()
 
     def make(log_decay: Tensor) -> Operator:
-        step = _step_decay(log_decay) if is_step else None
+        step = step_decay(log_decay) if is_step else None
         return functools.partial(retain_packed_, log_decay=log_decay, step=step, layout=layout)
 
     operators = of_each_decay(make, log_decays)

@@ -45,6 +45,11 @@ def share_of(batch_size: int) -> int:
     return batch_size // RANKS
 
 
+def shareable(batch_size: int) -> int:
+    """The largest number of sequences up to this one that can be shared out evenly, and one for each process at least."""
+    return max(RANKS, batch_size // RANKS * RANKS)
+
+
 def even_share(number: int, largest: int) -> int:
     """The largest batch size that gives all processes equally many of `number` examples in every batch, or else 1.
 

@@ -73,11 +73,11 @@ def compile(
         programs: whether to compile. Otherwise projections are fused.
         measure: whether a trial decides which projections are fused, once in a process for each kind of product and in a
             second or two in all. Otherwise everything that can be is fused.
-        batch_sizes: of the steps that layers of retention have programs for, one for each size. With other sizes, layers
-            compute as in the model.
+        batch_sizes: numbers of sequences for whose steps layers of retention have programs, each with one of its own. With
+            other numbers, layers compute as in the model.
 
     Raises:
-        ValueError: for another model, or a batch size below 1.
+        ValueError: for another model, or numbers of sequences that are not one or several, each 1 or more.
         OSError: if the folder cannot be written to.
         RuntimeError: if a program has to be compiled and cannot be, as without a C++ compiler.
     """
@@ -88,11 +88,12 @@ def compile(
             "retnet_hf_cpu.compile takes models that decode on a CPU, in float32 or half precision, got "
             f"device {model.device}, {model.dtype} and bidirectional={model.config.bidirectional}."
         )
-    if not batch_sizes or min(batch_sizes) < 1:
+    sizes = () if isinstance(batch_sizes, int) else tuple(dict.fromkeys(batch_sizes))
+    if not sizes or min(sizes) < 1:
         raise ValueError(f"batch_sizes must be one or several numbers of sequences, each 1 or more, got {batch_sizes}.")
     fast = original(model)
     if programs:
-        install_programs(fast, default_folder() if folder is None else Path(folder), batch_sizes)
+        install_programs(fast, default_folder() if folder is None else Path(folder), sizes)
     else:
         install_fused(fast, measure)
     return fast

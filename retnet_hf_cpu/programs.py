@@ -200,7 +200,7 @@ class CompiledLayer(RetNetDecoderLayer):
     It is a class, since a `forward` in the layer's dictionary would be taken for a hook.
 
     Attributes:
-        programs: compute steps of so many sequences, as long as the weights are those that they were made of.
+        programs: by number of sequences; empty once the weights have changed.
     """
 
     programs: dict[int, LayerProgram]
@@ -209,12 +209,13 @@ class CompiledLayer(RetNetDecoderLayer):
 
     def forward(self, hidden_states, plan, past_key_values=None, **kwargs):
         batch, length, _ = hidden_states.shape
-        program = None if past_key_values is None or length > 1 or self.training else self.programs.get(batch)
-        if self.programs and batch not in self.programs and length == 1 and past_key_values is not None:
+        is_step = past_key_values is not None and length == 1 and not self.training and not torch.compiler.is_compiling()
+        program = self.programs.get(batch) if is_step else None
+        if is_step and batch not in self.programs and any(self.programs.values()):
             logger.warning_once(
                 f"retnet_hf_cpu.compile made no program for steps of {batch} sequences: name their number in batch_sizes."
             )
-        if program is not None and not torch.compiler.is_compiling():
+        if program is not None:
             past = past_key_values.layers[self.retention.layer_idx]
             if program.computes(hidden_states, plan, past) and not has_hooks(program.snapshot.within):
                 if program.snapshot.is_unchanged():

@@ -533,16 +533,24 @@ def test_learning_rates_fall_with_the_hidden_size():
 
 def test_the_rate_of_a_model_that_is_nearly_right_falls_with_its_distance():
     recipe = Recipe("a", block_size=512)
-    assert [recipe.rate("distill", 128, nats) for nats in (2.0, 0.1, 0.001)] == pytest.approx([1e-3, 1e-3, 1e-4])
+    rates = [recipe.rate("distill", 128, nats) for nats in (2.0, 0.1, 0.01, 0.001, 0.0, -1e-9)]
+    assert rates == pytest.approx([1e-3, 1e-3, 1e-3 / 10**0.5, 1e-4, 1e-4, 1e-4])
+    assert recipe.rate("long", 128, 0.001) == pytest.approx(1e-4 / 3)
     assert Recipe("a", distill_lr=3e-5).rate("distill", 2048, 1e-4) == 3e-5
 
 
 @pytest.mark.parametrize(
-    ("window", "positions", "size"), [(None, 2048, 512), (256, 8192, 2048), (256, None, 2048), (64, 256, 256)]
+    ("window", "positions", "size", "batch"),
+    [(None, 2048, 512, 8), (128, 8192, 1024, 4), (256, None, 2048, 2), (4096, None, 2048, 2), (64, 256, 256, 8)],
 )
-def test_sequences_reach_beyond_the_window(window, positions, size):
-    assert Recipe("a", window=window).with_block_size(positions).block_size == size
-    assert Recipe("a", window=window, block_size=100).with_block_size(positions).block_size == 100
+def test_sequences_reach_beyond_the_window(window, positions, size, batch):
+    recipe = Recipe("a", window=window)
+    assert recipe.with_block_size(positions) == replace(recipe, block_size=size)
+    fewer = recipe.with_block_size(positions, keeps_batch=False)
+    assert fewer == replace(recipe, block_size=size, batch_size=batch)
+    assert ("--block-size" in fewer.options) == (size == 256)  # as no window asks for
+    given = replace(recipe, block_size=100)
+    assert given.with_block_size(positions, keeps_batch=False) == given
 
 
 def test_a_card_names_the_repository_of_its_source_and_its_licence(tmp_path, monkeypatch):

@@ -68,6 +68,42 @@ def test_a_frozen_weight_or_frozen_hidden_states_get_no_gradient(small_blocks):
     assert not loss.requires_grad
 
 
+def test_no_rows_have_gradients_of_zero():
+    hidden_states, weight, labels = operands(rows=0)
+    loss, logits = gradients.linear_cross_entropy(hidden_states, weight, labels, with_logits=True)
+    assert logits.shape == (0, 23)
+    found = torch.autograd.grad(loss, (hidden_states, weight))
+    assert loss.item() == 0
+    assert found[0].shape == (0, 8)
+    assert found[1].equal(torch.zeros_like(weight))
+
+
+def test_logits_are_left_alone_where_no_gradient_is_asked_for(monkeypatch):
+    hidden_states, weight, labels = operands()
+    asked = []
+    compute = gradients.cross_entropy_and_gradient_
+    monkeypatch.setattr(gradients, "cross_entropy_and_gradient_", lambda *each: asked.append(each[-1]) or compute(*each))
+    with torch.no_grad():
+        loss, logits = gradients.linear_cross_entropy(hidden_states, weight, labels, with_logits=True)
+    expected, expected_logits = plain(hidden_states, weight, labels)
+    close(loss, expected.detach(), 1e-12)
+    close(logits, expected_logits.detach(), 1e-12)
+    assert asked == [None]
+
+
+@pytest.mark.parametrize("rows", [30, 400])  # in one block, and in several
+def test_a_wide_head_has_wide_gradients_under_autocast(small_blocks, monkeypatch, rows):
+    """As small as the gradients of float16 are, the sum over tokens is scaled in float32."""
+    monkeypatch.setattr(gradients, "LOGITS_AT_A_TIME_ON_CPU", 100 * 23)
+    hidden_states, weight, labels = operands(rows, dtype=torch.float32)
+    exact = torch.autograd.grad(plain(hidden_states, weight, labels)[0] * 1e-9, weight)[0]
+    with torch.autocast("cpu", torch.float16):
+        loss, _ = gradients.linear_cross_entropy(hidden_states, weight, labels)
+    found = torch.autograd.grad(loss * 1e-9, weight)[0]
+    assert found.dtype == torch.float32
+    assert ((found - exact).norm() / exact.norm()).item() < 0.01
+
+
 def test_a_label_beyond_the_vocabulary_is_an_error():
     hidden_states, weight, labels = operands()
     labels[3] = 23

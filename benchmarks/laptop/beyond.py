@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`python -m benchmarks.laptop.beyond`: the models that `benchmarks.laptop` has made, and their source, on long texts.
 
-Perplexity is that of the text that nothing was trained on, in blocks of a quarter of the tokens that the source was made
-for, of as many and of twice as many. Memory and speed of decoding are measured after as many, both models in turns.
+Perplexity is that of the text that nothing was trained on, in blocks of a quarter of the positions that the source was made
+for, of all of them and of twice as many. Memory and speed of decoding are measured after all of them, both models in turns.
 """
 
 import json

@@ -16,7 +16,7 @@ from .__main__ import BEYOND, RESULTS, ROOT, RUNS
 PAGE = ROOT / "docs" / "guides" / "linearize.md"
 HEADER = ("", "minutes", "all", "unseen", "retention off", "sinks off", "kept layers off", "memory", "speed")
 
-BEYOND_HEADER = ("", "2,048 tokens", "8,192", "16,384", "16,384 over 8,192", "the source's", "memory", "speed")
+BEYOND_HEADER = ("", "2,048 tokens", "8,192", "16,384", "the last over the second", "the source's", "memory", "speed")
 LENGTH = "2048"  # of the blocks, where a report has it
 
 
@@ -66,9 +66,9 @@ def decoding(theirs: dict[str, Any], ours: dict[str, Any], length: str) -> list[
 def tables(folder: Path = RESULTS, beyond: Path = BEYOND) -> dict[str, str]:
     """By name."""
 
-    def rows(folder: Path, row: Callable[[str, dict[str, Any]], list[str]]) -> list[list[str]]:
-        found = {name: folder / f"{name}.json" for name in RUNS}
-        return [row(name, json.loads(file.read_text(encoding="utf-8"))) for name, file in found.items() if file.is_file()]
+    def rows(reports: Path, row_of: Callable[[str, dict[str, Any]], list[str]]) -> list[list[str]]:
+        found = {name: reports / f"{name}.json" for name in RUNS}
+        return [row_of(name, json.loads(file.read_text(encoding="utf-8"))) for name, file in found.items() if file.is_file()]
 
     return {"laptop": table(HEADER, rows(folder, row)), "beyond": table(BEYOND_HEADER, rows(beyond, beyond_row))}
 

@@ -25,7 +25,7 @@ StageRate = Annotated[
     training_option(
         min=0.0,
         help="Highest learning rate of this stage.",
-        show_default="by size of model, step and window, and by what is to be learned",
+        show_default="by size of model, step and window",
     ),
 ]
 
@@ -160,7 +160,8 @@ def linearize(
     recipe = options.chosen(Recipe, context, source=name)
     with console.status("looking at the source, reading the text"):
         config = source_config(name, recipe)
-        recipe = recipe.with_block_size(getattr(config, "max_position_embeddings", None))
+        positions = getattr(config, "max_position_embeddings", None)
+        recipe = recipe.with_block_size(positions, keeps_batch=options.given(context, "batch_size"))
         tokenizer = load_tokenizer(name)
     if not retention and options.given(context, "decays", "gate", "share_states"):
         raise InputError("--decays, --gate and --share-states are of retention, which --no-retention leaves out")

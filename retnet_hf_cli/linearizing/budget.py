@@ -24,6 +24,7 @@ REPORT, PREPARATION = 0.2, 0.1  # shares of the minutes: both models measured; l
 COSTS = 2 * 4 * 1024 / 2  # tokens that are read for the cost of a layer: two kinds, four texts, and half the layers
 ALIGNING = 0.25  # of what is left: stage 1
 EVALUATIONS = 1.2  # the time of a stage over that of its steps
+MEASURED_BLOCK = 1024  # tokens of the block that speed is measured on, at the most
 LEAST_STEPS = 32  # of stage 2, where that leaves a sequence to each
 PLANNED = ("align_steps", "distill_steps", "batch_size", "report")  # fields of a recipe that a budget decides
 
@@ -44,7 +45,7 @@ def measured_speed(recipe: Recipe) -> Speed:
     kept = recipe.kept.guess_of(teacher.config.num_hidden_layers)
     sinks = 0 if recipe.window is None else recipe.sinks
     student = transfer(teacher, kept, window=recipe.window, sinks=sinks, retention=recipe.retention).float().train()
-    ids = torch.randint(teacher.config.vocab_size, (1, recipe.block_size), device=teacher.device)
+    ids = torch.randint(teacher.config.vocab_size, (1, min(recipe.block_size, MEASURED_BLOCK)), device=teacher.device)
     with torch.no_grad():
         reading = _tokens_per_second(teacher.model, ids)
     with torch.autocast(teacher.device.type, torch.bfloat16, enabled=trains_in_bfloat16(student.config.hidden_size)):
@@ -79,8 +80,7 @@ def planned(recipe: Recipe, speed: Speed, layers: int, minutes: float) -> Recipe
     aligned = ranks.RANKS * speed.aligning * training * (ALIGNING if recipe.align_steps and recipe.distill_steps else 1.0)
     distilled = ranks.RANKS * speed.distilling * training * (1 - ALIGNING if recipe.align_steps else 1.0)
     tokens = distilled if recipe.distill_steps else aligned
-    batch = int(min(recipe.batch_size, tokens / (LEAST_STEPS * recipe.block_size))) // ranks.RANKS * ranks.RANKS
-    batch = max(ranks.RANKS, batch)
+    batch = ranks.shareable(int(min(recipe.batch_size, tokens / (LEAST_STEPS * recipe.block_size))))
     steps = {
         "align_steps": min(recipe.align_steps, int(aligned / (batch * recipe.block_size))),
         "distill_steps": min(recipe.distill_steps, int(distilled / (batch * recipe.block_size))),

@@ -120,8 +120,6 @@ class Linearization:
     def first_student(self) -> RetNetForCausalLM:
         """The RetNet before training, in float32."""
         recipe, kept, blocks = self.recipe, self.kept, self.measured_blocks
-        if recipe.kept.costliest:
-            self.console.print(f"softmax attention stays in layers {', '.join(map(str, kept))}")
         torch.manual_seed(recipe.seed)  # of the gates, so that a resumed run begins with the same ones
         options = {"window": recipe.window, "sinks": 0 if recipe.window is None else recipe.sinks}
         if recipe.retention:
@@ -136,7 +134,8 @@ class Linearization:
         """
         ranks.wait()  # until all have looked at what is in the folder
         ranks.of_first(self.start.begin)
-        _ = self.layer_costs  # by all processes together; what follows asks for them in the first one alone
+        if self.layer_costs:  # by all processes together; what follows asks for them in the first one alone
+            self.console.print(f"softmax attention stays in layers {', '.join(map(str, self.kept))}")
         start, before = time.monotonic(), None
         try:
             with room_for(self.folder.partial, StageRun.smaller_options):
@@ -172,16 +171,15 @@ class Linearization:
         quarter = steps[stage] * self.recipe.batch_size // 40  # of the blocks trained on between two of ten evaluations
         evaluated = min(EVALUATED_BLOCKS, max(LEAST_EVALUATED, quarter))
         held_out = blocks_of(self.texts.evaluation.numpy(), block_size)[:evaluated]
+        divergence = None if stage == "align" else ranks.of_first(lambda: self._divergence(stage, before, held_out))
         asks_teacher = stage == "align" or (stage == "distill" and self.recipe.top_logits is None)
         if stage == "distill" and not asks_teacher:
             blocks, held_out = self._stored("training", blocks), self._stored("evaluation", held_out)
         if not asks_teacher and before is not None:
             self.let_go(of_teacher=True)
-        model, divergence = self._load(before), None
+        model = self._load(before)
         if not asks_teacher:
             self.let_go(of_teacher=True)
-        elif stage == "distill" and self.recipe.distill_lr is None:
-            divergence = ranks.of_first(lambda: self._divergence(model, held_out[:LEAST_MEASURED].long()))
         recipe = StageRecipe.of(self.recipe, stage, model.config.hidden_size, divergence)
         minutes, resume = self._minutes_of(stage), folder.partial.exists()
         course = replace(course, steps=steps[stage], minutes=minutes, started=time.monotonic(), resume=resume)
@@ -197,13 +195,20 @@ class Linearization:
             measured=self.measured_blocks if stage == "align" else None,
         )
 
-    def _divergence(self, model: RetNetForCausalLM, blocks: Tensor) -> float:
-        """Of a model from the source, in nats, on blocks (N, T). It is measured once, so that a resumed run has the same."""
-        file, narrow = self.folder.partial / DIVERGENCE, trains_in_bfloat16(model.config.hidden_size)
+    def _divergence(self, stage: str, before: Path | None, held_out: Tensor) -> float | None:
+        """Of the model from the source as stage 2 begins, in nats; None where the rate of that stage does not ask for it.
+
+        It is measured once, on some of the blocks (N, T), so that a resumed run has the same.
+        """
+        file = self.folder.partial / DIVERGENCE
+        if self.recipe.distill_lr is not None or (stage == "long" and not file.exists()):
+            return None
         if not file.exists():
+            model = self._load(before).eval()
+            narrow, blocks = trains_in_bfloat16(model.config.hidden_size), held_out[:LEAST_MEASURED].long()
             with torch.autocast(self.teacher.device.type, torch.bfloat16, enabled=narrow):
-                each = [mean_divergence(model.eval(), self.teacher, ids[None]) for ids in blocks]
-            write_whole(file, json.dumps(statistics.mean(each)))
+                found = statistics.mean(mean_divergence(model, self.teacher, ids[None]) for ids in blocks)
+            write_whole(file, json.dumps(found))
         return json.loads(file.read_text(encoding="utf-8"))
 
     def _minutes_of(self, stage: str) -> float | None:

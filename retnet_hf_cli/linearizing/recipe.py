@@ -8,15 +8,17 @@ from dataclasses import dataclass, fields, replace
 
 from retnet_hf_linearization import spread_layers
 
+from .. import ranks
 from ..errors import InputError
 
 
 AUTO_SHARE = 0.25
 STAGE_TIMES = {"align": 1.0, "distill": 2.4, "long": 2.0}  # of a token, in those of stage 1: of a SmolLM2 of 135M
 HELD_OUT_BLOCKS = 64  # of the longest, at the least, where the text is long enough
-BLOCK_SIZE, WINDOWS_OF_BLOCK = 512, 8  # tokens of a sequence, or so many windows where these are more
+BLOCK_SIZE, WINDOWS_OF_BLOCK, MOST_BLOCK_SIZE = 512, 8, 2048  # tokens of a sequence, or windows where these are more
 MEASURED_HIDDEN_SIZE, MEASURED_TOKENS = 128, 2048  # hidden size, and tokens of a step, that learning rates were measured at
-MEASURED_DIVERGENCE = 0.1  # nats, as stage 2 begins, at which that of stage 2 was measured
+MEASURED_DIVERGENCE = 0.1  # nats at the beginning of stage 2, where its rate was measured
+LEAST_DIVERGENCE = 0.001  # nats below which the rate falls no more: a measured divergence of nearly 0 may be negative
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,23 @@ class Recipe:
     seed: int = 0
     report: float = 1.0
 
-    def with_block_size(self, positions: int | None) -> "Recipe":
-        """With a length of sequences where it was left open: well beyond the window, within what the source was made for."""
-        wanted = max(BLOCK_SIZE, WINDOWS_OF_BLOCK * (self.window or 0))
-        return self if self.block_size else replace(self, block_size=min(wanted, positions or wanted))
+    def with_block_size(self, positions: int | None, keeps_batch: bool = True) -> "Recipe":
+        """With a length of sequences where it was left open: well beyond the window, within what the source was made for.
+
+        Args:
+            positions: that the source was made for; None where it does not say.
+            keeps_batch: whether longer sequences are as many in a step. Otherwise a step has about as many tokens.
+        """
+        if self.block_size:
+            return self
+        size = min(self.open_block_size, positions or self.open_block_size)
+        batch = self.batch_size if keeps_batch else ranks.shareable(self.batch_size * BLOCK_SIZE // max(BLOCK_SIZE, size))
+        return replace(self, block_size=size, batch_size=batch)
+
+    @property
+    def open_block_size(self) -> int:
+        """The length of sequences, if it is left open and the source allows it."""
+        return min(MOST_BLOCK_SIZE, max(BLOCK_SIZE, WINDOWS_OF_BLOCK * (self.window or 0)))
 
     def rate(self, stage: str, hidden_size: int, divergence: float | None = None) -> float:
         """The highest learning rate of a stage, as it was given, or as follows.
@@ -103,14 +118,15 @@ class Recipe:
         if given is not None:
             return given
         if stage == "long":
-            return self.rate("distill", hidden_size) / 3
+            return self.rate("distill", hidden_size, divergence) / 3
         ratio, tokens = min(1.0, MEASURED_HIDDEN_SIZE / hidden_size), self.batch_size * self.block_size
         if stage == "align":
             rate = 3e-3 * math.sqrt(ratio)
             return rate if self.window is None else rate / 5
         rate = 1e-3 * ratio * math.sqrt(min(1.0, tokens / MEASURED_TOKENS))
         rate = rate if self.window is None else rate / 3
-        return rate if divergence is None else rate * math.sqrt(min(1.0, divergence / MEASURED_DIVERGENCE))
+        divergence = MEASURED_DIVERGENCE if divergence is None else max(LEAST_DIVERGENCE, divergence)
+        return rate * math.sqrt(min(1.0, divergence / MEASURED_DIVERGENCE))
 
     @property
     def options(self) -> str:
@@ -118,7 +134,8 @@ class Recipe:
         changed = []
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("source", "report") or value == field.default:
+            default = self.open_block_size if field.name == "block_size" else field.default
+            if field.name in ("source", "report") or value == default:
                 continue
             changed.append(f"--{'no-' if value is False else ''}{field.name.replace('_', '-')}")
             if not isinstance(value, bool):
