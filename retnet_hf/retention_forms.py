@@ -37,6 +37,7 @@ Positions are not handled here: rotate query and key before calling (xPos/RoPE),
 """
 
 import functools
+import itertools
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ from torch.nn.functional import pad
 FORMS = ("auto", "parallel", "recurrent", "chunkwise")
 
 # Tokens times heads times sequences of the chunkwise form that are computed at a time; on a CPU, by each thread.
-BLOCK_SIZE_ON_CPU = 2**9
+BLOCK_SIZE_ON_CPU = 2**10
 BLOCK_SIZE_ELSEWHERE = 2**20
 
 
@@ -525,17 +526,27 @@ class ChunkBlock(NamedTuple):
             return None if state is None else state.flatten(0, 1), None
         rows = rows.unflatten(0, self.shape)
         decayed = (rows * table if rows.shape[-2] == table.shape[-2] else decay_rows(rows, table)).flatten(0, 2)
-        written = self.product(decayed.mT, columns).unflatten(0, self.shape).unbind(2)
+        written = self.product(decayed.mT, columns).unflatten(0, self.shape)  # (B, M, N, K, V)
         if state is None and chunks == 1:
-            return None, written[0]
-        state = torch.zeros_like(written[0]) if state is None else state
-        steps = list(zip(written, self.tables.state.expand(-1, -1, chunks, -1, -1).unbind(2)))
-        before = []
-        for added, decay in reversed(steps) if backwards else steps:
-            before.append(state)
-            state = torch.addcmul(added, decay, state)
-        before = before[::-1] if backwards else before
-        return (torch.stack(before, dim=2) if chunks > 1 else before[0]).flatten(0, -3), state
+            return None, written[:, :, 0]
+        decay, order = self.tables.state.expand(-1, -1, chunks, -1, -1), list(range(chunks))
+        order = order[::-1] if backwards else order
+        state = torch.zeros_like(written[:, :, 0]) if state is None else state
+        if chunks > 1 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            before = torch.empty_like(written)
+            before[:, :, order[0]] = state
+            for place, following in itertools.pairwise(order):
+                parts = written[:, :, place], decay[:, :, place], before[:, :, place]
+                torch.addcmul(*parts, out=before[:, :, following])
+            last, state = order[-1], before[:, :, order[-1]]
+            state = torch.addcmul(written[:, :, last], decay[:, :, last], state) if wanted else None
+            return before.flatten(0, 2), state
+        starts = {}
+        for place in order:
+            starts[place] = state
+            state = torch.addcmul(written[:, :, place], decay[:, :, place], state)
+        before = torch.stack([starts[place] for place in range(chunks)], dim=2) if chunks > 1 else starts[0]
+        return before.flatten(0, -3), state
 
 
 def chunk_blocks(
