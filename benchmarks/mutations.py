@@ -41,7 +41,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("query = query.masked_fill((document != before)[:, None, ..., None], 0)", "pass"),
             ("if bidirectional and order.count is not None:", "if False:"),
             ("part.unflatten(1, (heads, -1)).sum(2)", "part.unflatten(1, (heads, -1))[:, :, 0]"),
-            ("before = before[::-1] if backwards else before", "pass"),
+            ("order = order[::-1] if backwards else order", "pass"),
             ("with without_autocast(query.device.type):  # a backward", "with nullcontext():  # a backward"),
             ("output_gradient = output_gradient.masked_fill(order.absent, 0)", "pass"),
             ("block.product(scores.mT, gradient, onto=part)", "block.product(scores, gradient, onto=part)"),

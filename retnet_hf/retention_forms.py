@@ -563,9 +563,12 @@ def chunk_blocks(
     moved = None if order.source is None else order.source.view(batch, length) % length
     if tables.one_chunk:
         return [ChunkBlock(slice(None), moved, (batch, states, 1), tables, narrow)]
-    on_cpu = query.device.type == "cpu"
-    wanted = BLOCK_SIZE_ON_CPU * torch.get_num_threads() if on_cpu else BLOCK_SIZE_ELSEWHERE
-    most = length if at_once else max(1, wanted // max(1, batch * heads * chunk_size))
+    if at_once:
+        most = length
+    else:
+        on_cpu = query.device.type == "cpu"
+        wanted = BLOCK_SIZE_ON_CPU * torch.get_num_threads() if on_cpu else BLOCK_SIZE_ELSEWHERE
+        most = max(1, wanted // max(1, batch * heads * chunk_size))
     blocks, start = [], 0
     while start < length:
         chunks = min(most, max(1, (length - start) // chunk_size))
