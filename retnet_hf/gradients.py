@@ -248,8 +248,8 @@ def cross_entropy_and_gradient_(
         logits: (N, V). labels: (N, 1), `ignore_index` in rows that do not count.
         gradient: (N, V), which may be the logits themselves; None where no gradient is asked for.
     """
-    counted = (labels != ignore_index).to(dtype)
-    target = labels.masked_fill(labels == ignore_index, 0)
+    ignored = labels == ignore_index
+    counted, target = (~ignored).to(dtype), labels.masked_fill(ignored, 0)
     probabilities = logits.softmax(-1, dtype=dtype)
     # the largest probability is exp(largest logit) / sum: that gives ln(sum) without a second pass of exponentials
     log_sum = logits.amax(-1, keepdim=True) - probabilities.amax(-1, keepdim=True).log()

@@ -533,14 +533,14 @@ class ChunkBlock(NamedTuple):
         order = order[::-1] if backwards else order
         state = torch.zeros_like(written[:, :, 0]) if state is None else state
         if chunks > 1 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            before = torch.empty_like(written)
+            before = torch.empty_like(written)  # each state is written where the next chunk reads it, without a copy
             before[:, :, order[0]] = state
             for place, following in itertools.pairwise(order):
                 parts = written[:, :, place], decay[:, :, place], before[:, :, place]
                 torch.addcmul(*parts, out=before[:, :, following])
-            last, state = order[-1], before[:, :, order[-1]]
-            state = torch.addcmul(written[:, :, last], decay[:, :, last], state) if wanted else None
-            return before.flatten(0, 2), state
+            last = order[-1]
+            after = torch.addcmul(written[:, :, last], decay[:, :, last], before[:, :, last]) if wanted else None
+            return before.flatten(0, 2), after
         starts = {}
         for place in order:
             starts[place] = state

@@ -346,7 +346,7 @@ def layer_programs(
         RuntimeError: if a program cannot be compiled.
     """
     turns = config.use_rotary and config.rotary_layers != "softmax_attention"
-    alike: dict[tuple[Path, int], list[tuple[int, tuple]]] = {}  # numbers of layers and their inputs, by program and batch
+    alike: dict[Path, list[tuple[int, tuple]]] = {}  # numbers of layers and their inputs, by the file of their program
     twins = [twin_of(layer, summed=True) for layer in layers]
     for batch, (number, layer, twin) in itertools.product(batch_sizes, zip(itertools.count(), layers, twins)):
         if twin is None:
@@ -363,18 +363,18 @@ def layer_programs(
             [parameter.detach() for parameter in twin.parameters()],
         )
         path = program_path(folder, config, twin, tree_leaves(inputs))
-        alike.setdefault((path, batch), []).append((number, inputs))
+        alike.setdefault(path, []).append((number, inputs))
     programs: list[dict[int, LayerProgram]] = [{} for _ in layers]
-    for (path, batch), served in alike.items():
-        make_step = partial(_step_of, layers[served[0][0]], batch)
-        run = kept_or_made(path, make_step, [inputs for _, inputs in served])
+    for path, served in alike.items():
+        number, (hidden_states, *_) = served[0]
+
+        def step_of(summed: bool, layer: nn.Module = layers[number], batch: int = len(hidden_states)) -> DecodeStep:
+            return DecodeStep(twin_of(layer, summed, batch))
+
+        run = kept_or_made(path, step_of, [inputs for _, inputs in served])
         for number, inputs in served:
-            programs[number][batch] = LayerProgram(run, layers[number], inputs)
+            programs[number][len(hidden_states)] = LayerProgram(run, layers[number], inputs)
     return programs
-
-
-def _step_of(layer: nn.Module, sequences: int, summed: bool) -> DecodeStep:
-    return DecodeStep(twin_of(layer, summed, sequences))
 
 
 def product_programs(groups: list[list[nn.Module]], folder: Path) -> list[CompiledProducts | None]:

@@ -15,7 +15,6 @@ from .__main__ import BEYOND, RESULTS, ROOT, RUNS
 
 PAGE = ROOT / "docs" / "guides" / "linearize.md"
 HEADER = ("", "minutes", "all", "unseen", "retention off", "sinks off", "kept layers off", "memory", "speed")
-
 BEYOND_HEADER = ("", "2,048 tokens", "8,192", "16,384", "the last over the second", "the source's", "memory", "speed")
 LENGTH = "2048"  # of the blocks, where a report has it
 

@@ -166,7 +166,7 @@ class Linearization:
     def _prepare(self, stage: str, folder: TrainingFolder, before: Path | None) -> StageRun:
         """A stage, from its beginning or from its last checkpoint."""
         course, steps = self.start.course, self.recipe.steps
-        block_size = self.recipe.long_block_size if stage == "long" else self.recipe.block_size
+        block_size = self.recipe.block_size_of(stage)
         blocks = blocks_of(self.texts.training.numpy(), block_size)
         quarter = steps[stage] * self.recipe.batch_size // 40  # of the blocks trained on between two of ten evaluations
         evaluated = min(EVALUATED_BLOCKS, max(LEAST_EVALUATED, quarter))

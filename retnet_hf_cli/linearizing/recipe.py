@@ -15,7 +15,8 @@ from ..errors import InputError
 AUTO_SHARE = 0.25
 STAGE_TIMES = {"align": 1.0, "distill": 2.4, "long": 2.0}  # of a token, in those of stage 1: of a SmolLM2 of 135M
 HELD_OUT_BLOCKS = 64  # of the longest, at the least, where the text is long enough
-BLOCK_SIZE, WINDOWS_OF_BLOCK, MOST_BLOCK_SIZE = 512, 8, 2048  # tokens of a sequence, or windows where these are more
+BLOCK_SIZE, MOST_BLOCK_SIZE = 512, 2048  # tokens of a sequence whose length is left open, at the least and at the most
+WINDOWS_OF_BLOCK = 8  # that such a sequence is as long as, between the two
 MEASURED_HIDDEN_SIZE, MEASURED_TOKENS = 128, 2048  # hidden size, and tokens of a step, that learning rates were measured at
 MEASURED_DIVERGENCE = 0.1  # nats at the beginning of stage 2, where its rate was measured
 LEAST_DIVERGENCE = 0.001  # nats below which the rate falls no more: a measured divergence of nearly 0 may be negative
@@ -148,10 +149,13 @@ class Recipe:
         steps = {"align": self.align_steps, "distill": self.distill_steps, "long": self.long_steps}
         return {stage: count for stage, count in steps.items() if count}
 
+    def block_size_of(self, stage: str) -> int:
+        """Tokens of a sequence of a stage."""
+        return self.long_block_size if stage == "long" else self.block_size
+
     def share_of_time(self, stage: str) -> float:
         """How much of all training a stage is, by its tokens and what one of them takes."""
-        sizes = {"long": self.long_block_size}
-        times = {name: count * sizes.get(name, self.block_size) * STAGE_TIMES[name] for name, count in self.steps.items()}
+        times = {name: count * self.block_size_of(name) * STAGE_TIMES[name] for name, count in self.steps.items()}
         return times[stage] / sum(times.values())
 
     @property
@@ -166,7 +170,6 @@ class Recipe:
     @property
     def tokens(self) -> int:
         """Tokens of a text that no stage sees a block of twice, and that enough of is held out to measure on."""
-        sizes = {"long": self.long_block_size}
-        training = max((steps * sizes.get(stage, self.block_size) for stage, steps in self.steps.items()), default=0)
+        training = max((steps * self.block_size_of(stage) for stage, steps in self.steps.items()), default=0)
         held_out = HELD_OUT_BLOCKS * self.longest_block / self.eval_fraction
         return math.ceil(max(self.batch_size * training / (1 - self.eval_fraction), held_out))

@@ -53,10 +53,9 @@ class StageRecipe:
     @classmethod
     def of(cls, recipe: Recipe, stage: str, hidden_size: int, divergence: float | None = None) -> "StageRecipe":
         """What the recipe of a whole run says about a stage; arguments as of `Recipe.rate`."""
-        block_size = recipe.long_block_size if stage == "long" else recipe.block_size
         lora_rank = None if stage == "align" else recipe.lora_rank
         rate = recipe.rate(stage, hidden_size, divergence)
-        return cls(block_size, recipe.batch_size, rate, recipe.seed, lora_rank)
+        return cls(recipe.block_size_of(stage), recipe.batch_size, rate, recipe.seed, lora_rank)
 
 
 @dataclass(kw_only=True)
