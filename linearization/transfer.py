@@ -47,6 +47,7 @@ def linearized_config(
     share_states: bool = False,
     sinks: int = 0,
     retention: bool = True,
+    sink_distance: int | None = None,
 ) -> RetNetConfig:
     """The configuration with retention in all layers but those kept, or with windows of softmax attention alone.
 
@@ -65,8 +66,11 @@ def linearized_config(
         raise SourceError(f"layer {unknown[0]} cannot be kept: the model has layers 0 to {len(layers) - 1}.")
     replacement = "linear_attention" if retention else "sliding_attention"
     kinds = [kind if layer in kept else replacement for layer, kind in enumerate(softmax.layer_types)]
+    if window is None or (retention and "sliding_attention" in kinds):  # layers that stay have none
+        sinks = 0
+    of_sinks = {"attention_sinks": sinks, "attention_sink_distance": sink_distance if sinks else None}
     if not retention:
-        fields = {"layer_types": kinds, "sliding_window": window, "attention_sinks": sinks}
+        fields = {"layer_types": kinds, "sliding_window": window, **of_sinks}
         return RetNetConfig.from_dict(softmax.to_dict() | fields)
     fields = softmax.to_dict() | {
         "layer_types": kinds,
@@ -74,7 +78,7 @@ def linearized_config(
         "use_output_gate": True,
         "output_gate_act": gate_act,
         "retention_window": window,
-        "attention_sinks": 0 if window is None or "sliding_attention" in kinds else sinks,  # layers that stay have none
+        **of_sinks,
     }
     groups = softmax.num_key_value_heads if share_states else None
     if measures is None and not share_states:
@@ -98,6 +102,7 @@ def transfer(
     share_states: bool = False,
     sinks: int = 0,
     retention: bool = True,
+    sink_distance: int | None = None,
 ) -> RetNetForCausalLM:
     """A RetNet with the weights of a transformer of the kinds in `SOURCES`.
 
@@ -117,6 +122,7 @@ def transfer(
         share_states: whether the heads of a key/value head have one decay, and with it one state in the place of as many as
             they are.
         retention: whether there is any. Without it, layers that are not kept see the window and the sinks alone.
+        sink_distance: `attention_sink_distance` of the configuration.
 
     Returns:
         The model in the dtype and on the device of the source, with its generation config, in evaluation mode.
@@ -128,7 +134,7 @@ def transfer(
     layers = range(softmax.num_hidden_layers)
     config = softmax
     if kept is not None:
-        options = (schedule, decay_range, gate_act, window, measures, share_states, sinks, retention)
+        options = (schedule, decay_range, gate_act, window, measures, share_states, sinks, retention, sink_distance)
         config = linearized_config(softmax, kept, *options)
     with torch.device("meta"):
         model = RetNetForCausalLM(config)

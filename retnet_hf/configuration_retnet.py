@@ -96,6 +96,8 @@ class RetNetConfig(PreTrainedConfig):
             retention of each layer of it: with its queries, keys and values, times a factor that each head learns.
         attention_sinks (`int`): the first so many tokens of a document stay visible beside every window of softmax attention
             (arXiv 2309.17453).
+        attention_sink_distance (`int`, *optional*): a token further into its document than this sees the sinks, in their
+            rotation, as if it stood so many tokens behind the first one; None for the real distance.
         rotary_layers (`str`, *optional*): "linear_attention" or "softmax_attention": use_rotary is for these layers alone.
         learned_rotary_layers (`list[int]`, *optional*): layers of retention whose queries and keys become
             (x cos θt, x sin θt), twice as long, with an angle θ that each number of each head learns.
@@ -198,6 +200,7 @@ class RetNetConfig(PreTrainedConfig):
     sliding_window: int | None = None
     retention_window: int | None = None
     attention_sinks: int = 0
+    attention_sink_distance: int | None = None
     attention_num_heads: int | None = None
     attention_num_key_value_heads: int | None = None
     attention_head_dim: int | None = None
@@ -541,6 +544,13 @@ class RetNetConfig(PreTrainedConfig):
             self.attention_sinks == 0 or (self.attention_sinks > 0 and windows),
             "attention_sinks",
             "a number of tokens beside sliding_window or retention_window, or 0",
+        )
+        rotates = self.use_rotary and self.rotary_layers != "linear_attention"
+        check.require(
+            self.attention_sink_distance is None or (rotates and 0 < self.attention_sinks <= self.attention_sink_distance),
+            "attention_sink_distance",
+            f"a number of tokens, attention_sinks ({self.attention_sinks}, which must be positive) or more, where softmax "
+            "attention rotates, or None",
         )
         check.require(not (self.bidirectional and self.is_hybrid), "layer_types", "all linear_attention in an encoder")
         check.require(

@@ -231,7 +231,7 @@ class RetNetWindowedRetention(RetNetRetention):
     def gated_retention(self, hidden_states, query, key, value, plan, past):
         """As in `RetNetRetention`."""
         output, maps = super().gated_retention(hidden_states, query, key, value, plan, past)
-        query, key = plan.rotate(query, key)  # scales the queries, too
+        query, key = plan.window.rotate(query, key)  # scales the queries, too
         past = None if past is None else past.window
         windowed, _ = plan.window.attend(self, query, key, value.to(query.dtype), past, scaling=1.0)
         return output + self.window_scale(windowed).flatten(2).to(output.dtype), maps
@@ -485,11 +485,11 @@ class RetNetModel(RetNetPreTrainedModel):
             plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, kernels=self.kernels, **options)
         plans = {"linear_attention": plan}
         if self.has_softmax_attention:
-            rotate = self.attention_rotation(plan, dtype)
+            rotation = functools.partial(self.attention_rotation, plan, dtype)
             if packed:
-                others = {kind: AttentionOfState(rotate) for kind in config.layer_types}
+                others = {kind: AttentionOfState(rotation(kind)) for kind in set(config.layer_types)}
             else:
-                others = attention_plans(config, layout, batch, dtype, rotate, layers, maps)
+                others = attention_plans(config, layout, batch, dtype, rotation, layers, maps)
             plan.window = others.pop("linear_attention", None)
             plans |= others
         return plans
@@ -500,17 +500,21 @@ class RetNetModel(RetNetPreTrainedModel):
             return Scaling(self.scaling)
         return Rotation(self.rotary(position, dtype), self.scaling, narrows)
 
-    def attention_rotation(self, plan: Plan, dtype: torch.dtype) -> Rotation | Scaling:
-        """The rotation in layers of softmax attention, beside the plan of the layers of retention."""
+    def attention_rotation(
+        self, plan: Plan, dtype: torch.dtype, kind: str, position: Tensor | None = None
+    ) -> Rotation | Scaling:
+        """The rotation of a kind of softmax attention, at the positions of the plan of retention or at others (B|1, T)."""
+        if kind == "linear_attention":  # the window beside retention
+            return plan.rotate if position is None else self.rotation(position, dtype, plan.rotate.narrows)
         config, scale = self.config, 1.0
         if config.attention_log_base is not None:
             grown = (plan.position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
             scale = grown[:, None, :, None] / math.log(config.attention_log_base)  # (B|1, 1, T, 1)
         if self.attention_rotary is None:
             return Scaling(scale)
-        if self.attention_rotary is self.rotary:
+        if self.attention_rotary is self.rotary and position is None:
             return plan.rotate.rescaled(scale, HALF_PRECISION)
-        return Rotation(self.attention_rotary(plan.position, dtype), scale, HALF_PRECISION)
+        return Rotation(self.attention_rotary(plan.position if position is None else position, dtype), scale, HALF_PRECISION)
 
 
 class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin):

@@ -257,9 +257,13 @@ class Rotation(OnDevice):
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """query (B, H, T, K), key (B, G, T, K) -> the same, rotated."""
-        dtype = query.dtype
-        query, key = self.turn(query, *self.of_query), self.turn(key, *self.of_key)
-        return (query.to(dtype), key.to(dtype)) if dtype in self.narrows else (query, key)
+        key = self.turn(key, *self.of_key)
+        return self.of_queries(query), key.to(query.dtype) if query.dtype in self.narrows else key
+
+    def of_queries(self, query: Tensor) -> Tensor:
+        """query (B, H, T, K) -> the same, rotated."""
+        turned = self.turn(query, *self.of_query)
+        return turned.to(query.dtype) if query.dtype in self.narrows else turned
 
     def rescaled(self, scale: float | Tensor, narrows: tuple[torch.dtype, ...]) -> "Rotation":
         """The same rotation with another factor on the queries, and other dtypes to which vectors are cast back."""

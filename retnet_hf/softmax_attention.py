@@ -17,6 +17,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention_columns import Columns, Kept, Reach, columns_of, marked, visible
+from .attention_sinks import RotationOfKind, SinkRotation, apart, beyond
 from .eager_attention import eager_attention_forward
 from .plan import Layout, OnDevice
 from .retention_state import STATE_LAYERS, WINDOWED, RetNetStateLayer, StateLayer, first_in_use
@@ -261,10 +262,13 @@ class AttentionPlan(OnDevice):
 
     Args:
         config: of the model. layout: of the new tokens, (B, T). batch: B. dtype: of the hidden states.
-        rotate: the rotation of queries and keys. kind: one of `layer_types`; "linear_attention" stands for the window
-            beside retention.
+        rotation: makes the rotation of a kind, at the positions of the call or at others.
+        kind: one of `layer_types`; "linear_attention" stands for the window beside retention.
         state: of a layer of this kind. output_maps: whether to return attention weights, which
             takes the eager implementation.
+
+    Attributes:
+        rotate: of queries and keys; a `SinkRotation` where a query is too far from its sinks. sinks: (B, S) bool, or None.
 
     Raises:
         ValueError: for packed documents or sinks where the implementation is a flash attention, which takes no such mask.
@@ -276,12 +280,12 @@ class AttentionPlan(OnDevice):
         layout: Layout,
         batch: int,
         dtype: torch.dtype,
-        rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        rotation: RotationOfKind,
         kind: str,
         state: "AttentionStateLayer | None" = None,
         output_maps: bool = False,
     ) -> None:
-        self.rotate, self.reach = rotate, Reach.of(config, kind)
+        self.rotate, self.reach = rotation(kind), Reach.of(config, kind)
         self.implementation = "eager" if output_maps else config._attn_implementation
         past = None if state is None else state.columns
         columns = columns_of(layout, batch, past)
@@ -292,7 +296,12 @@ class AttentionPlan(OnDevice):
         size = length if whole else max(at_a_time, self.reach.window)
         keys = columns if past is None else self.reading.columns
         causal = layout.present is None and layout.starts is None and past is None
+        self.sinks = keys.beginnings(self.reach.sinks) if self.reach.sinks else None
         self.blocks = self._blocks(columns, keys, causal, size, dtype)
+        if self.sinks is not None and config.attention_sink_distance is not None:
+            further = beyond(columns, keys, config.attention_sink_distance)
+            if torch.compiler.is_compiling() or bool(further.any()):
+                self.rotate = SinkRotation(self.rotate, rotation(kind, position=layout.position - further))
 
     @property
     def is_flash(self) -> bool:
@@ -310,7 +319,7 @@ class AttentionPlan(OnDevice):
             return [Block(slice(None), slice(None), None if bool(keys.present.all()) else keys.present)]
         if causal and self.implementation == "sdpa" and (window is None or length <= window):
             return [Block(slice(None), slice(None), None)]
-        sinks, before, blocks = keys.beginnings(number) if number else None, keys.count.shape[1] - length, []
+        sinks, before, blocks = self.sinks, keys.count.shape[1] - length, []
         for start in range(0, length, size):
             queries, own = slice(start, min(start + size, length)), slice(None)
             if length > size:  # otherwise without numbers that change with the past: a program is used again
@@ -342,13 +351,16 @@ class AttentionPlan(OnDevice):
         if past is not None:
             key, value = past.update(key, value, self.reading)
         function = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention_forward)
-        key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
+        key, value, outputs, size = key.to(query.dtype), value.to(query.dtype), [], value.shape[-1]
+        if isinstance(self.rotate, SinkRotation):
+            key, value = apart(key, value, self.sinks)
         for queries, keys, mask in self.blocks:
             parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
             outputs.append(function(module, *parts, mask, scaling=scaling, sliding_window=self.reach.window, **kwargs))
-        if len(outputs) == 1:
-            return outputs[0]
-        return torch.cat([output for output, _ in outputs], dim=1), None
+        if len(outputs) > 1:
+            outputs = [(torch.cat([output for output, _ in outputs], dim=1), None)]
+        output, weights = outputs[0]
+        return output[..., :size], weights
 
 
 class AttentionOfState(OnDevice):
@@ -384,7 +396,7 @@ def attention_plans(
     layout: Layout,
     batch: int,
     dtype: torch.dtype,
-    rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    rotation: RotationOfKind,
     layers: list[StateLayer] | None,
     output_maps: bool = False,
 ) -> dict[str, AttentionPlan]:
@@ -400,7 +412,7 @@ def attention_plans(
         if layers is not None:
             state = first_in_use([layer for layer, own in zip(layers, config.layer_types) if own == kind])
             state = state.window if isinstance(state, WindowedStateLayer) else state
-        plans[kind] = AttentionPlan(config, layout, batch, dtype, rotate, kind, state, output_maps)
+        plans[kind] = AttentionPlan(config, layout, batch, dtype, rotation, kind, state, output_maps)
     return plans
 
 

@@ -32,7 +32,7 @@ LATER = (
         "norm_affine",
     ),
     *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts"),
-    "attention_sinks",
+    *("attention_sinks", "attention_sink_distance"),
     *("router_act", "use_router_bias", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"),
 )
 _OF_TRANSFORMERS = frozenset(field.name for field in fields(PreTrainedConfig))

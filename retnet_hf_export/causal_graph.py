@@ -23,8 +23,9 @@ from transformers import PreTrainedModel
 
 from retnet_hf import RetNetForCausalLM
 from retnet_hf.attention_columns import Reach
+from retnet_hf.attention_sinks import SinkRotation, apart
 from retnet_hf.modeling_retnet import RetNetModel
-from retnet_hf.plan import Layout, Plan, operators_of
+from retnet_hf.plan import Layout, Plan, Rotation, Scaling, operators_of
 from retnet_hf.softmax_attention import AttentionOfState
 
 from .digit_rotation import DigitRotation
@@ -90,9 +91,12 @@ class ExportedAttention:
         seen = columns <= rows
         if window is not None:
             seen = seen & ((rows - columns < window) | (columns < sinks))
-        groups = query.shape[1] // keys.shape[1]
-        repeated = (numbers.repeat_interleave(groups, dim=1) for numbers in (keys, values))
+        pair = (keys, values)
+        if query.shape[-1] > keys.shape[-1]:
+            pair = apart(keys, values, columns[:, 0] < sinks)
+        repeated = (numbers.repeat_interleave(query.shape[1] // keys.shape[1], dim=1) for numbers in pair)
         output = F.scaled_dot_product_attention(query, *repeated, attn_mask=seen[:, None], scale=self.scaling)
+        output = output[..., : values.shape[-1]]
         if window is not None:
             keys, values = (
                 torch.cat([numbers[:, :, :sinks], numbers[:, :, sinks:][:, :, -(window - 1) :]], dim=2)
@@ -166,8 +170,17 @@ class CausalGraph(nn.Module):
         layout, decays = Layout(position, position + 1), inner.decay.of_layers(torch.float32, position.device)
         operators, _ = operators_of(decays, layout, "parallel", inner.chunk_size, with_final=True)
         plan = Plan(layout, inner.rotation(position, torch.float32), operators, decays)
-        attention = plan.window = AttentionOfState(inner.attention_rotation(plan, torch.float32))
-        return {"linear_attention": plan, "full_attention": attention, "sliding_attention": attention}
+        plans = {kind: AttentionOfState(self._rotation(plan, kind)) for kind in set(inner.config.layer_types)}
+        plan.window = plans.get("linear_attention")
+        return plans | {"linear_attention": plan}
+
+    def _rotation(self, plan: Plan, kind: str) -> Rotation | Scaling | SinkRotation:
+        inner, distance = self.model.model, self.model.config.attention_sink_distance
+        rotate = inner.attention_rotation(plan, torch.float32, kind)
+        if distance is None or not Reach.of(inner.config, kind).sinks:
+            return rotate
+        nearer = plan.position.clamp(max=distance)
+        return SinkRotation(rotate, inner.attention_rotation(plan, torch.float32, kind, nearer))
 
     def _pasts(self, state: Sequence[Tensor], position: Tensor) -> list[ExportedRetention | ExportedAttention]:
         config, pasts, given = self.model.config, [], iter(state)

@@ -61,7 +61,7 @@ DIALECTS = {
         "retention_window": 4,
         "decay_schedule": [[0.6, 0.998], [1.0, 1.0], [1.0, 1.0], [0.95, 0.95]],
     },
-    # windows beside which the first tokens of each document stay visible
+    # windows beside which the first tokens of each document stay visible, at a bounded distance
     "sinks": {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
@@ -72,6 +72,7 @@ DIALECTS = {
         "sliding_window": 5,
         "retention_window": 3,
         "attention_sinks": 2,
+        "attention_sink_distance": 6,
         "decay_schedule": [[0.6, 0.998], [1.0, 1.0], [0.95, 0.95]],
     },
     # what learns best from scratch: no head norm, ReLU features, decays that reach further in the second layer

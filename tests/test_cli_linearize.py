@@ -480,7 +480,7 @@ def test_windows_alone_by_name(retnet_hf, workplace):
     assert answer.code == 0, answer.err
     config = AutoModelForCausalLM.from_pretrained("model").config
     assert config.layer_types == ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
-    assert (config.sliding_window, config.attention_sinks) == (8, 4)
+    assert (config.sliding_window, config.attention_sinks, config.attention_sink_distance) == (8, 4, 31)
     report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
     assert "--no-retention" in report["options"].split()
     assert list(report["without"]) == ["nothing", "sinks", "kept layers"]

@@ -341,6 +341,7 @@ CHANGES = {
     "sliding_window": (5, HYBRID),
     "retention_window": 3,
     "attention_sinks": (2, {"retention_window": 3}),
+    "attention_sink_distance": (9, {"retention_window": 3, "attention_sinks": 2}),
     "attention_num_heads": (8, HYBRID),
     "attention_num_key_value_heads": (2, HYBRID),
     "attention_head_dim": (6, HYBRID),

@@ -39,6 +39,10 @@ from retnet_hf.plan import layout_of
 from retnet_hf.softmax_attention import AttentionStateLayer, attention_plans
 
 
+def no_rotation(kind, position=None):
+    """In the place of a model's, where only the blocks of a plan are looked at."""
+
+
 SIZES = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -204,7 +208,7 @@ def test_blocks_of_a_window_change_nothing(monkeypatch, family, padded):
     later = model(ids[:, 23:], attention_mask=mask, past_key_values=continued).logits
     close(later[mask[:, 23:] == 1], whole.logits[:, 23:][mask[:, 23:] == 1])
     layout = layout_of((2, 61), torch.device("cpu"), attention_mask=mask)
-    blocks = attention_plans(model.config, layout, 2, torch.float32, None, None)["sliding_attention"].blocks
+    blocks = attention_plans(model.config, layout, 2, torch.float32, no_rotation, None)["sliding_attention"].blocks
     assert [(block.queries.start, block.queries.stop) for block in blocks] == [(n, min(n + 7, 61)) for n in range(0, 61, 7)]
     absent = 11 if padded else 0
     numbers = torch.arange(61)
@@ -220,8 +224,33 @@ def test_blocks_see_the_sinks_of_their_documents_alone():
         patch.setattr("retnet_hf.softmax_attention.QUERIES_ON_CPU", 4)
         close(model(ids, seq_idx=documents).logits, expected)
         layout = layout_of((1, 40), torch.device("cpu"), seq_idx=documents)
-        blocks = attention_plans(model.config, layout, 1, torch.float32, None, None)["sliding_attention"].blocks
+        blocks = attention_plans(model.config, layout, 1, torch.float32, no_rotation, None)["sliding_attention"].blocks
     assert torch.arange(40)[blocks[-1].keys].tolist() == [24, 25, *range(31, 40)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"layer_types": ["sliding_attention"], "sliding_window": 4},
+        {"layer_types": ["linear_attention"], "retention_window": 4, "decay_schedule": [1e-9] * 4},
+    ],
+    ids=["alone", "beside retention"],
+)
+@pytest.mark.parametrize("distance", [6, 9])
+def test_sinks_are_seen_as_if_they_stood_at_their_distance(fields, distance):
+    """A text whose sinks do stand there, with nothing between them and the window, ends in the same logits."""
+    fields |= {"num_hidden_layers": 1, "attention_sinks": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}
+    near, ids = small_model(**fields, attention_sink_distance=distance), random_ids(2, 30)
+    plain = small_model(**fields)
+    plain.load_state_dict(near.state_dict())
+    logits = near(ids).logits
+    close(logits[:, : distance + 1], plain(ids[:, : distance + 1]).logits)
+    for last in range(7, 30):
+        first = max(0, last - distance)
+        read = torch.cat([ids[:, :3], ids[:, last - 3 : last + 1]], dim=1)
+        position = torch.tensor([[first, first + 1, first + 2, *range(last - 3, last + 1)]])
+        close(logits[:, last], plain(read, position_ids=position).logits[:, -1])
+    assert (logits[:, -1] - plain(ids).logits[:, -1]).abs().max() > 1e-3
 
 
 @of_every_family
@@ -333,11 +362,11 @@ def test_flash_attention_is_refused_where_documents_share_a_row():
     config._attn_implementation = sinks._attn_implementation = "flash_attention_2"
     layout = layout_of((1, 6), torch.device("cpu"), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]))
     with pytest.raises(ValueError, match="sdpa or eager for several documents in one row, got 'flash_attention_2'"):
-        attention_plans(config, layout, 1, torch.float32, None, None)
+        attention_plans(config, layout, 1, torch.float32, no_rotation, None)
     with pytest.raises(ValueError, match="sdpa or eager for attention_sinks, got 'flash_attention_2'"):
-        attention_plans(sinks, layout_of((1, 6), torch.device("cpu")), 1, torch.float32, None, None)
+        attention_plans(sinks, layout_of((1, 6), torch.device("cpu")), 1, torch.float32, no_rotation, None)
     padded = layout_of((1, 6), torch.device("cpu"), attention_mask=torch.tensor([[0, 0, 1, 1, 1, 1]]))
-    plans = attention_plans(config, padded, 1, torch.float32, None, None)
+    plans = attention_plans(config, padded, 1, torch.float32, no_rotation, None)
     assert plans["full_attention"].blocks[0].mask.tolist() == [[False, False, True, True, True, True]]
 
 
@@ -351,6 +380,15 @@ def test_flash_attention_is_refused_where_documents_share_a_row():
         (
             {"attention_sinks": 4, "layer_types": None, "sliding_window": None, "retention_window": None},
             "attention_sinks must be a number of tokens beside sliding_window or retention_window, or 0, got 4",
+        ),
+        (
+            {"attention_sinks": 3, "attention_sink_distance": 2},
+            r"attention_sink_distance must be a number of tokens, attention_sinks \(3, .* or more, .*, got 2",
+        ),
+        ({"attention_sink_distance": 2}, r"attention_sink_distance must be .* attention_sinks \(0, .*, got 2"),
+        (
+            {"attention_sinks": 1, "attention_sink_distance": 2, "use_rotary": False},
+            "attention_sink_distance must be .* where softmax attention rotates, or None, got 2",
         ),
         ({"retention_window": 0}, "retention_window must be a positive number of tokens, or None"),
         ({"bidirectional": True}, "retention_window must be .* None, which it must be in an encoder, got 4"),

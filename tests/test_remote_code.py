@@ -152,6 +152,7 @@ with torch.no_grad():
 
 LANGUAGE_MODEL = {
     "attention_columns.py",
+    "attention_sinks.py",
     "cards.py",
     "config.json",
     "configuration_checks.py",

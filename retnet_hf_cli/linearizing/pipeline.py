@@ -121,7 +121,7 @@ class Linearization:
         """The RetNet before training, in float32."""
         recipe, kept, blocks = self.recipe, self.kept, self.measured_blocks
         torch.manual_seed(recipe.seed)  # of the gates, so that a resumed run begins with the same ones
-        options = {"window": recipe.window, "sinks": 0 if recipe.window is None else recipe.sinks}
+        options = {"window": recipe.window, "sinks": recipe.sinks, "sink_distance": recipe.sink_distance}
         if recipe.retention:
             options |= {"gate_act": recipe.gate, "share_states": recipe.share_states, "schedule": recipe.decays}
             options["measures"] = measure_heads(self.teacher, blocks.split(max(1, MEASURED_TOKENS // blocks.shape[1])))

@@ -168,6 +168,11 @@ class Recipe:
         return max(self.block_size, self.long_block_size if self.long_steps else 0)
 
     @property
+    def sink_distance(self) -> int:
+        """How far tokens are from their sinks at the most: as far as training or the window shows."""
+        return max(self.longest_block, (self.window or 0) + self.sinks) - 1
+
+    @property
     def tokens(self) -> int:
         """Tokens of a text that no stage sees a block of twice, and that enough of is held out to measure on."""
         training = max((steps * self.block_size_of(stage) for stage, steps in self.steps.items()), default=0)
