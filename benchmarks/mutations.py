@@ -112,6 +112,14 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("torch.arange(front + tokens, held + tokens)", "torch.arange(front + tokens - 1, held + tokens)"),
         ],
     ),
+    "attention_sinks": (
+        "hybrid",
+        [
+            ("keys.beginnings(1), columns, 0)", "keys.beginnings(2), columns, 0)"),
+            ("next_position - first - distance)", "next_position - 1 - distance)"),
+            ("key.masked_fill(sinks, 0), ", "key, "),
+        ],
+    ),
     "softmax_attention": (
         "hybrid",
         [

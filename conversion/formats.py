@@ -94,8 +94,11 @@ def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Plan:
     try:
         plan = FORMATS[found].plan(checkpoint.shapes, checkpoint.config)
         plan.check(checkpoint.shapes)
-    except CheckpointError:
-        raise
+    except CheckpointError as error:
+        recognised = format_of(checkpoint)
+        if recognised in (None, found):
+            raise
+        raise CheckpointError(f"{error}; {checkpoint.path} looks like the format {recognised}, not {found}") from error
     except CONFIGURATION_ERRORS as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else reason_of(error)
         raise CheckpointError(f"the configuration of {checkpoint.path} does not fit the format {found}: {reason}") from error

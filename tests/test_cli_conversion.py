@@ -327,6 +327,8 @@ def test_what_needs_no_conversion_and_what_is_unknown_is_said(retnet_hf, source)
     small_model().save_pretrained("ours")
     assert "from_pretrained loads it as it is" in retnet_hf("convert", "ours", "made").err
     assert "must be one of vir_official" in retnet_hf("convert", "source", "made", "--from", "bla").err
+    wrong = " ".join(retnet_hf("convert", "source", "made", "--from", "syncdoth").err.split())
+    assert wrong.endswith("source looks like the format fla, not syncdoth")
     assert "does not exist" in retnet_hf("convert", "./nothing", "made").err
     Path("notes.txt").write_text("no weights")
     assert "no file of weights" in retnet_hf("convert", "notes.txt", "made").err

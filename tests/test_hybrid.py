@@ -251,6 +251,7 @@ def test_sinks_are_seen_as_if_they_stood_at_their_distance(fields, distance):
         position = torch.tensor([[first, first + 1, first + 2, *range(last - 3, last + 1)]])
         close(logits[:, last], plain(read, position_ids=position).logits[:, -1])
     assert (logits[:, -1] - plain(ids).logits[:, -1]).abs().max() > 1e-3
+    close(near(ids, position_ids=torch.arange(100, 130)[None]).logits, logits)  # distances count, not positions
 
 
 @of_every_family
