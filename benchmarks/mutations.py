@@ -118,6 +118,8 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("keys.beginnings(1), columns, 0)", "keys.beginnings(2), columns, 0)"),
             ("next_position - first - distance)", "next_position - 1 - distance)"),
             ("key.masked_fill(sinks, 0), ", "key, "),
+            ("key.masked_fill(~sinks, 0)", "key"),
+            (".clamp(min=0)", ""),
         ],
     ),
     "softmax_attention": (

@@ -95,14 +95,24 @@ def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Plan:
         plan = FORMATS[found].plan(checkpoint.shapes, checkpoint.config)
         plan.check(checkpoint.shapes)
     except CheckpointError as error:
-        recognised = format_of(checkpoint)
-        if recognised in (None, found):
-            raise
-        raise CheckpointError(f"{error}; {checkpoint.path} looks like the format {recognised}, not {found}") from error
+        raise CheckpointError(f"{error}{_recognised_instead(checkpoint, found)}") from error
     except CONFIGURATION_ERRORS as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else reason_of(error)
-        raise CheckpointError(f"the configuration of {checkpoint.path} does not fit the format {found}: {reason}") from error
+        raise CheckpointError(
+            f"the configuration of {checkpoint.path} does not fit the format {found}: {reason}"
+            f"{_recognised_instead(checkpoint, found)}"
+        ) from error
     return plan
+
+
+def _recognised_instead(checkpoint: Checkpoint, asked: str) -> str:
+    """The end of an error about a checkpoint that looks like another format than the one that was asked for."""
+    recognised = format_of(checkpoint)
+    if recognised in (None, asked):
+        return ""
+    if recognised == OURS:
+        return f"; {checkpoint.path} is one of our own, which from_pretrained loads as it is"
+    return f"; {checkpoint.path} looks like the format {recognised}, not {asked}"
 
 
 def reason_of(error: Exception) -> str:

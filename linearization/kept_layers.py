@@ -69,7 +69,9 @@ def _costs(model: PreTrainedModel, ids: Tensor, window: int, sinks: int) -> Tens
     near = copy.copy(config)
     near.sliding_window, near.attention_sinks = window, sinks
     layout, rotate = layout_of(ids.shape, ids.device), whole[config.layer_types[0]].rotate
-    narrow = dict.fromkeys(whole, AttentionPlan(near, layout, 1, hidden.dtype, lambda kind: rotate, "sliding_attention"))
+    narrow = dict.fromkeys(
+        whole, AttentionPlan(near, layout, 1, hidden.dtype, lambda kind, position=None: rotate, "sliding_attention")
+    )
     everything = _read(model, hidden, whole)
     without_one = [_divergence(everything, other) for other in _with_one_changed(model, hidden, whole, narrow)]
     without_any = _divergence(everything, _read(model, hidden, narrow))

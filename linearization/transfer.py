@@ -122,7 +122,7 @@ def transfer(
         share_states: whether the heads of a key/value head have one decay, and with it one state in the place of as many as
             they are.
         retention: whether there is any. Without it, layers that are not kept see the window and the sinks alone.
-        sink_distance: `attention_sink_distance` of the configuration.
+        sink_distance: `attention_sink_distance` of the configuration, where it has sinks.
 
     Returns:
         The model in the dtype and on the device of the source, with its generation config, in evaluation mode.

@@ -33,7 +33,7 @@ class Reach(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What decides which tokens see which, for each column of a row."""
+    """What decides which tokens see which, and how far away sinks seem, for each column of a row."""
 
     document: Tensor  # (B, S) int64, the number d of its document; -1 - d where the token is absent
     count: Tensor  # (B, S) int64, present tokens up to and including this one

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Sinks at a bounded distance: a token far into its document sees the first ones as if it stood nearer to them.
 
-A model reads the rotation of distances that it was not trained on badly. StreamingLLM (arXiv 2309.17453, section 3.2) counts
-positions among the tokens that are kept. Here the distance of each token is its own, whatever call it is read in.
+A model reads distances badly that it was not trained on. StreamingLLM (arXiv 2309.17453, section 3.2) counts positions among
+the tokens that are kept. Here the distance depends on the token alone, and not on how the text is cut into calls.
 
 A query is rotated twice, by its position and by the nearer one. Queries [q, q'], keys [k, 0] of other tokens and keys [0, k]
 of sinks have the scores of both rotations in one product, which any attention function computes.
@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .attention_columns import Columns
 from .plan import OnDevice, Rotation, Scaling
@@ -23,8 +22,8 @@ from .plan import OnDevice, Rotation, Scaling
 RotationOfKind = Callable[..., Rotation | Scaling]
 
 
-def beyond(queries: Columns, keys: Columns, distance: int) -> Tensor:
-    """(B, T) int64: by how many tokens each query is further from the beginning of its document than the distance.
+def excess_distance(queries: Columns, keys: Columns, distance: int) -> Tensor:
+    """(B, T) int64: by how many positions each query is further from the first token of its document than the distance.
 
     Args:
         keys: columns that hold the first token of each document. The queries are the last ones.
@@ -46,18 +45,11 @@ class SinkRotation(OnDevice):
         self.rotate, self.nearer = rotate, nearer
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        near, key = self.rotate(query, key)
-        return torch.cat([near, self.nearer.of_queries(query)], dim=-1), key
+        turned, key = self.rotate(query, key)
+        return torch.cat([turned, self.nearer.of_queries(query)], dim=-1), key
 
 
-def apart(key: Tensor, value: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys (B, G, S, K) and values (B, G, S, V) for queries that are rotated twice.
-
-    Args:
-        sinks: (B, S) bool.
-
-    Returns:
-        keys (B, G, S, 2 K), and values with V zeros behind them, since fast kernels want both of one size.
-    """
+def split_keys(key: Tensor, sinks: Tensor) -> Tensor:
+    """Keys (B, G, S, K) for queries that are rotated twice, (B, G, S, 2 K); sinks, (B, S) bool, have theirs in the back."""
     sinks = sinks[:, None, :, None]
-    return torch.cat([key.masked_fill(sinks, 0), key.masked_fill(~sinks, 0)], dim=-1), pad(value, (0, value.shape[-1]))
+    return torch.cat([key.masked_fill(sinks, 0), key.masked_fill(~sinks, 0)], dim=-1)

@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention_columns import Columns, Kept, Reach, columns_of, marked, visible
-from .attention_sinks import RotationOfKind, SinkRotation, apart, beyond
+from .attention_sinks import RotationOfKind, SinkRotation, excess_distance, split_keys
 from .eager_attention import eager_attention_forward
-from .plan import Layout, OnDevice
+from .plan import Layout, OnDevice, Rotation
+from .retention_forms import needs_autograd
 from .retention_state import STATE_LAYERS, WINDOWED, RetNetStateLayer, StateLayer, first_in_use
 
 
@@ -268,7 +270,8 @@ class AttentionPlan(OnDevice):
             takes the eager implementation.
 
     Attributes:
-        rotate: of queries and keys; a `SinkRotation` where a query is too far from its sinks. sinks: (B, S) bool, or None.
+        rotate: of queries and keys; a `SinkRotation` where a query is too far from its sinks.
+        sinks: (B, S) bool, which of the old and new columns are sinks; None without sinks.
 
     Raises:
         ValueError: for packed documents or sinks where the implementation is a flash attention, which takes no such mask.
@@ -298,10 +301,11 @@ class AttentionPlan(OnDevice):
         causal = layout.present is None and layout.starts is None and past is None
         self.sinks = keys.beginnings(self.reach.sinks) if self.reach.sinks else None
         self.blocks = self._blocks(columns, keys, causal, size, dtype)
-        if self.sinks is not None and config.attention_sink_distance is not None:
-            further = beyond(columns, keys, config.attention_sink_distance)
-            if torch.compiler.is_compiling() or bool(further.any()):
-                self.rotate = SinkRotation(self.rotate, rotation(kind, position=layout.position - further))
+        distance = config.attention_sink_distance if isinstance(self.rotate, Rotation) else None
+        if self.sinks is not None and distance is not None:
+            excess = excess_distance(columns, keys, distance)
+            if needs_autograd() or bool(excess.any()):  # values cannot be read where it is True
+                self.rotate = SinkRotation(self.rotate, rotation(kind, position=layout.position - excess))
 
     @property
     def is_flash(self) -> bool:
@@ -351,16 +355,17 @@ class AttentionPlan(OnDevice):
         if past is not None:
             key, value = past.update(key, value, self.reading)
         function = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention_forward)
-        key, value, outputs, size = key.to(query.dtype), value.to(query.dtype), [], value.shape[-1]
-        if isinstance(self.rotate, SinkRotation):
-            key, value = apart(key, value, self.sinks)
+        key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
+        size, is_far = value.shape[-1], isinstance(self.rotate, SinkRotation)
+        if is_far:
+            key, value = split_keys(key, self.sinks), pad(value, (0, size))  # fast kernels want them of one size
         for queries, keys, mask in self.blocks:
             parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
             outputs.append(function(module, *parts, mask, scaling=scaling, sliding_window=self.reach.window, **kwargs))
         if len(outputs) > 1:
             outputs = [(torch.cat([output for output, _ in outputs], dim=1), None)]
         output, weights = outputs[0]
-        return output[..., :size], weights
+        return output[..., :size] if is_far else output, weights
 
 
 class AttentionOfState(OnDevice):

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from retnet_hf import RetNetForCausalLM
 from retnet_hf.attention_columns import Reach
-from retnet_hf.attention_sinks import SinkRotation, apart
+from retnet_hf.attention_sinks import SinkRotation, split_keys
 from retnet_hf.modeling_retnet import RetNetModel
 from retnet_hf.plan import Layout, Plan, Rotation, Scaling, operators_of
 from retnet_hf.softmax_attention import AttentionOfState
@@ -91,12 +91,10 @@ class ExportedAttention:
         seen = columns <= rows
         if window is not None:
             seen = seen & ((rows - columns < window) | (columns < sinks))
-        pair = (keys, values)
-        if query.shape[-1] > keys.shape[-1]:
-            pair = apart(keys, values, columns[:, 0] < sinks)
-        repeated = (numbers.repeat_interleave(query.shape[1] // keys.shape[1], dim=1) for numbers in pair)
+        groups, is_far = query.shape[1] // keys.shape[1], query.shape[-1] > keys.shape[-1]
+        read = split_keys(keys, columns[:, 0] < sinks) if is_far else keys
+        repeated = (numbers.repeat_interleave(groups, dim=1) for numbers in (read, values))
         output = F.scaled_dot_product_attention(query, *repeated, attn_mask=seen[:, None], scale=self.scaling)
-        output = output[..., : values.shape[-1]]
         if window is not None:
             keys, values = (
                 torch.cat([numbers[:, :, :sinks], numbers[:, :, sinks:][:, :, -(window - 1) :]], dim=2)
@@ -177,7 +175,7 @@ class CausalGraph(nn.Module):
     def _rotation(self, plan: Plan, kind: str) -> Rotation | Scaling | SinkRotation:
         inner, distance = self.model.model, self.model.config.attention_sink_distance
         rotate = inner.attention_rotation(plan, torch.float32, kind)
-        if distance is None or not Reach.of(inner.config, kind).sinks:
+        if distance is None or not Reach.of(inner.config, kind).sinks or isinstance(rotate, Scaling):
             return rotate
         nearer = plan.position.clamp(max=distance)
         return SinkRotation(rotate, inner.attention_rotation(plan, torch.float32, kind, nearer))

@@ -75,7 +75,8 @@ def check(model: RetNetForCausalLM, file: Path) -> Found:
     generator = torch.Generator().manual_seed(0)
     config = model.config
     windows = [config.attention_window(kind) or 0 for kind in set(config.layer_types)]
-    length = max(PROMPT, 2 * max(windows) + config.attention_sinks)  # so that tokens leave every window
+    far = (config.attention_sink_distance or 0) + max(windows)  # from the sinks
+    length = max(PROMPT, 2 * max(windows) + config.attention_sinks, far)  # so that tokens leave every window
     ids = torch.randint(config.vocab_size, (1, length), generator=generator)
     runner, expected = Runner(file), model(ids, use_cache=False).logits
     found = torch.cat([runner.read(part) for part in ids.split((*FIRST_PIECES, length - sum(FIRST_PIECES)), dim=1)], dim=1)

@@ -329,6 +329,10 @@ def test_what_needs_no_conversion_and_what_is_unknown_is_said(retnet_hf, source)
     assert "must be one of vir_official" in retnet_hf("convert", "source", "made", "--from", "bla").err
     wrong = " ".join(retnet_hf("convert", "source", "made", "--from", "syncdoth").err.split())
     assert wrong.endswith("source looks like the format fla, not syncdoth")
+    assert "source looks like the format fla, not minimax" in " ".join(
+        retnet_hf("convert", "source", "made", "--from", "minimax").err.split()
+    )
+    assert "ours is one of our own" in retnet_hf("convert", "ours", "other", "--from", "syncdoth").err
     assert "does not exist" in retnet_hf("convert", "./nothing", "made").err
     Path("notes.txt").write_text("no weights")
     assert "no file of weights" in retnet_hf("convert", "notes.txt", "made").err

@@ -110,8 +110,9 @@ def hybrid(family="hybrid", **fields):
 of_every_family = pytest.mark.parametrize("family", ["hybrid", "sinks", *HEIRS])
 
 
-def test_implementations_of_attention_agree():
-    model, ids = hybrid(), random_ids(2, 30)
+@pytest.mark.parametrize("family", ["hybrid", "sinks"])
+def test_implementations_of_attention_agree(family):
+    model, ids = hybrid(family), random_ids(2, 30)
     assert model.config._attn_implementation == "sdpa"
     expected = model(ids).logits
     mask = torch.ones(2, 30, dtype=torch.int64)
@@ -233,13 +234,18 @@ def test_blocks_see_the_sinks_of_their_documents_alone():
     [
         {"layer_types": ["sliding_attention"], "sliding_window": 4},
         {"layer_types": ["linear_attention"], "retention_window": 4, "decay_schedule": [1e-9] * 4},
+        {"layer_types": ["sliding_attention"], "sliding_window": 4, "attention_head_dim": 12, "attention_log_base": 50.0},
     ],
-    ids=["alone", "beside retention"],
+    ids=["alone", "beside retention", "with heads of its own"],
 )
 @pytest.mark.parametrize("distance", [6, 9])
 def test_sinks_are_seen_as_if_they_stood_at_their_distance(fields, distance):
     """A text whose sinks do stand there, with nothing between them and the window, ends in the same logits."""
-    fields |= {"num_hidden_layers": 1, "attention_sinks": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 9.0}}
+    fields = fields | {
+        "num_hidden_layers": 1,
+        "attention_sinks": 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 9.0},
+    }
     near, ids = small_model(**fields, attention_sink_distance=distance), random_ids(2, 30)
     plain = small_model(**fields)
     plain.load_state_dict(near.state_dict())
@@ -251,7 +257,18 @@ def test_sinks_are_seen_as_if_they_stood_at_their_distance(fields, distance):
         position = torch.tensor([[first, first + 1, first + 2, *range(last - 3, last + 1)]])
         close(logits[:, last], plain(read, position_ids=position).logits[:, -1])
     assert (logits[:, -1] - plain(ids).logits[:, -1]).abs().max() > 1e-3
-    close(near(ids, position_ids=torch.arange(100, 130)[None]).logits, logits)  # distances count, not positions
+    if "attention_log_base" not in fields:  # distances count, not positions
+        close(near(ids, position_ids=torch.arange(100, 130)[None]).logits, logits)
+
+
+@pytest.mark.parametrize(("rotates", "kind"), [("softmax_attention", "linear"), ("linear_attention", "sliding")])
+def test_a_window_that_does_not_rotate_has_no_distances(rotates, kind):
+    kinds, ids = [f"{kind}_attention"] * 2, random_ids(2, 30)
+    fields = {"num_hidden_layers": 2, "layer_types": kinds, "rotary_layers": rotates, "attention_sinks": 2}
+    fields["retention_window" if kind == "linear" else "sliding_window"] = 4
+    bounded, plain = small_model(**fields, attention_sink_distance=5), small_model(**fields)
+    plain.load_state_dict(bounded.state_dict())
+    close(bounded(ids).logits, plain(ids).logits)
 
 
 @of_every_family
@@ -283,15 +300,16 @@ def test_a_window_of_one_token_does_not_forget_where_it_was(sinks):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_state_is_saved_and_loaded_whole(tmp_path, dtype):
-    model, ids, more = hybrid().to(dtype), random_ids(2, 20), random_ids(2, 9, seed=1)
+@pytest.mark.parametrize("family", ["hybrid", "sinks"])
+def test_a_state_is_saved_and_loaded_whole(tmp_path, family, dtype):
+    model, ids, more = hybrid(family).to(dtype), random_ids(2, 20), random_ids(2, 9, seed=1)
     mask = torch.ones(2, 20, dtype=torch.int64)
     mask[1, :4] = 0
     state = model(ids, attention_mask=mask, use_cache=True).past_key_values
     state.save(tmp_path / "state")
     loaded = RetNetState.load(tmp_path / "state", model.config)
     assert model(more, past_key_values=loaded).logits.equal(model(more, past_key_values=state).logits)
-    other = small_config("hybrid", sliding_window=5)
+    other = small_config(family, sliding_window=4)
     with pytest.raises(ValueError, match="another configuration"):
         RetNetState.load(tmp_path / "state", other)
 
@@ -383,14 +401,10 @@ def test_flash_attention_is_refused_where_documents_share_a_row():
             "attention_sinks must be a number of tokens beside sliding_window or retention_window, or 0, got 4",
         ),
         (
-            {"attention_sinks": 3, "attention_sink_distance": 2},
-            r"attention_sink_distance must be a number of tokens, attention_sinks \(3, .* or more, .*, got 2",
+            {"attention_sinks": 3, "attention_sink_distance": 7},
+            r"attention_sink_distance must be 8 \(the window and attention_sinks, minus 1\) or more, or None, .*, got 7",
         ),
-        ({"attention_sink_distance": 2}, r"attention_sink_distance must be .* attention_sinks \(0, .*, got 2"),
-        (
-            {"attention_sinks": 1, "attention_sink_distance": 2, "use_rotary": False},
-            "attention_sink_distance must be .* where softmax attention rotates, or None, got 2",
-        ),
+        ({"attention_sink_distance": 9}, "attention_sink_distance must be .* None, which it must be without .*, got 9"),
         ({"retention_window": 0}, "retention_window must be a positive number of tokens, or None"),
         ({"bidirectional": True}, "retention_window must be .* None, which it must be in an encoder, got 4"),
         ({"bidirectional": True, "retention_window": None}, "layer_types must be all linear_attention in an encoder"),

@@ -92,6 +92,11 @@ def test_windows_and_sinks_alone_take_the_place_of_attention():
     narrow = transfer(source, kept=[1], window=8, sinks=2, retention=False)
     assert narrow(ids).logits[:, :8].allclose(source(ids).logits[:, :8], atol=1e-4)
     assert not narrow(ids).logits[:, 20:].allclose(source(ids).logits[:, 20:], atol=1e-2)
+    assert narrow.config.attention_sink_distance is None
+    near = transfer(source, kept=[1], window=8, sinks=2, retention=False, sink_distance=12)
+    close(near(ids).logits[:, :13], narrow(ids).logits[:, :13], 40 * rounding(32))
+    assert not near(ids).logits[:, 20:].allclose(narrow(ids).logits[:, 20:], atol=1e-3)
+    assert transfer(source, kept=[1], sinks=2, sink_distance=12).config.attention_sink_distance is None  # no window
     [error] = align(narrow, source, ids)
     assert error > 0
     prepare_for_alignment(narrow)

@@ -251,7 +251,7 @@ def cast_as_fsdp_does(module, args, kwargs):
     return tree_map(narrow, args), tree_map(narrow, kwargs)
 
 
-@pytest.mark.parametrize("dialect", ["fla", "grouped", "hybrid"])
+@pytest.mark.parametrize("dialect", ["fla", "grouped", "hybrid", "sinks"])
 @pytest.mark.parametrize("length", [1, 7, 40])
 def test_mixed_precision_of_fsdp_leaves_decays_and_rotations_wide(dialect, length):
     """It casts floats within tuples and dataclasses; a plan is neither (D1)."""

@@ -169,7 +169,7 @@ class Recipe:
 
     @property
     def sink_distance(self) -> int:
-        """How far tokens are from their sinks at the most: as far as training or the window shows."""
+        """How far away sinks seem at the most: as far as training or the window shows them."""
         return max(self.longest_block, (self.window or 0) + self.sinks) - 1
 
     @property
