@@ -62,7 +62,10 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("document_ends(self.starts).flip(1)", "self.starts.flip(1)"),
             ("elif isinstance(value, functools.partial):", "elif isinstance(value, bytes):"),
             ("return position_ids[:1] if alike else position_ids", "return position_ids[:1]"),
-            ("if dtype in self.narrows else (query, key)", "if False else (query, key)"),
+            (
+                "turned.to(query.dtype) if query.dtype in self.narrows",
+                "turned.to(query.dtype) if query.dtype not in self.narrows",
+            ),
             ("- self_retention(query", "- 0 * self_retention(query"),
             ("if len(set(map(id, log_decays))) == 1:", "if True:"),
             ("output.masked_fill(~layout.present[:, None, :, None], 0), state", "output, state"),
@@ -117,8 +120,8 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [
             ("keys.beginnings(1), columns, 0)", "keys.beginnings(2), columns, 0)"),
             ("next_position - first - distance)", "next_position - 1 - distance)"),
-            ("key.masked_fill(sinks, 0), ", "key, "),
-            ("key.masked_fill(~sinks, 0)", "key"),
+            ("torch.stack([~sinks, sinks]", "torch.stack([torch.ones_like(sinks), sinks]"),
+            ("torch.stack([~sinks, sinks]", "torch.stack([~sinks, torch.ones_like(sinks)]"),
             (".clamp(min=0)", ""),
         ],
     ),

@@ -49,7 +49,11 @@ class SinkRotation(OnDevice):
         return torch.cat([turned, self.nearer.of_queries(query)], dim=-1), key
 
 
-def split_keys(key: Tensor, sinks: Tensor) -> Tensor:
-    """Keys (B, G, S, K) for queries that are rotated twice, (B, G, S, 2 K); sinks, (B, S) bool, have theirs in the back."""
-    sinks = sinks[:, None, :, None]
-    return torch.cat([key.masked_fill(sinks, 0), key.masked_fill(~sinks, 0)], dim=-1)
+def key_halves(sinks: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B, 1, S, 2, 1): 1 for the half of (B, G, S, 2 K) where a key stands, which is the second for sinks (B, S)."""
+    return torch.stack([~sinks, sinks], dim=-1)[:, None, :, :, None].to(dtype)
+
+
+def split_keys(key: Tensor, halves: Tensor) -> Tensor:
+    """Keys (B, G, S, K) for queries that are rotated twice, (B, G, S, 2 K)."""
+    return (key.unsqueeze(-2) * halves.to(key.dtype)).flatten(-2)

@@ -18,7 +18,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention_columns import Columns, Kept, Reach, columns_of, marked, visible
-from .attention_sinks import RotationOfKind, SinkRotation, excess_distance, split_keys
+from .attention_sinks import RotationOfKind, SinkRotation, excess_distance, key_halves, split_keys
 from .eager_attention import eager_attention_forward
 from .plan import Layout, OnDevice, Rotation
 from .retention_forms import needs_autograd
@@ -304,8 +304,9 @@ class AttentionPlan(OnDevice):
         distance = config.attention_sink_distance if isinstance(self.rotate, Rotation) else None
         if self.sinks is not None and distance is not None:
             excess = excess_distance(columns, keys, distance)
-            if needs_autograd() or bool(excess.any()):  # values cannot be read where it is True
+            if needs_autograd() or bool(excess.any()):  # the former, where values cannot be read
                 self.rotate = SinkRotation(self.rotate, rotation(kind, position=layout.position - excess))
+                self.halves = key_halves(self.sinks, dtype)
 
     @property
     def is_flash(self) -> bool:
@@ -358,7 +359,7 @@ class AttentionPlan(OnDevice):
         key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
         size, is_far = value.shape[-1], isinstance(self.rotate, SinkRotation)
         if is_far:
-            key, value = split_keys(key, self.sinks), pad(value, (0, size))  # fast kernels want them of one size
+            key, value = split_keys(key, self.halves), pad(value, (0, size))  # fast kernels want them of one size
         for queries, keys, mask in self.blocks:
             parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
             outputs.append(function(module, *parts, mask, scaling=scaling, sliding_window=self.reach.window, **kwargs))

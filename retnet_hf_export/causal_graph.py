@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from retnet_hf import RetNetForCausalLM
 from retnet_hf.attention_columns import Reach
-from retnet_hf.attention_sinks import SinkRotation, split_keys
+from retnet_hf.attention_sinks import SinkRotation, key_halves, split_keys
 from retnet_hf.modeling_retnet import RetNetModel
 from retnet_hf.plan import Layout, Plan, Rotation, Scaling, operators_of
 from retnet_hf.softmax_attention import AttentionOfState
@@ -92,7 +92,7 @@ class ExportedAttention:
         if window is not None:
             seen = seen & ((rows - columns < window) | (columns < sinks))
         groups, is_far = query.shape[1] // keys.shape[1], query.shape[-1] > keys.shape[-1]
-        read = split_keys(keys, columns[:, 0] < sinks) if is_far else keys
+        read = split_keys(keys, key_halves(columns[:, 0] < sinks, keys.dtype)) if is_far else keys
         repeated = (numbers.repeat_interleave(groups, dim=1) for numbers in (read, values))
         output = F.scaled_dot_product_attention(query, *repeated, attn_mask=seen[:, None], scale=self.scaling)
         if window is not None:
