@@ -60,7 +60,7 @@ OURS = "retnet_hf"
 CONFIGURATION_ERRORS = (StrictDataclassError, ValueError, TypeError, KeyError, IndexError, ArithmeticError)
 _OUR_MODEL_TYPES = ("retnet", "vir", "rmt", "metaformer")
 # names that only models of this package have
-_OUR_SIGN = r"\.retention\.o_proj\.weight$|\.attention\.lepe\.weight$|\.mixer_norm\.weight$"
+_OUR_SIGN = r"\.(retention\.o_proj|attention\.(o_proj|lepe)|mixer_norm)\.weight$"
 
 
 def format_of(checkpoint: Checkpoint) -> str | None:

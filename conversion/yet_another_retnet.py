@@ -26,9 +26,10 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> NoReturn:
     homeless = sorted({re.sub(r"^.*layers\.\d+\.", "", name) for name in shapes if name.endswith(".bias")})
+    named = f": {', '.join(homeless)}" if homeless else ""
     raise CheckpointError(
         "the format yet_another_retnet has tensors without a place in RetNetConfig, whose projections have no biases, whose "
-        f"norms are RMS norms, and which has a norm before its head: {', '.join(homeless)}"
+        f"norms are RMS norms, and which has a norm before its head{named}"
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from .recall import CHOICES
-from .report import Report
+from .report import Report, is_worse
 
 
 def markdown(report: Report) -> str:
@@ -79,7 +79,7 @@ def markdown(report: Report) -> str:
         lines += ["", "| prompt | source | this model |", "|---|---|---|"]
         lines += [f"| {' | '.join(map(_in_a_cell, row))} |" for row in report.answers]
     for stage in report.trainings:
-        if stage.after > stage.before:
+        if is_worse(stage.before, stage.after):
             lines += [
                 "",
                 f"**The stage {stage.name} made the model worse**: it may need more steps, or a lower learning rate.",

@@ -69,6 +69,11 @@ class Measures:
     tokens_per_second: dict[int, float] = field(default_factory=dict)  # of one sequence, by tokens before
 
 
+def is_worse(before: float, after: float) -> bool:
+    """Whether a loss rose, by more than its rounding."""
+    return after - before > 1e-6 * max(1.0, abs(before))
+
+
 @dataclass
 class Training:
     """What a stage of training was.

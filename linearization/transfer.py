@@ -66,11 +66,12 @@ def linearized_config(
         raise SourceError(f"layer {unknown[0]} cannot be kept: the model has layers 0 to {len(layers) - 1}.")
     replacement = "linear_attention" if retention else "sliding_attention"
     kinds = [kind if layer in kept else replacement for layer, kind in enumerate(softmax.layer_types)]
-    if window is None or (retention and "sliding_attention" in kinds):  # layers that stay have none
+    stays = "sliding_attention" in kinds if retention else replacement not in kinds
+    if window is None or stays:  # layers that stay have none
         sinks = 0
     of_sinks = {"attention_sinks": sinks, "attention_sink_distance": sink_distance if sinks else None}
     if not retention:
-        fields = {"layer_types": kinds, "sliding_window": window, **of_sinks}
+        fields = {"layer_types": kinds, "sliding_window": None if stays else window, **of_sinks}
         return RetNetConfig.from_dict(softmax.to_dict() | fields)
     fields = softmax.to_dict() | {
         "layer_types": kinds,

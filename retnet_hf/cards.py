@@ -53,6 +53,9 @@ _HYBRID = """\
  with layers of softmax attention: those of
 retention keep {state_bytes} bytes per sequence, however long the text is; the others keep {token_numbers} numbers of each
 token that they may look back to."""
+_SOFTMAX = """\
+ without retention. Layers with a
+window keep the last {window} tokens and the first {sinks}, the others all tokens: {token_numbers} numbers of each."""
 _ENCODER = """\
  that reads in both directions:
 a token sees those before and after it, in time linear in the length of the text."""
@@ -107,7 +110,9 @@ def model_card(
     if config.model_type == "retnet":
         task, auto_class = TASKS[suffix], f"AutoModel{suffix.removeprefix('Model')}"
         nature = _ENCODER if config.bidirectional else _HYBRID if config.is_hybrid else _DECODER
+        nature = nature if "linear_attention" in config.layer_types or not config.sliding_window else _SOFTMAX
         sizes = {"state_bytes": f"{4 * config.state_size:,}", "token_numbers": f"{config.cache_size_per_token:,}"}
+        sizes |= {"window": config.sliding_window, "sinks": config.attention_sinks}
         nature = nature.format(**sizes)
         rows = {
             "hidden size": config.hidden_size,

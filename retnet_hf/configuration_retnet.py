@@ -96,9 +96,9 @@ class RetNetConfig(PreTrainedConfig):
             retention of each layer of it: with its queries, keys and values, times a factor that each head learns.
         attention_sinks (`int`): the first so many tokens of a document stay visible beside every window of softmax attention
             (arXiv 2309.17453).
-        attention_sink_distance (`int`, *optional*): a token further into its document than this is rotated for the sinks as
-            if it stood this many positions after the first token, so that windows work in texts longer than those trained
-            on. None for the real distance.
+        attention_sink_distance (`int`, *optional*): the distance, in positions, at which the first token is seen from all
+            tokens that are further away, so that windows work in texts longer than those trained on: the window plus
+            attention_sinks, minus 1, or more. None for the real distance.
         rotary_layers (`str`, *optional*): "linear_attention" or "softmax_attention": use_rotary is for these layers alone.
         learned_rotary_layers (`list[int]`, *optional*): layers of retention whose queries and keys become
             (x cos θt, x sin θt), twice as long, with an angle θ that each number of each head learns.
@@ -544,13 +544,18 @@ class RetNetConfig(PreTrainedConfig):
         check.require(
             self.attention_sinks == 0 or (self.attention_sinks > 0 and windows),
             "attention_sinks",
-            "a number of tokens beside sliding_window or retention_window, or 0",
+            "a number of tokens beside layers of sliding_attention or a retention_window, or 0",
         )
         least = max(self.sliding_window or 0, self.retention_window or 0) + self.attention_sinks - 1
         check.require(
-            self.attention_sink_distance is None or (self.attention_sinks > 0 and self.attention_sink_distance >= least),
+            self.attention_sink_distance is None or self.attention_sinks > 0,
             "attention_sink_distance",
-            f"{least} (the window and attention_sinks, minus 1) or more, or None, which it must be without attention_sinks",
+            "None without attention_sinks",
+        )
+        check.require(
+            self.attention_sink_distance is None or self.attention_sink_distance >= least,
+            "attention_sink_distance",
+            f"{least} (the window and attention_sinks, minus 1) or more, or None",
         )
         check.require(not (self.bidirectional and self.is_hybrid), "layer_types", "all linear_attention in an encoder")
         check.require(

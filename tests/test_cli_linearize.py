@@ -485,6 +485,12 @@ def test_windows_alone_by_name(retnet_hf, workplace):
     assert "--no-retention" in report["options"].split()
     assert list(report["without"]) == ["nothing", "sinks", "kept layers"]
     assert list(report["layer_errors"]) == ["0", "2", "3"]
+    card = " ".join(Path("model/README.md").read_text(encoding="utf-8").split())
+    assert "without retention. Layers with a window keep the last 8 tokens and the first 4, the others all tokens" in card
+    assert "retnet_hf's own" in " ".join(retnet_hf("inspect", "model").out.split())
+    refused(
+        retnet_hf(*LINEARIZE, "--overwrite", "--no-retention", "--window", 8, "--keep-attention", "0,1,2,3"), "every layer"
+    )
 
 
 def test_texts_are_told_apart_in_the_report(retnet_hf, workplace):

@@ -28,6 +28,7 @@ from retnet_hf_linearization.report import (
     Measures,
     Report,
     Training,
+    is_worse,
     measure_decoding,
     measure_text,
     measured_divergence,
@@ -282,6 +283,11 @@ def test_parts_are_those_that_a_model_has():
     assert parts_of(transfer(source, kept=[])) == []
     assert parts_of(transfer(source, kept=[], window=8)) == ["retention", "window"]
     assert parts_of(transfer(source, kept=[0], window=8, sinks=1, retention=False)) == ["sinks", "kept layers"]
+
+
+@pytest.mark.parametrize(("before", "after", "worse"), [(1.0, 1.1, True), (0.0, 1e-8, False), (30.0, 30.0, False)])
+def test_a_stage_is_worse_by_more_than_rounding(before, after, worse):
+    assert is_worse(before, after) == worse
 
 
 def test_the_divergence_of_two_models_is_that_of_their_distributions(hybrid, monkeypatch):

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, Trainer
 
 from retnet_hf_linearization import AlignmentTrainer, DistillationTrainer, LayersBefore, prepare_for_alignment
-from retnet_hf_linearization.report import Training
+from retnet_hf_linearization.report import Training, is_worse
 
 from .. import ranks
 from ..errors import SAVED, Interrupted
@@ -93,7 +93,7 @@ class StageRun(TrainingRun):
     def outcome(self) -> str:
         before, after = self.losses[0], self.losses[-1]
         figures = f"{self.shown(before)} before, [bold green]{self.shown(after)}[/bold green] after"
-        worse = f", which is worse: try more steps or a lower {self.rate_option}" if after > before else ""
+        worse = f", which is worse: try more steps or a lower {self.rate_option}" if is_worse(before, after) else ""
         return f"{FIGURES[self.name]} on held-out text: {figures}{worse}"
 
     def trainer(self, **kwargs: Any) -> Trainer:
