@@ -66,16 +66,16 @@ def linearized_config(
         raise SourceError(f"layer {unknown[0]} cannot be kept: the model has layers 0 to {len(layers) - 1}.")
     replacement = "linear_attention" if retention else "sliding_attention"
     kinds = [kind if layer in kept else replacement for layer, kind in enumerate(softmax.layer_types)]
-    stays = "sliding_attention" in kinds if retention else replacement not in kinds
-    if window is None or stays:  # layers that stay have none
+    slides = "sliding_attention" in kinds
+    if window is None or slides == retention:  # layers that stay have no sinks
         sinks = 0
     of_sinks = {"attention_sinks": sinks, "attention_sink_distance": sink_distance if sinks else None}
     if not retention:
-        fields = {"layer_types": kinds, "sliding_window": None if stays else window, **of_sinks}
+        fields = {"layer_types": kinds, "sliding_window": window if slides else None, **of_sinks}
         return RetNetConfig.from_dict(softmax.to_dict() | fields)
     fields = softmax.to_dict() | {
         "layer_types": kinds,
-        "sliding_window": softmax.sliding_window if "sliding_attention" in kinds else None,
+        "sliding_window": softmax.sliding_window if slides else None,
         "use_output_gate": True,
         "output_gate_act": gate_act,
         "retention_window": window,

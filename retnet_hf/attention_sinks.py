@@ -50,10 +50,10 @@ class SinkRotation(OnDevice):
 
 
 def key_halves(sinks: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, 1, S, 2, 1): 1 for the half of (B, G, S, 2 K) where a key stands, which is the second for sinks (B, S)."""
+    """Factors (B, 1, S, 2, 1) on the two halves of longer keys: 1 and 0, or 0 and 1 for sinks, (B, S) bool."""
     return torch.stack([~sinks, sinks], dim=-1)[:, None, :, :, None].to(dtype)
 
 
 def split_keys(key: Tensor, halves: Tensor) -> Tensor:
-    """Keys (B, G, S, K) for queries that are rotated twice, (B, G, S, 2 K)."""
+    """Makes keys (B, G, S, K) twice as long, (B, G, S, 2 K), for queries that are rotated twice."""
     return (key.unsqueeze(-2) * halves.to(key.dtype)).flatten(-2)

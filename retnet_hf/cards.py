@@ -109,8 +109,9 @@ def model_card(
     tags = {config.model_type, *(["retention"] if family != "ViT" else []), *(model.model_tags or [])}
     if config.model_type == "retnet":
         task, auto_class = TASKS[suffix], f"AutoModel{suffix.removeprefix('Model')}"
-        nature = _ENCODER if config.bidirectional else _HYBRID if config.is_hybrid else _DECODER
-        nature = nature if "linear_attention" in config.layer_types or not config.sliding_window else _SOFTMAX
+        windows_alone = config.sliding_window and "linear_attention" not in config.layer_types
+        nature = _SOFTMAX if windows_alone else _HYBRID if config.is_hybrid else _DECODER
+        nature = _ENCODER if config.bidirectional else nature
         sizes = {"state_bytes": f"{4 * config.state_size:,}", "token_numbers": f"{config.cache_size_per_token:,}"}
         sizes |= {"window": config.sliding_window, "sinks": config.attention_sinks}
         nature = nature.format(**sizes)

@@ -271,7 +271,7 @@ class AttentionPlan(OnDevice):
 
     Attributes:
         rotate: of queries and keys; a `SinkRotation` where a query is too far from its sinks.
-        sinks: (B, S) bool, which of the old and new columns are sinks; None without sinks.
+        halves: for the keys of such queries, from `key_halves`; None where queries are rotated once.
 
     Raises:
         ValueError: for packed documents or sinks where the implementation is a flash attention, which takes no such mask.
@@ -299,21 +299,23 @@ class AttentionPlan(OnDevice):
         size = length if whole else max(at_a_time, self.reach.window)
         keys = columns if past is None else self.reading.columns
         causal = layout.present is None and layout.starts is None and past is None
-        self.sinks = keys.beginnings(self.reach.sinks) if self.reach.sinks else None
-        self.blocks = self._blocks(columns, keys, causal, size, dtype)
+        sinks, self.halves = keys.beginnings(self.reach.sinks) if self.reach.sinks else None, None
+        self.blocks = self._blocks(columns, keys, sinks, causal, size, dtype)
         distance = config.attention_sink_distance if isinstance(self.rotate, Rotation) else None
-        if self.sinks is not None and distance is not None:
+        if sinks is not None and distance is not None:
             excess = excess_distance(columns, keys, distance)
-            if needs_autograd() or bool(excess.any()):  # the former, where values cannot be read
+            if needs_autograd() or bool(excess.any()):  # compilers and transforms cannot read the values
                 self.rotate = SinkRotation(self.rotate, rotation(kind, position=layout.position - excess))
-                self.halves = key_halves(self.sinks, dtype)
+                self.halves = key_halves(sinks, dtype)
 
     @property
     def is_flash(self) -> bool:
         """Whether the implementation is a flash attention."""
         return "flash" in (self.implementation or "")
 
-    def _blocks(self, columns: Columns, keys: Columns, causal: bool, size: int, dtype: torch.dtype) -> list[Block]:
+    def _blocks(
+        self, columns: Columns, keys: Columns, sinks: Tensor | None, causal: bool, size: int, dtype: torch.dtype
+    ) -> list[Block]:
         """Of queries in these columns, so many at a time, and of keys; `causal` if all is one document without gaps."""
         (window, number), length = self.reach, columns.count.shape[1]
         if self.is_flash:
@@ -324,7 +326,7 @@ class AttentionPlan(OnDevice):
             return [Block(slice(None), slice(None), None if bool(keys.present.all()) else keys.present)]
         if causal and self.implementation == "sdpa" and (window is None or length <= window):
             return [Block(slice(None), slice(None), None)]
-        sinks, before, blocks = self.sinks, keys.count.shape[1] - length, []
+        before, blocks = keys.count.shape[1] - length, []
         for start in range(0, length, size):
             queries, own = slice(start, min(start + size, length)), slice(None)
             if length > size:  # otherwise without numbers that change with the past: a program is used again
@@ -357,8 +359,8 @@ class AttentionPlan(OnDevice):
             key, value = past.update(key, value, self.reading)
         function = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention_forward)
         key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
-        size, is_far = value.shape[-1], isinstance(self.rotate, SinkRotation)
-        if is_far:
+        size = value.shape[-1]
+        if self.halves is not None:
             key, value = split_keys(key, self.halves), pad(value, (0, size))  # fast kernels want them of one size
         for queries, keys, mask in self.blocks:
             parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
@@ -366,7 +368,7 @@ class AttentionPlan(OnDevice):
         if len(outputs) > 1:
             outputs = [(torch.cat([output for output, _ in outputs], dim=1), None)]
         output, weights = outputs[0]
-        return output[..., :size] if is_far else output, weights
+        return output if self.halves is None else output[..., :size], weights
 
 
 class AttentionOfState(OnDevice):

@@ -398,7 +398,8 @@ def test_flash_attention_is_refused_where_documents_share_a_row():
         ({"attention_sinks": -1}, "attention_sinks must be a number of tokens beside .*, or 0, got -1"),
         (
             {"attention_sinks": 4, "layer_types": None, "sliding_window": None, "retention_window": None},
-            "attention_sinks must be a number of tokens beside layers of sliding_attention or .*, or 0, got 4",
+            "attention_sinks must be a number of tokens beside layers of sliding_attention or a retention_window, "
+            "or 0, got 4",
         ),
         (
             {"attention_sinks": 3, "attention_sink_distance": 7},
