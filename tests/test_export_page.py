@@ -202,7 +202,8 @@ def test_a_state_of_python_goes_on_in_the_page(page, exported, tmp_path):
     page.press("write")
     both = torch.cat([ids, tokenizer(" And the earth", return_tensors="pt")["input_ids"]], dim=1)
     written = model.generate(both, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :]
-    assert page.text().endswith(" " + tokenizer.decode(written, skip_special_tokens=True))  # which drops the first space
+    expected = tokenizer.decode(written, skip_special_tokens=True).removeprefix(" ")  # some tokenizers drop it
+    assert page.text().endswith(f" {expected}")
 
 
 def test_a_state_of_the_page_goes_on_in_the_page(page):
