@@ -8,7 +8,7 @@ The modules `measures`, `recall`, `parts` and `report` say what a model has lost
 """
 
 from .alignment import AlignmentTrainer, LayersBefore, align, prepare_for_alignment
-from .distillation import DistillationTrainer, StoredTeacher, divergence_from, store_teacher
+from .distillation import DistillationTrainer, StoredTeacher, divergence_from, prepare_for_distillation, store_teacher
 from .gguf import gguf_file, unpacked
 from .heads import HeadMeasures, measure_heads
 from .kept_layers import costliest_layers, layer_costs, spread_layers
@@ -32,6 +32,7 @@ __all__ = [
     "linearized_config",
     "measure_heads",
     "prepare_for_alignment",
+    "prepare_for_distillation",
     "softmax_config",
     "spread_layers",
     "store_teacher",

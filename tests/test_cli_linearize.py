@@ -419,6 +419,16 @@ def test_a_model_of_half_precision_is_trained_in_float32_and_saved_as_it_was(ret
     assert AutoModelForCausalLM.from_pretrained("model", dtype="auto").dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_embeddings_are_distilled_unless_they_are_the_head_too(retnet_hf, workplace, tied):
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied)).save_pretrained("llama")
+    assert retnet_hf(*LINEARIZE, "--align-steps", 0, "--distill-steps", 1).code == 0
+    model, source = (AutoModelForCausalLM.from_pretrained(name) for name in ("model", "llama"))
+    assert torch.equal(model.get_input_embeddings().weight, source.get_input_embeddings().weight) == tied
+    assert torch.equal(model.lm_head.weight, source.lm_head.weight) == tied
+
+
 def test_minutes_are_planned_by_the_speed_of_the_machine(retnet_hf, workplace):
     options = [option for option in LINEARIZE if option not in ("--align-steps", "--distill-steps", "--batch-size", 4, 6)]
     answer = retnet_hf(*options, "--minutes", 0.1)

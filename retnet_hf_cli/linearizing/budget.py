@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retnet_hf_linearization import align, divergence_from, prepare_for_alignment, transfer
+from retnet_hf_linearization import align, divergence_from, prepare_for_alignment, prepare_for_distillation, transfer
 from retnet_hf_linearization.report import Extent
 
 from .. import ranks
@@ -52,8 +52,8 @@ def measured_speed(recipe: Recipe) -> Speed:
             choosing = _tokens_per_second(teacher.model, ids)
         prepare_for_alignment(student)
         aligning = _tokens_per_second(lambda block: align(student, teacher, block, with_loss=Tensor.backward), ids)
-        head = student.requires_grad_(True).get_output_embeddings()
-        student.get_input_embeddings().requires_grad_(False)
+        prepare_for_distillation(student)
+        head = student.get_output_embeddings()
         distilling = _tokens_per_second(lambda block: divergence_from(student, head, teacher, block).backward(), ids)
     return Speed(reading, choosing, aligning, distilling)
 

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, Trainer
 
-from retnet_hf_linearization import AlignmentTrainer, DistillationTrainer, LayersBefore, prepare_for_alignment
+from retnet_hf_linearization import (
+    AlignmentTrainer,
+    DistillationTrainer,
+    LayersBefore,
+    prepare_for_alignment,
+    prepare_for_distillation,
+)
 from retnet_hf_linearization.report import Training, is_worse
 
 from .. import ranks
@@ -110,7 +116,7 @@ class StageRun(TrainingRun):
             lora = LoraConfig(r=self.recipe.lora_rank, lora_alpha=2 * self.recipe.lora_rank, task_type="CAUSAL_LM")
             kwargs["model"] = self.model = get_peft_model(self.model, lora)
         elif self.name == "distill":
-            self.model.get_input_embeddings().requires_grad_(False)
+            prepare_for_distillation(self.model)
         if self.name == "long":
             return Trainer(data_collator=collate, **kwargs)
         if self.name == "align":
