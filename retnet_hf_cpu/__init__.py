@@ -23,6 +23,7 @@ from retnet_hf.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTr
 from .fusing import FastLinear, fused_weights, install, linear_groups, projection_groups
 from .products import products_of
 from .programs import CompiledLayer, default_folder, layer_programs, product_programs, shallow_copy
+from .prompts import prompt_programs
 
 
 logger = logging.get_logger(__name__)
@@ -35,6 +36,7 @@ def compile(
     programs: bool = True,
     measure: bool = True,
     batch_sizes: Sequence[int] = (1,),
+    prompts: bool = False,
 ) -> Model:
     """Makes a fast copy of a model, to decode on a CPU. The model itself stays exactly as it is.
 
@@ -75,6 +77,8 @@ def compile(
             second or two in all. Otherwise everything that can be is fused.
         batch_sizes: numbers of sequences for whose steps layers of retention have programs, each with one of its own. With
             other numbers, layers compute as in the model.
+        prompts: whether layers of retention also have programs for prompts, two for all lengths and numbers of sequences,
+            which take some fifteen seconds more to compile. Quantised layers have none.
 
     Raises:
         ValueError: for another model, or numbers of sequences that are not one or several, each 1 or more.
@@ -93,14 +97,14 @@ def compile(
         raise ValueError(f"batch_sizes must be one or several numbers of sequences, each 1 or more, got {batch_sizes}.")
     fast = original(model)
     if programs:
-        install_programs(fast, default_folder() if folder is None else Path(folder), sizes)
+        install_programs(fast, default_folder() if folder is None else Path(folder), sizes, prompts)
     else:
         install_fused(fast, measure)
     return fast
 
 
-def install_programs(fast: nn.Module, folder: Path, batch_sizes: Sequence[int]) -> None:
-    """Gives layers of retention programs of their steps, and the products of other layers programs of their own."""
+def install_programs(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], prompts: bool) -> None:
+    """Gives layers of retention programs of their steps, and of prompts, and the products of other layers their own."""
     steps = [layer for layer in fast.modules() if has_step(layer)]
     layers = [layer for layer in steps if is_served(layer)]
     if left := len(steps) - len(layers):
@@ -109,9 +113,11 @@ def install_programs(fast: nn.Module, folder: Path, batch_sizes: Sequence[int]) 
             "learned angles: programs compute their products, and PyTorch the rest."
         )
     served: set[nn.Module] = set()
-    for layer, own in zip(layers, layer_programs(layers, fast.config, folder, batch_sizes)):
+    steps_of_layers = layer_programs(layers, fast.config, folder, batch_sizes)
+    of_prompts = prompt_programs(layers, fast.config, folder) if prompts else [None] * len(layers)
+    for layer, own, of_prompt in zip(layers, steps_of_layers, of_prompts):
         if own:
-            layer.__class__, layer.programs = CompiledLayer, own
+            layer.__class__, layer.programs, layer.prompts = CompiledLayer, own, of_prompt
             served |= set(layer.modules())
     groups = [[fast.get_submodule(name) for name in names] for names in linear_groups(fast)]
     groups = [layers for layers in groups if layers[0] not in served]

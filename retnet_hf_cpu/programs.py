@@ -43,7 +43,7 @@ from retnet_hf.modeling_retnet import RetNetDecoderLayer
 from retnet_hf.pieces import has_hooks
 from retnet_hf.plan import Plan, Rotation, Scaling
 from retnet_hf.retention_forms import StepDecay, recurrent_step_
-from retnet_hf.retention_state import RetNetStateLayer
+from retnet_hf.retention_state import RetNetState, RetNetStateLayer
 
 from .fusing import linear_groups
 from .products import OneOfProducts, Product, Products, is_clearly_faster, products_of, sums
@@ -66,11 +66,22 @@ def shallow_copy(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
 
 
+def turns(config: PreTrainedConfig) -> bool:
+    """Whether layers of retention rotate queries and keys."""
+    return config.use_rotary and config.rotary_layers != "softmax_attention"
+
+
+def scale_of(layer: nn.Module) -> float:
+    """The factor on the queries of a layer that does not rotate them."""
+    config = layer.retention.config
+    return config.head_dim**-0.5 if config.query_scale is None else config.query_scale
+
+
 class TracedRotation(Rotation):
     """A rotation by cosines and sines that are inputs of the program."""
 
-    def __init__(self, rotations: list[Tensor]) -> None:
-        self.turn, self.narrows = rotate_step, ()
+    def __init__(self, rotations: list[Tensor], turn: Callable[..., Tensor]) -> None:
+        self.turn, self.narrows = turn, ()
         self.of_query, self.of_key = tuple(rotations[:2]), tuple(rotations[2:])
 
 
@@ -105,9 +116,8 @@ class DecodeStep(nn.Module):
         rotations: list[Tensor],  # (B, 1, 1, K): cosines and sines for the query, then for the key; or nothing
         operands: list[Tensor],  # parameters of the twin
     ) -> Tensor:
-        index, config = self.twin.retention.layer_idx, self.twin.retention.config
-        scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
-        rotate = TracedRotation(rotations) if rotations else Scaling(scale)
+        index = self.twin.retention.layer_idx
+        rotate = TracedRotation(rotations, rotate_step) if rotations else Scaling(scale_of(self.twin))
         operator = partial(recurrent_step_, decay=StepDecay(keep, None))
         plan = Plan(None, rotate, {index: operator}, {}, in_place=True)
         inputs = {"plan": plan, "past_key_values": SimpleNamespace(layers={index: TracedState(state)})}
@@ -200,29 +210,53 @@ class CompiledLayer(RetNetDecoderLayer):
     It is a class, since a `forward` in the layer's dictionary would be taken for a hook.
 
     Attributes:
-        programs: by number of sequences; empty once the weights have changed.
+        programs: of steps, by number of sequences; empty once the weights have changed.
+        prompts: the `PromptPrograms` of several tokens; None without, and once the weights have changed.
     """
 
     programs: dict[int, LayerProgram]
+    prompts: Callable[..., Tensor] | None
     original_class = RetNetDecoderLayer
-    added = ("programs",)
+    added = ("programs", "prompts")
 
     def forward(self, hidden_states, plan, past_key_values=None, **kwargs):
-        batch, length, _ = hidden_states.shape
-        is_step = past_key_values is not None and length == 1 and not self.training and not torch.compiler.is_compiling()
-        program = self.programs.get(batch) if is_step else None
-        if is_step and batch not in self.programs and any(self.programs.values()):
+        if not self.training and not torch.compiler.is_compiling():
+            compute = self.step if hidden_states.shape[1] == 1 else self.prompt
+            output = compute(hidden_states, plan, past_key_values)
+            if output is not None:
+                return output
+        return super().forward(hidden_states, plan, past_key_values, **kwargs)
+
+    def step(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
+        """The output for one token of each sequence, by a program; None where the layer has to compute it."""
+        batch = hidden_states.shape[0]
+        if state is None:
+            return None
+        if batch not in self.programs and any(self.programs.values()):
             logger.warning_once(
                 f"retnet_hf_cpu.compile made no program for steps of {batch} sequences: name their number in batch_sizes."
             )
-        if program is not None:
-            past = past_key_values.layers[self.retention.layer_idx]
-            if program.computes(hidden_states, plan, past) and not has_hooks(program.snapshot.within):
-                if program.snapshot.is_unchanged():
-                    return program(hidden_states, plan, past)
-                self.programs = {}
-                warn_of_change()
-        return super().forward(hidden_states, plan, past_key_values, **kwargs)
+        program, past = self.programs.get(batch), state.layers[self.retention.layer_idx]
+        if program is None or not program.computes(hidden_states, plan, past) or not self.is_unchanged(program.snapshot):
+            return None
+        return program(hidden_states, plan, past)
+
+    def prompt(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
+        """The output for several tokens of each sequence, by programs; None where the layer has to compute it."""
+        programs = self.prompts
+        if programs is None or not programs.computes(hidden_states, plan) or not self.is_unchanged(programs.snapshot):
+            return None
+        return programs(hidden_states, plan, state)
+
+    def is_unchanged(self, snapshot: ModuleSnapshot) -> bool:
+        """Whether the layer is what its programs were made for. A change ends them, with a warning."""
+        if has_hooks(snapshot.within):
+            return False
+        if not snapshot.is_unchanged():
+            self.programs, self.prompts = {}, None
+            warn_of_change()
+            return False
+        return True
 
 
 class CompiledProducts(Products):
@@ -279,6 +313,7 @@ def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
 
     Args:
         steps: one module, or two that compute the same. The second one's program is kept unless the first is clearly faster.
+            A module whose inputs have open dimensions names them by a method `open_dimensions`.
         inputs: of the modules, one set for each layer or group of layers that the program is to serve. The trial uses all.
 
     Raises:
@@ -292,7 +327,8 @@ def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
         for number, step in enumerate(steps):
             made.append(Path(beside) / f"{number}{path.suffix}")
             with torch.no_grad():
-                exported = torch.export.export(step, inputs[0], strict=False)
+                open_dimensions = step.open_dimensions(inputs[0]) if hasattr(step, "open_dimensions") else None
+                exported = torch.export.export(step, inputs[0], dynamic_shapes=open_dimensions, strict=False)
             try:
                 torch._inductor.aoti_compile_and_package(exported, package_path=str(made[-1]))
             except Exception as error:
@@ -332,6 +368,22 @@ def kept_or_made(path: Path, step_of: Callable[[bool], nn.Module], inputs: list[
     return load(path)
 
 
+def runs_of(asked: list[tuple[Path, Callable[[bool], nn.Module], tuple]]) -> list[Run]:
+    """The program of each file, which is loaded or made once however often it is asked for.
+
+    Args:
+        asked: files, with `step_of` and inputs as those of `kept_or_made` and of `make`.
+    """
+    inputs: dict[Path, list[tuple]] = {}
+    for path, _, own in asked:
+        inputs.setdefault(path, []).append(own)
+    runs: dict[Path, Run] = {}
+    for path, step_of, _ in asked:
+        if path not in runs:
+            runs[path] = kept_or_made(path, step_of, inputs[path])
+    return [runs[path] for path, *_ in asked]
+
+
 def layer_programs(
     layers: list[nn.Module], config: PreTrainedConfig, folder: Path, batch_sizes: Sequence[int]
 ) -> list[dict[int, LayerProgram]]:
@@ -345,9 +397,8 @@ def layer_programs(
     Raises:
         RuntimeError: if a program cannot be compiled.
     """
-    turns = config.use_rotary and config.rotary_layers != "softmax_attention"
-    alike: dict[Path, list[tuple[int, tuple]]] = {}  # numbers of layers and their inputs, by the file of their program
     twins = [twin_of(layer, summed=True) for layer in layers]
+    asked, served = [], []
     for batch, (number, layer, twin) in itertools.product(batch_sizes, zip(itertools.count(), layers, twins)):
         if twin is None:
             continue
@@ -359,21 +410,18 @@ def layer_programs(
             torch.zeros(batch, 1, config.hidden_size, dtype=mixer.q_proj.weight.dtype),
             torch.zeros(batch, matrices, key_size, value_size),
             torch.ones(1, matrices, 1, 1),
-            [torch.ones(batch, 1, 1, mixer.head_dim) for _ in range(4 if turns else 0)],
+            [torch.ones(batch, 1, 1, mixer.head_dim) for _ in range(4 if turns(config) else 0)],
             [parameter.detach() for parameter in twin.parameters()],
         )
-        path = program_path(folder, config, twin, tree_leaves(inputs))
-        alike.setdefault(path, []).append((number, inputs))
-    programs: list[dict[int, LayerProgram]] = [{} for _ in layers]
-    for path, served in alike.items():
-        number, (hidden_states, *_) = served[0]
 
-        def step_of(summed: bool, layer: nn.Module = layers[number], batch: int = len(hidden_states)) -> DecodeStep:
+        def step_of(summed: bool, layer: nn.Module = layer, batch: int = batch) -> DecodeStep:
             return DecodeStep(twin_of(layer, summed, batch))
 
-        run = kept_or_made(path, step_of, [inputs for _, inputs in served])
-        for number, inputs in served:
-            programs[number][len(hidden_states)] = LayerProgram(run, layers[number], inputs)
+        asked.append((program_path(folder, config, twin, tree_leaves(inputs)), step_of, inputs))
+        served.append((number, batch))
+    programs: list[dict[int, LayerProgram]] = [{} for _ in layers]
+    for (number, batch), run, (*_, inputs) in zip(served, runs_of(asked), asked):
+        programs[number][batch] = LayerProgram(run, layers[number], inputs)
     return programs
 
 
@@ -383,21 +431,20 @@ def product_programs(groups: list[list[nn.Module]], folder: Path) -> list[Compil
     Raises:
         RuntimeError: if a program cannot be compiled.
     """
-    alike: dict[Path, list[tuple[int, Products, tuple]]] = {}
+    compiled: list[CompiledProducts | None] = [None] * len(groups)
+    asked, served = [], []
     for number, layers in enumerate(groups):
         products = products_of(layers, summed=True)
         if products is None:
             continue
         token = torch.zeros(1, 1, layers[0].in_features, dtype=layers[0].weight.dtype)
         inputs = token, [parameter.detach() for parameter in products.parameters()]
-        path = program_path(folder, None, products, tree_leaves(inputs))
-        alike.setdefault(path, []).append((number, products, inputs))
-    compiled: list[CompiledProducts | None] = [None] * len(groups)
-    for path, served in alike.items():
-        first = groups[served[0][0]]
-        run = kept_or_made(
-            path, lambda summed, group=first: ProductStep(products_of(group, summed=summed)), [each for *_, each in served]
-        )
-        for number, products, _ in served:
-            compiled[number] = CompiledProducts(products, run)
+
+        def step_of(summed: bool, layers: list[nn.Module] = layers) -> ProductStep:
+            return ProductStep(products_of(layers, summed=summed))
+
+        asked.append((program_path(folder, None, products, tree_leaves(inputs)), step_of, inputs))
+        served.append((number, products))
+    for (number, products), run in zip(served, runs_of(asked)):
+        compiled[number] = CompiledProducts(products, run)
     return compiled

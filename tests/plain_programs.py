@@ -10,18 +10,21 @@ from torch import Tensor
 
 from retnet_hf_cpu import programs as cpu_programs
 from retnet_hf_cpu.programs import ProductStep
+from retnet_hf_cpu.prompts import AfterOperator, BeforeOperator
 
 
 class Runs(list):
-    """Files of the programs of layers that ran, and of those of products."""
+    """Files of the programs of layers that ran, and of those of products and of prompts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.of_products: list[Path] = []
+        self.of_prompts: list[Path] = []
 
     def clear(self) -> None:
         super().clear()
         self.of_products.clear()
+        self.of_prompts.clear()
 
 
 @pytest.fixture
@@ -43,6 +46,12 @@ def made(request, monkeypatch) -> Runs:
                 if isinstance(step, ProductStep):
                     runs.of_products.append(path)
                     return list(step(flat[0], flat[1:]))
+                if isinstance(step, BeforeOperator):
+                    runs.of_prompts.append(path)
+                    return list(step(flat[0], flat[1:first], flat[first:]))
+                if isinstance(step, AfterOperator):
+                    runs.of_prompts.append(path)
+                    return [step(flat[0], flat[1], flat[first:])]
                 runs.append(path)
                 return [step(*flat[:3], flat[3:first], flat[first:])]
 

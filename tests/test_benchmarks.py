@@ -267,7 +267,7 @@ def test_programs_race_with_weights_of_few_bits(name, bits, monkeypatch):
     compiled = []
 
     def compile(model, **options):
-        assert options == {"programs": True, "measure": False}
+        assert options == {"programs": True, "measure": False, "prompts": True}
         compiled.append(model)
         return model
 

@@ -46,7 +46,7 @@ class Ours(TransformersPeer):
             self._quantise()
         if self.fused or self.programs:
             # everything is fused, since the race itself is the trial
-            fast = retnet_hf_cpu.compile(self.module, programs=self.programs, measure=False)
+            fast = retnet_hf_cpu.compile(self.module, programs=self.programs, measure=False, prompts=True)
             super().__init__(fast, self.compiled, self.graphed)
 
     def _quantise(self) -> None:

@@ -1,0 +1,194 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What a layer of retention computes before and after its operator, as programs for prompts of any length.
+
+Everything in a layer but the operator treats tokens one by one. So two programs, of which the number of tokens is open,
+serve prompts of any length and any number of sequences: one computes queries, keys and values, the other the rest of the
+layer from what the operator returns. The operator runs between them as in the model, so that states, padding and documents
+are what they are there.
+
+As in programs.py, the layer itself is compiled: a twin of it, which is given plans that stop at the operator or begin there.
+Operations that the result does not need are dropped by the compiler.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+from transformers.configuration_utils import PreTrainedConfig
+
+from retnet_hf.gradients import rotate
+from retnet_hf.plan import MappedPlan, Plan, Rotation, Scaling
+from retnet_hf.retention_state import RetNetState
+
+from .products import is_linear
+from .programs import Run, TracedRotation, program_path, runs_of, scale_of, shallow_copy, turns
+from .snapshots import ModuleSnapshot
+
+
+EXAMPLE = 64  # tokens that a program is traced with
+TOKENS = Dim("tokens", min=2, max=2**31 - 1)
+
+
+class PlanBefore:
+    """A plan that keeps what the operator of a layer would be given.
+
+    Args:
+        rotate: rotates and scales queries and keys.
+    """
+
+    def __init__(self, rotate: Rotation | Scaling) -> None:
+        self.rotate = rotate
+
+    def retain(self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: None = None) -> tuple[Tensor, None]:
+        self.kept = query, key, value
+        return query.new_zeros(*query.shape[:3], value.shape[-1]), None
+
+
+class PlanAfter:
+    """A plan whose operator has returned `output` (B, H, T, V)."""
+
+    def __init__(self, output: Tensor) -> None:
+        self.output = output
+
+    def rotate(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return query, key
+
+    def retain(self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: None = None) -> tuple[Tensor, None]:
+        return self.output, None
+
+
+class BeforeOperator(nn.Module):
+    """Queries, keys and values of a layer for N tokens, as a function of tensors alone."""
+
+    def __init__(self, twin: nn.Module) -> None:
+        super().__init__()
+        self.twin = twin
+        self.names = [name for name, _ in twin.named_parameters()]
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (1, N, D)
+        rotations: list[Tensor],  # (1, N, 1, K/2): cosines and sines for queries, then for keys; or nothing
+        operands: list[Tensor],  # parameters of the twin
+    ) -> tuple[Tensor, Tensor, Tensor]:  # (1, N, H, K), (1, N, G, K) and (1, N, G, V)
+        tables = [table.transpose(1, 2) for table in rotations]
+        plan = PlanBefore(TracedRotation(tables, rotate) if tables else Scaling(scale_of(self.twin)))
+        functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states, plan))
+        return tuple(heads.transpose(1, 2) for heads in plan.kept)
+
+    def open_dimensions(self, inputs: tuple) -> tuple:
+        """As `torch.export.export` takes them."""
+        _, rotations, operands = inputs
+        return {1: TOKENS}, [{1: TOKENS} for _ in rotations], [None for _ in operands]
+
+
+class AfterOperator(nn.Module):
+    """The new hidden states of a layer for N tokens, as a function of tensors alone."""
+
+    def __init__(self, twin: nn.Module) -> None:
+        super().__init__()
+        self.twin = twin
+        self.names = [name for name, _ in twin.named_parameters()]
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (1, N, D)
+        output: Tensor,  # (1, N, H, V) of the operator, float32
+        operands: list[Tensor],  # parameters of the twin
+    ) -> Tensor:  # (1, N, D)
+        plan = PlanAfter(output.transpose(1, 2))
+        return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states, plan))
+
+    def open_dimensions(self, inputs: tuple) -> tuple:
+        """As `torch.export.export` takes them."""
+        return {1: TOKENS}, {1: TOKENS}, [None for _ in inputs[2]]
+
+
+class PromptPrograms:
+    """Both programs, with the operands of a layer. Pickling and copying drop them.
+
+    Args:
+        before, after: the programs of `BeforeOperator` and `AfterOperator`.
+        layer: the layer whose weights the operands are.
+    """
+
+    def __init__(self, before: Run, after: Run, layer: nn.Module, rotates: bool) -> None:
+        self.before, self.after, self.rotates = before, after, rotates
+        self.operands = [parameter.detach() for parameter in layer.parameters()]
+        self.dtype, self.layer_idx = layer.retention.q_proj.weight.dtype, layer.retention.layer_idx
+        self.snapshot = ModuleSnapshot([layer])
+
+    def computes(self, hidden_states: Tensor, plan: Plan) -> bool:
+        """Whether the programs compute what the layer would."""
+        if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or hidden_states.dtype != self.dtype:
+            return False
+        if isinstance(plan, MappedPlan):  # its maps are outputs of the mixer
+            return False
+        return not self.rotates or (plan.rotate.turn is rotate and self.dtype not in plan.rotate.narrows)
+
+    def __call__(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor:
+        """(B, T, D) -> (B, T, D). The state reads the tokens."""
+        batch = hidden_states.shape[0]
+        tokens = hidden_states.reshape(1, -1, hidden_states.shape[-1]).contiguous()  # (1, B T, D)
+        tables = [*plan.rotate.of_query, *plan.rotate.of_key] if self.rotates else []
+        tables = [in_one_row(table.expand(batch, -1, -1, -1)) for table in tables]
+        query, key, value = (in_rows(heads, batch) for heads in self.before([tokens, *tables, *self.operands]))
+        past = None if state is None else state.layers[self.layer_idx]
+        output, _ = plan.retain(self.layer_idx, query, key, value, past)
+        [result] = self.after([tokens, in_one_row(output), *self.operands])
+        return result.view(hidden_states.shape)
+
+    def __reduce__(self) -> tuple:
+        return type(None), ()
+
+
+def in_one_row(tensor: Tensor) -> Tensor:
+    """(B, X, T, Y) -> (1, B T, X, Y), contiguous and in float32."""
+    return tensor.transpose(1, 2).flatten(0, 1)[None].float().contiguous()
+
+
+def in_rows(heads: Tensor, batch: int) -> Tensor:
+    """(1, B T, X, Y) -> (B, X, T, Y)."""
+    return heads[0].unflatten(0, (batch, -1)).transpose(1, 2)
+
+
+def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: Path) -> list[PromptPrograms | None]:
+    """Programs for prompts of each layer, loaded from the folder or compiled and kept there.
+
+    None for a layer with a linear layer that is adapted, sharded, hooked or quantised.
+
+    Args:
+        layers: of retention, on a CPU.
+
+    Raises:
+        RuntimeError: if a program cannot be compiled.
+    """
+    served = [number for number, layer in enumerate(layers) if is_dense(layer)]
+    asked = []
+    for layer in (layers[number] for number in served):
+        twin, mixer = shallow_copy(layer).eval(), layer.retention
+        operands = [parameter.detach() for parameter in twin.parameters()]
+        hidden_states = torch.zeros(1, EXAMPLE, config.hidden_size, dtype=mixer.q_proj.weight.dtype)
+        rotations = [torch.ones(1, EXAMPLE, 1, mixer.head_dim // 2) for _ in range(4 if turns(config) else 0)]
+        output = torch.zeros(1, EXAMPLE, config.mixer_sizes(mixer.layer_idx)[0], mixer.value_head_dim)
+        for step, inputs in (
+            (BeforeOperator(twin), (hidden_states, rotations, operands)),
+            (AfterOperator(twin), (hidden_states, output, operands)),
+        ):
+            path = program_path(folder, config, step, tree_leaves(inputs))
+            asked.append((path, lambda summed, step=step: step, inputs))
+    runs = iter(runs_of(asked))
+    programs: list[PromptPrograms | None] = [None] * len(layers)
+    for number in served:
+        programs[number] = PromptPrograms(next(runs), next(runs), layers[number], turns(config))
+    return programs
+
+
+def is_dense(layer: nn.Module) -> bool:
+    """Whether all linear layers in it are nothing but their weights."""
+    linear = [module for module in layer.modules() if hasattr(module, "weight") and getattr(module.weight, "ndim", 0) == 2]
+    return all(is_linear(module) and type(module.weight) is nn.Parameter for module in linear)

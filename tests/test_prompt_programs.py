@@ -1,0 +1,207 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`retnet_hf_cpu.compile(model, prompts=True)`: two programs around the operator compute what a layer does, at any length.
+
+One test compiles. In the others, the functions that would be compiled run as they are.
+"""
+
+import copy
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from small_models import close, greedy, random_ids, small_model
+from torch import Tensor
+from torchao.quantization import Int8WeightOnlyConfig
+from transformers import AutoModelForCausalLM, TorchAoConfig
+
+import retnet_hf_cpu
+from retnet_hf import RetNetState
+from retnet_hf.modeling_retnet import RetNetDecoderLayer
+from retnet_hf_cpu import number_of_programs, original
+from retnet_hf_cpu import programs as cpu_programs
+
+
+pytest_plugins = ("plain_programs",)  # the fixture `made`
+
+compiled = partial(retnet_hf_cpu.compile, prompts=True)
+
+
+@torch.no_grad()
+def read(model, ids: Tensor, **inputs) -> tuple[Tensor, RetNetState]:
+    """Logits of a prompt, and the state after it."""
+    state = RetNetState(model.config)
+    return model(ids, past_key_values=state, use_cache=True, **inputs).logits, state
+
+
+def same(found: tuple[Tensor, RetNetState], expected: tuple[Tensor, RetNetState], tolerance: float = 1e-4) -> None:
+    close(found[0].float(), expected[0].float(), tolerance)
+    for layer, other in zip(found[1].layers, expected[1].layers, strict=True):
+        assert layer.next_position.equal(other.next_position)
+        assert layer.cumulative_length.equal(other.cumulative_length)
+        if hasattr(layer, "recurrent_states"):
+            close(layer.recurrent_states, other.recurrent_states, tolerance)
+
+
+def test_two_programs_serve_every_length_and_are_kept(tmp_path, monkeypatch):
+    make, load, shapes = cpu_programs.make, cpu_programs.load, ((1, 2), (1, 130), (3, 7))
+
+    def make_of_prompts(path, steps, inputs):  # those of steps have tests of their own, and are not compiled
+        make(path, steps, inputs) if hasattr(steps[0], "open_dimensions") else path.touch()
+
+    monkeypatch.setattr(cpu_programs, "make", make_of_prompts)
+    monkeypatch.setattr(cpu_programs, "load", lambda path: load(path) if path.stat().st_size else None)
+    model, other = small_model(), small_model(seed=1)
+    expected = [[read(each, random_ids(*shape)) for shape in shapes] for each in (model, other)]
+    copies = [compiled(model, tmp_path)]
+    assert len(list(tmp_path.iterdir())) == 4  # of prompts, of steps, and of the head
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", None)  # nothing is compiled any more
+    copies.append(compiled(other, tmp_path))
+    monkeypatch.setattr(RetNetDecoderLayer, "forward", None)  # no layer computes by itself
+    for fast, own in zip(copies, expected):
+        for shape, result in zip(shapes, own):
+            same(read(fast, random_ids(*shape)), result)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dialect", "options", "layers"),
+    [
+        ("fla", {}, 2),
+        ("fla", {"use_output_gate": False, "use_gated_mlp": False, "use_head_norm": False, "use_rotary": False}, 2),
+        ("grouped", {}, 2),
+        ("torchscale", {}, 2),
+        ("hybrid", {"retention_window": None}, 2),
+        ("hybrid", {}, 0),
+    ],
+    ids=["plain", "bare", "grouped", "torchscale", "hybrid", "window"],
+)
+def test_every_kind_of_layer(made, tmp_path, dialect, options, layers, dtype):
+    model = small_model(dialect, **options).to(dtype)
+    fast = compiled(model, tmp_path)
+    for shape in ((1, 90), (2, 7)):
+        made.clear()
+        same(read(fast, random_ids(*shape)), read(model, random_ids(*shape)), 1e-4 if dtype == torch.float32 else 0.05)
+        assert len(made.of_prompts) == 2 * layers
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"attention_mask": torch.tensor([[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0]])},
+        {"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3]])},
+        {"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 3, 4, 0, 1]])},
+        {"retention_form": "recurrent"},
+        {"retention_form": "parallel"},
+    ],
+    ids=["padding", "documents", "documents of rows", "recurrent", "parallel"],
+)
+def test_the_operator_between_programs_is_that_of_the_call(made, tmp_path, inputs):
+    model, ids = small_model(), random_ids(2, 7)
+    same(read(compiled(model, tmp_path), ids, **inputs), read(model, ids, **inputs))
+    assert len(made.of_prompts) == 4
+
+
+def test_packed_documents_and_their_states(made, tmp_path):
+    model, ids, offsets = small_model(), random_ids(1, 9), torch.tensor([0, 4, 9], dtype=torch.int32)
+    found = []
+    for each in (compiled(model, tmp_path), model):
+        state = RetNetState.zeros(model.config, 2)
+        with torch.no_grad():
+            found.append((each(ids, cu_seq_lens_q=offsets, state_rows=[0, 1], past_key_values=state).logits, state))
+    same(*found)
+    assert made.of_prompts
+
+
+def test_prompts_continue_a_state_and_are_taken_back(made, tmp_path):
+    model, ids = small_model(), random_ids(1, 12)
+    found = []
+    for each in (compiled(model, tmp_path), model):
+        state = RetNetState(model.config)
+        state.activate_past_recording()
+        with torch.no_grad():
+            each(ids[:, :5], past_key_values=state)
+            logits = each(ids[:, 5:], past_key_values=state).logits
+        state.crop(-4)
+        found.append((logits, state))
+    same(*found)
+    assert len(made.of_prompts) == 2 * 2 * 2
+
+
+def test_generation_and_calls_without_a_state(made, tmp_path):
+    model, ids = small_model(), random_ids(2, 7)
+    fast = compiled(model, tmp_path)
+    assert greedy(fast, ids).equal(greedy(model, ids))
+    assert len(made.of_prompts) == 4
+    with torch.no_grad():
+        close(fast(ids, use_cache=False).logits, model(ids, use_cache=False).logits)
+    assert len(made.of_prompts) == 8
+
+
+def test_without_the_option_no_prompt_is_read_by_a_program(made, tmp_path):
+    fast = retnet_hf_cpu.compile(small_model(), tmp_path)
+    read(fast, random_ids(1, 7))
+    assert made.of_prompts == []
+
+
+def test_what_programs_do_not_compute_the_layers_do(made, tmp_path):
+    """Gradients, autocast, training mode, maps, a compiler, hidden states of another type, hooks, quantised layers."""
+    model, ids = small_model(), random_ids(1, 7)
+    fast = compiled(model, tmp_path)
+    loss = fast(ids, labels=ids).loss
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            fast(ids)
+        maps = fast(ids, output_attentions=True).attentions
+        for one, another in zip(maps, model(ids, output_attentions=True).attentions, strict=True):
+            close(one, another)
+        close(torch.compile(fast, backend="eager")(ids).logits, model(ids).logits)
+        fast.train()
+        fast(ids)
+        fast.eval()
+        half = compiled(small_model().to(torch.bfloat16), tmp_path)
+        with pytest.raises(RuntimeError, match="same dtype"):
+            half(inputs_embeds=torch.ones(1, 7, 32))
+        handle = fast.model.layers[0].retention.o_proj.register_forward_hook(lambda *_: None)
+        assert made.of_prompts == []
+        close(fast(ids).logits, model(ids).logits)
+        assert len(made.of_prompts) == 2  # of the other layer
+        handle.remove()
+
+
+def test_quantised_layers_have_programs_of_steps_alone(made, tmp_path):
+    small_model(hidden_size=64, intermediate_size=64).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    config = TorchAoConfig(Int8WeightOnlyConfig())
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", quantization_config=config).eval()
+    fast = compiled(model, tmp_path / "programs")
+    same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)), 0.05)
+    assert number_of_programs(fast) == 2
+    assert made.of_prompts == []
+
+
+def test_new_values_are_read_and_new_weights_end_programs_with_a_warning(made, tmp_path, monkeypatch):
+    warnings, ids = [], random_ids(1, 7)
+    monkeypatch.setattr(cpu_programs, "warn_of_change", lambda: warnings.append(1))
+    fast = compiled(small_model(), tmp_path)
+    with torch.no_grad():
+        for parameter in fast.parameters():
+            parameter.mul_(0.9)
+    same(read(fast, ids), read(original(fast), ids))
+    assert len(made.of_prompts) == 4
+    fast.load_state_dict({name: tensor + 0.01 for name, tensor in fast.state_dict().items()}, assign=True)
+    for _ in range(2):
+        same(read(fast, ids), read(original(fast), ids))
+    assert len(made.of_prompts) == 4
+    assert len(warnings) == 2  # one a layer; users see the first
+
+
+def test_copies_have_no_programs(made, tmp_path):
+    fast, ids = compiled(small_model(), tmp_path), random_ids(1, 7)
+    expected = read(fast, ids)
+    made.clear()
+    for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast)), original(fast)):
+        same(read(twin, ids), expected)
+    assert made.of_prompts == []
