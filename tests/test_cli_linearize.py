@@ -11,6 +11,7 @@ import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ from retnet_hf_cli.linearizing.source import source_digest
 from retnet_hf_cli.linearizing.stages import StageRun
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
-from retnet_hf_cli.training.schedule import Supervisor
+from retnet_hf_cli.training.schedule import Course, Supervisor
 from retnet_hf_linearization import costliest_layers, layer_costs, measure_heads
 from retnet_hf_linearization.measures import losses_of, score
 from retnet_hf_linearization.report import Extent, measured_part
@@ -189,6 +190,14 @@ def test_progress_is_shown_by_stage(retnet_hf, workplace):
     assert float(divergences[-1][1]) < float(divergences[0][1])
     assert "stage 1 of 2, align" in answer.out
     assert "saved: " in answer.out
+
+
+def test_the_error_after_alignment_is_that_of_the_weights_that_stay(retnet_hf, workplace):
+    """A rate that spoils all layers leaves them as they were, and so is their error."""
+    answer = retnet_hf(*LINEARIZE, "--align-lr", 1.0, "--distill-steps", 0)
+    errors = re.findall(r"step +\d+ of 6   error of a layer ([\d.]+)", answer.out)
+    assert float(errors[2]) > float(errors[0]) == float(errors[3])
+    assert "which is worse" not in answer.out
 
 
 # interrupting and resuming
@@ -538,6 +547,27 @@ def test_layers_to_keep_are_named_in_four_ways(text, kept):
 def test_other_names_of_layers_are_refused(text):
     with pytest.raises(InputError, match="--keep-attention takes layers such as 0,4,8, a share such as 25%"):
         KeptLayers.parse(text)
+
+
+@pytest.mark.parametrize(("minutes", "evaluations"), [(None, 10), (0.2, 3), (30, 6), (120, 10)])
+def test_stages_of_few_minutes_are_evaluated_less_often(minutes, evaluations):
+    run = SimpleNamespace(start=SimpleNamespace(course=Course(minutes=minutes)))
+    assert StageRun.evaluations.fget(run) == evaluations
+
+
+def test_rates_rise_longer_where_layers_begin_near_what_they_learn(retnet_hf, workplace, monkeypatch):
+    shares, real = [], StageRun.arguments
+
+    def arguments(run, **overrides):
+        found = real(run, **overrides)
+        shares.append(found.warmup_steps / found.max_steps)
+        return found
+
+    monkeypatch.setattr(StageRun, "arguments", arguments)
+    steps = ["--align-steps", 0, "--distill-steps", 20]
+    for number, options in enumerate(([], ["--window", 8], ["--window", 8, "--no-retention"])):
+        assert retnet_hf(*LINEARIZE, *steps, *options, "--output", f"model{number}").code == 0
+    assert shares == [0.05, 0.25, 0.25]
 
 
 def test_learning_rates_fall_with_the_hidden_size():

@@ -25,7 +25,7 @@ COSTS = 2 * 4 * 1024 / 2  # tokens that are read for the cost of a layer: two ki
 ALIGNING = 0.25  # of what is left: stage 1
 EVALUATIONS = 1.2  # the time of a stage over that of its steps
 MEASURED_BLOCK = 1024  # tokens of the block that speed is measured on, at the most
-LEAST_STEPS = 32  # of stage 2, where that leaves a sequence to each
+LEAST_STEPS = 96  # of stage 2, where that leaves a sequence to each
 PLANNED = ("align_steps", "distill_steps", "batch_size", "report")  # fields of a recipe that a budget decides
 
 

@@ -83,6 +83,19 @@ class StageRun(TrainingRun):
     measured: Tensor | None = None
 
     @property
+    def evaluations(self) -> int:
+        """One for each five minutes of a run whose time is limited, but 3 to 10: a short stage has little time to spare."""
+        minutes = self.start.course.minutes
+        return 10 if minutes is None else int(min(10, max(3, minutes / 5)))
+
+    @property
+    def warmup(self) -> float:
+        """Longer with windows, which begin near what they are to learn: the first steps of Adam are as large as the rate."""
+        config = self.model.config
+        has_windows = config.retention_window is not None or "sliding_attention" in config.layer_types
+        return 0.25 if has_windows else super().warmup
+
+    @property
     def rate_option(self) -> str:
         return f"--{self.name}-lr"
 
@@ -134,8 +147,8 @@ class StageRun(TrainingRun):
     def finish(self, trainer: Trainer) -> None:
         partial, state = self.folder.partial, trainer.state
         model = self.model if self.recipe.lora_rank is None else self.model.merge_and_unload()
-        if self.name == "align":
-            self.before.restore(model)
+        if self.name == "align" and self.before.restore(model) and ranks.RANKS == 1:
+            trainer.evaluate()  # since weights are others than at the last evaluation; it would wait for other processes
         model.config.use_cache = True  # Trainer turns it off
         model.save_pretrained(partial)
         draw_loss_curve(self.log, partial / f"{self.name}.png", LOSSES[self.name])

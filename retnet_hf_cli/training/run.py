@@ -50,9 +50,19 @@ class TrainingRun:
     def __post_init__(self) -> None:
         self.folder, self.recipe, self.checkpoint = self.start.folder, self.start.recipe, self.start.checkpoint
         steps = self.start.steps(len(self.training), self.default_epochs)
-        eval_every = self.start.course.eval_every or max(1, steps // 10)
+        eval_every = self.start.course.eval_every or max(1, steps // self.evaluations)
         self.course = dataclasses.replace(self.start.course, steps=steps, eval_every=eval_every)
         self.log: list[dict[str, float]] = []
+
+    @property
+    def evaluations(self) -> int:
+        """How often a run is evaluated where nobody says it."""
+        return 10
+
+    @property
+    def warmup(self) -> float:
+        """The share of the steps in which the learning rate rises; no more than 100 steps are needed."""
+        return 0.05
 
     def specimen(self) -> tuple[str, str] | None:
         """Something given, and what the model as it is now makes of it, where that can be shown in a line."""
@@ -148,7 +158,7 @@ class TrainingRun:
             "learning_rate": recipe.lr,
             "lr_scheduler_type": "cosine_warmup_with_min_lr",
             "lr_scheduler_kwargs": {"min_lr_rate": self.last_lr},
-            "warmup_steps": min(100, steps // 20),
+            "warmup_steps": min(100, int(self.warmup * steps)),
             "weight_decay": recipe.weight_decay,
             "seed": recipe.seed,
             "logging_steps": max(1, min(steps // 100, self.course.eval_every)),
