@@ -98,13 +98,17 @@ class LayersBefore:
         self.errors = measure_layers(student, teacher, blocks)
         self.weights = {index: copy.deepcopy(replacing_mixer(student, index).state_dict()) for index in self.errors}
 
-    def restore(self, student: RetNetForCausalLM) -> list[int]:
-        """Gives the layers whose error is larger than before their weights back, and returns these layers."""
+    def worse(self, student: RetNetForCausalLM) -> list[int]:
+        """The layers whose error is larger than before."""
         after = measure_layers(student, self.teacher, self.blocks)
-        worse = [index for index, error in after.items() if not error <= self.errors[index]]
-        for index in worse:
+        return [index for index, error in after.items() if not error <= self.errors[index]]
+
+    def restore(self, student: RetNetForCausalLM, layers: list[int] | None = None) -> list[int]:
+        """Gives layers their weights back, those that are `worse` if none are given, and returns these layers."""
+        layers = self.worse(student) if layers is None else layers
+        for index in layers:
             replacing_mixer(student, index).load_state_dict(self.weights[index])
-        return worse
+        return layers
 
 
 def prepare_for_alignment(student: RetNetForCausalLM) -> list[nn.Parameter]:

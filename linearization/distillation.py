@@ -120,13 +120,13 @@ def _log_of_rest(log_probs: Tensor) -> Tensor:
 
 
 def prepare_for_distillation(student: PreTrainedModel) -> None:
-    """Makes all parameters ask for gradients but embeddings that are those of the head, too, which stay the source's.
+    """Makes all parameters ask for gradients, except embeddings that are tied to the head: they stay as in the source.
 
-    Embeddings of their own are worth training: a Llama of 1.3 million parameters became pure retention with a divergence of
-    0.046 nats instead of 0.054.
+    Other embeddings are worth training: with 600 thousand tokens, a Llama of 1.3 million parameters became pure retention
+    with a divergence of 0.046 nats instead of 0.054.
     """
     student.requires_grad_(True)
-    if student.config.tie_word_embeddings:
+    if student.get_input_embeddings().weight is student.get_output_embeddings().weight:
         student.get_input_embeddings().requires_grad_(False)
 
 

@@ -43,7 +43,8 @@ BatchSize = Annotated[int, training_option(min=1, help="Sequences in a step, of 
 LearningRate = Annotated[float, training_option(min=0.0, help="Highest learning rate.")]
 WeightDecay = Annotated[float, training_option(min=0.0, help="Of AdamW.")]
 EvalEvery = Annotated[
-    int | None, training_option(min=1, help="Steps between evaluations, each with a checkpoint. Absent: a tenth of all.")
+    int | None,
+    training_option(min=1, help="Steps between evaluations, each with a checkpoint. Absent: about a tenth of all."),
 ]
 TopP = Annotated[float, sampling_option(min=0.001, max=1.0, help="Draw from the tokens that make up this much.")]
 TopK = Annotated[int, sampling_option(min=0, help="Draw from so many most probable tokens; 0: from all.")]

@@ -77,11 +77,13 @@ def compile(
             second or two in all. Otherwise everything that can be is fused.
         batch_sizes: numbers of sequences for whose steps layers of retention have programs, each with one of its own. With
             other numbers, layers compute as in the model.
-        prompts: whether layers of retention also have programs for prompts, two for all lengths and numbers of sequences,
-            which take some fifteen seconds more to compile. Quantised layers have none.
+        prompts: whether layers of retention also have programs for calls with two or more tokens of each sequence. Two
+            serve all layers that are alike, any length and any number of sequences, and take some fifteen seconds more to
+            compile. Quantised layers have none.
 
     Raises:
-        ValueError: for another model, or numbers of sequences that are not one or several, each 1 or more.
+        ValueError: for another model, numbers of sequences that are not one or several, each 1 or more, or `prompts` without
+            `programs`.
         OSError: if the folder cannot be written to.
         RuntimeError: if a program has to be compiled and cannot be, as without a C++ compiler.
     """
@@ -95,6 +97,8 @@ def compile(
     sizes = () if isinstance(batch_sizes, int) else tuple(dict.fromkeys(batch_sizes))
     if not sizes or min(sizes) < 1:
         raise ValueError(f"batch_sizes must be one or several numbers of sequences, each 1 or more, got {batch_sizes}.")
+    if prompts and not programs:
+        raise ValueError("prompts=True needs programs=True: prompts are read by programs.")
     fast = original(model)
     if programs:
         install_programs(fast, default_folder() if folder is None else Path(folder), sizes, prompts)
@@ -104,21 +108,24 @@ def compile(
 
 
 def install_programs(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], prompts: bool) -> None:
-    """Gives layers of retention programs of their steps, and of prompts, and the products of other layers their own."""
-    steps = [layer for layer in fast.modules() if has_step(layer)]
-    layers = [layer for layer in steps if is_served(layer)]
-    if left := len(steps) - len(layers):
+    """Gives layers of retention programs of steps and, if asked for, of prompts; and other layers programs of products."""
+    candidates = [layer for layer in fast.modules() if has_step(layer)]
+    layers = [layer for layer in candidates if is_served(layer)]
+    if left := len(candidates) - len(layers):
         logger.warning(
-            f"retnet_hf_cpu.compile makes no programs for {left} of {len(steps)} layers of retention, those with experts or "
-            "learned angles: programs compute their products, and PyTorch the rest."
+            f"retnet_hf_cpu.compile makes no programs for {left} of {len(candidates)} layers of retention, those with "
+            "experts or learned angles: programs compute their products, and PyTorch the rest."
         )
+    with_steps = [pair for pair in zip(layers, layer_programs(layers, fast.config, folder, batch_sizes)) if pair[1]]
+    of_prompts = [None] * len(with_steps)
+    if prompts:
+        of_prompts = prompt_programs([layer for layer, _ in with_steps], fast.config, folder)
+        if left := of_prompts.count(None):
+            logger.warning(f"prompts=True makes no programs for {left} of {len(with_steps)} layers, which are quantised.")
     served: set[nn.Module] = set()
-    steps_of_layers = layer_programs(layers, fast.config, folder, batch_sizes)
-    of_prompts = prompt_programs(layers, fast.config, folder) if prompts else [None] * len(layers)
-    for layer, own, of_prompt in zip(layers, steps_of_layers, of_prompts):
-        if own:
-            layer.__class__, layer.programs, layer.prompts = CompiledLayer, own, of_prompt
-            served |= set(layer.modules())
+    for (layer, steps), of_prompt in zip(with_steps, of_prompts):
+        layer.__class__, layer.programs, layer.prompts = CompiledLayer, steps, of_prompt
+        served |= set(layer.modules())
     groups = [[fast.get_submodule(name) for name in names] for names in linear_groups(fast)]
     groups = [layers for layers in groups if layers[0] not in served]
     for layers, products in zip(groups, product_programs(groups, folder)):

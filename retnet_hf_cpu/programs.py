@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
@@ -42,13 +43,16 @@ from retnet_hf.gradients import rotate_step
 from retnet_hf.modeling_retnet import RetNetDecoderLayer
 from retnet_hf.pieces import has_hooks
 from retnet_hf.plan import Plan, Rotation, Scaling
-from retnet_hf.retention_forms import StepDecay, recurrent_step_
+from retnet_hf.retention_forms import StepDecay, needs_autograd, recurrent_step_
 from retnet_hf.retention_state import RetNetState, RetNetStateLayer
 
 from .fusing import linear_groups
 from .products import OneOfProducts, Product, Products, is_clearly_faster, products_of, sums
 from .snapshots import ModuleSnapshot, warn_of_change
 
+
+if TYPE_CHECKING:
+    from .prompts import PromptPrograms
 
 logger = logging.get_logger(__name__)
 
@@ -96,17 +100,25 @@ class TracedState:
         return output
 
 
-class DecodeStep(nn.Module):
-    """The step of a layer, as a function of tensors alone.
+class TracedStep(nn.Module):
+    """Something to compile, as a function of tensors alone, of which the last are the parameters of a module.
 
     Args:
-        twin: the layer, with products for one token in place of its linear layers.
+        twin: the module. Its parameters are called `operands`.
     """
 
     def __init__(self, twin: nn.Module) -> None:
         super().__init__()
         self.twin = twin
         self.names = [name for name, _ in twin.named_parameters()]
+
+    def open_dimensions(self, inputs: tuple) -> tuple | None:
+        """Dimensions of the inputs whose sizes are open, as `torch.export.export` takes them."""
+        return None
+
+
+class DecodeStep(TracedStep):
+    """The step of a layer, with products for one token in place of its linear layers."""
 
     def forward(
         self,
@@ -125,26 +137,23 @@ class DecodeStep(nn.Module):
         return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states,), inputs, tie_weights=False)
 
 
-class ProductStep(nn.Module):
-    """Products of one token, as a function of tensors alone."""
-
-    def __init__(self, products: Products) -> None:
-        super().__init__()
-        self.products = products
-        self.names = [name for name, _ in products.named_parameters()]
+class ProductStep(TracedStep):
+    """Products of one token."""
 
     def forward(self, token: Tensor, operands: list[Tensor]) -> tuple[Tensor, ...]:
-        return functional_call(self.products, dict(zip(self.names, operands)), (token,))
+        return functional_call(self.twin, dict(zip(self.names, operands)), (token,))
 
 
 def twin_of(layer: nn.Module, summed: bool, sequences: int = 1) -> nn.Module | None:
     """A copy of a layer that computes with products for one token of each sequence, and shares all its weights.
 
-    None if a linear layer is adapted, sharded, hooked, or quantised in a way that no product supports.
+    None if a module is hooked, or a linear layer adapted, sharded, or quantised in a way that no product supports.
 
     Args:
         summed, sequences: as in `products_of`.
     """
+    if has_hooks(layer.modules()):  # they would be compiled, and the file would not say so
+        return None
     twin = shallow_copy(layer)
     for names in linear_groups(layer):
         products = products_of([layer.get_submodule(name) for name in names], None, summed, sequences)
@@ -211,16 +220,16 @@ class CompiledLayer(RetNetDecoderLayer):
 
     Attributes:
         programs: of steps, by number of sequences; empty once the weights have changed.
-        prompts: the `PromptPrograms` of several tokens; None without, and once the weights have changed.
+        prompts: of several tokens; None without, and once the weights have changed.
     """
 
     programs: dict[int, LayerProgram]
-    prompts: Callable[..., Tensor] | None
+    prompts: "PromptPrograms | None"
     original_class = RetNetDecoderLayer
     added = ("programs", "prompts")
 
     def forward(self, hidden_states, plan, past_key_values=None, **kwargs):
-        if not self.training and not torch.compiler.is_compiling():
+        if not self.training and not needs_autograd():
             compute = self.step if hidden_states.shape[1] == 1 else self.prompt
             output = compute(hidden_states, plan, past_key_values)
             if output is not None:
@@ -237,19 +246,19 @@ class CompiledLayer(RetNetDecoderLayer):
                 f"retnet_hf_cpu.compile made no program for steps of {batch} sequences: name their number in batch_sizes."
             )
         program, past = self.programs.get(batch), state.layers[self.retention.layer_idx]
-        if program is None or not program.computes(hidden_states, plan, past) or not self.is_unchanged(program.snapshot):
+        if program is None or not program.computes(hidden_states, plan, past) or not self.may_use(program.snapshot):
             return None
         return program(hidden_states, plan, past)
 
     def prompt(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
         """The output for several tokens of each sequence, by programs; None where the layer has to compute it."""
         programs = self.prompts
-        if programs is None or not programs.computes(hidden_states, plan) or not self.is_unchanged(programs.snapshot):
+        if programs is None or not programs.computes(hidden_states, plan) or not self.may_use(programs.snapshot):
             return None
-        return programs(hidden_states, plan, state)
+        return programs(hidden_states, plan, state, self.retention.layer_idx)
 
-    def is_unchanged(self, snapshot: ModuleSnapshot) -> bool:
-        """Whether the layer is what its programs were made for. A change ends them, with a warning."""
+    def may_use(self, snapshot: ModuleSnapshot) -> bool:
+        """Whether the layer is what its programs were made for, without hooks. Another one loses them, with a warning."""
         if has_hooks(snapshot.within):
             return False
         if not snapshot.is_unchanged():
@@ -308,12 +317,11 @@ def program_path(folder: Path, config: PreTrainedConfig | None, twin: nn.Module,
     return folder / f"{digest[:32]}.pt2"
 
 
-def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
+def make(path: Path, steps: list[TracedStep], inputs: list[tuple]) -> None:
     """Compiles the program of the fastest of some modules, and writes it completely or not at all.
 
     Args:
         steps: one module, or two that compute the same. The second one's program is kept unless the first is clearly faster.
-            A module whose inputs have open dimensions names them by a method `open_dimensions`.
         inputs: of the modules, one set for each layer or group of layers that the program is to serve. The trial uses all.
 
     Raises:
@@ -326,10 +334,10 @@ def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
         made = []
         for number, step in enumerate(steps):
             made.append(Path(beside) / f"{number}{path.suffix}")
-            with torch.no_grad():
-                open_dimensions = step.open_dimensions(inputs[0]) if hasattr(step, "open_dimensions") else None
-                exported = torch.export.export(step, inputs[0], dynamic_shapes=open_dimensions, strict=False)
             try:
+                with torch.no_grad():
+                    open_dimensions = step.open_dimensions(inputs[0])
+                    exported = torch.export.export(step, inputs[0], dynamic_shapes=open_dimensions, strict=False)
                 torch._inductor.aoti_compile_and_package(exported, package_path=str(made[-1]))
             except Exception as error:
                 raise RuntimeError(
@@ -351,7 +359,7 @@ def load(path: Path) -> Run:
     return torch._inductor.aoti_load_package(str(path)).loader.run
 
 
-def kept_or_made(path: Path, step_of: Callable[[bool], nn.Module], inputs: list[tuple]) -> Run:
+def kept_or_made(path: Path, step_of: Callable[[bool], TracedStep], inputs: list[tuple]) -> Run:
     """The program in a file, which is made if there is none that can be loaded.
 
     Args:
@@ -368,7 +376,7 @@ def kept_or_made(path: Path, step_of: Callable[[bool], nn.Module], inputs: list[
     return load(path)
 
 
-def runs_of(asked: list[tuple[Path, Callable[[bool], nn.Module], tuple]]) -> list[Run]:
+def programs_of(asked: list[tuple[Path, Callable[[bool], TracedStep], tuple]]) -> list[Run]:
     """The program of each file, which is loaded or made once however often it is asked for.
 
     Args:
@@ -420,7 +428,7 @@ def layer_programs(
         asked.append((program_path(folder, config, twin, tree_leaves(inputs)), step_of, inputs))
         served.append((number, batch))
     programs: list[dict[int, LayerProgram]] = [{} for _ in layers]
-    for (number, batch), run, (*_, inputs) in zip(served, runs_of(asked), asked):
+    for (number, batch), run, (*_, inputs) in zip(served, programs_of(asked), asked):
         programs[number][batch] = LayerProgram(run, layers[number], inputs)
     return programs
 
@@ -445,6 +453,6 @@ def product_programs(groups: list[list[nn.Module]], folder: Path) -> list[Compil
 
         asked.append((program_path(folder, None, products, tree_leaves(inputs)), step_of, inputs))
         served.append((number, products))
-    for (number, products), run in zip(served, runs_of(asked)):
+    for (number, products), run in zip(served, programs_of(asked)):
         compiled[number] = CompiledProducts(products, run)
     return compiled

@@ -9,6 +9,8 @@ are what they are there.
 
 As in programs.py, the layer itself is compiled: a twin of it, which is given plans that stop at the operator or begin there.
 Operations that the result does not need are dropped by the compiler.
+
+In shapes, N = B T: programs see the tokens of all sequences in one row.
 """
 
 from pathlib import Path
@@ -21,15 +23,17 @@ from torch.utils._pytree import tree_leaves
 from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf.gradients import rotate
+from retnet_hf.pieces import has_hooks
 from retnet_hf.plan import MappedPlan, Plan, Rotation, Scaling
 from retnet_hf.retention_state import RetNetState
 
+from .fusing import linear_groups
 from .products import is_linear
-from .programs import Run, TracedRotation, program_path, runs_of, scale_of, shallow_copy, turns
+from .programs import Run, TracedRotation, TracedStep, program_path, programs_of, scale_of, shallow_copy, turns
 from .snapshots import ModuleSnapshot
 
 
-EXAMPLE = 64  # tokens that a program is traced with
+EXAMPLE = 512  # tokens that a program is traced with. The compiler decides by it which loops several threads share
 TOKENS = Dim("tokens", min=2, max=2**31 - 1)
 
 
@@ -61,19 +65,14 @@ class PlanAfter:
         return self.output, None
 
 
-class BeforeOperator(nn.Module):
-    """Queries, keys and values of a layer for N tokens, as a function of tensors alone."""
-
-    def __init__(self, twin: nn.Module) -> None:
-        super().__init__()
-        self.twin = twin
-        self.names = [name for name, _ in twin.named_parameters()]
+class BeforeOperator(TracedStep):
+    """Queries, keys and values of a layer."""
 
     def forward(
         self,
         hidden_states: Tensor,  # (1, N, D)
         rotations: list[Tensor],  # (1, N, 1, K/2): cosines and sines for queries, then for keys; or nothing
-        operands: list[Tensor],  # parameters of the twin
+        operands: list[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:  # (1, N, H, K), (1, N, G, K) and (1, N, G, V)
         tables = [table.transpose(1, 2) for table in rotations]
         plan = PlanBefore(TracedRotation(tables, rotate) if tables else Scaling(scale_of(self.twin)))
@@ -81,30 +80,23 @@ class BeforeOperator(nn.Module):
         return tuple(heads.transpose(1, 2) for heads in plan.kept)
 
     def open_dimensions(self, inputs: tuple) -> tuple:
-        """As `torch.export.export` takes them."""
         _, rotations, operands = inputs
         return {1: TOKENS}, [{1: TOKENS} for _ in rotations], [None for _ in operands]
 
 
-class AfterOperator(nn.Module):
-    """The new hidden states of a layer for N tokens, as a function of tensors alone."""
-
-    def __init__(self, twin: nn.Module) -> None:
-        super().__init__()
-        self.twin = twin
-        self.names = [name for name, _ in twin.named_parameters()]
+class AfterOperator(TracedStep):
+    """The new hidden states of a layer."""
 
     def forward(
         self,
         hidden_states: Tensor,  # (1, N, D)
         output: Tensor,  # (1, N, H, V) of the operator, float32
-        operands: list[Tensor],  # parameters of the twin
+        operands: list[Tensor],
     ) -> Tensor:  # (1, N, D)
         plan = PlanAfter(output.transpose(1, 2))
         return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states, plan))
 
     def open_dimensions(self, inputs: tuple) -> tuple:
-        """As `torch.export.export` takes them."""
         return {1: TOKENS}, {1: TOKENS}, [None for _ in inputs[2]]
 
 
@@ -114,13 +106,13 @@ class PromptPrograms:
     Args:
         before, after: the programs of `BeforeOperator` and `AfterOperator`.
         layer: the layer whose weights the operands are.
+        rotates: whether it rotates queries and keys.
     """
 
     def __init__(self, before: Run, after: Run, layer: nn.Module, rotates: bool) -> None:
-        self.before, self.after, self.rotates = before, after, rotates
+        self.before, self.after, self.rotates, self.scale = before, after, rotates, scale_of(layer)
         self.operands = [parameter.detach() for parameter in layer.parameters()]
-        self.dtype, self.layer_idx = layer.retention.q_proj.weight.dtype, layer.retention.layer_idx
-        self.snapshot = ModuleSnapshot([layer])
+        self.dtype, self.snapshot = layer.retention.q_proj.weight.dtype, ModuleSnapshot([layer])
 
     def computes(self, hidden_states: Tensor, plan: Plan) -> bool:
         """Whether the programs compute what the layer would."""
@@ -128,18 +120,19 @@ class PromptPrograms:
             return False
         if isinstance(plan, MappedPlan):  # its maps are outputs of the mixer
             return False
-        return not self.rotates or (plan.rotate.turn is rotate and self.dtype not in plan.rotate.narrows)
+        if not self.rotates:
+            return plan.rotate.scale == self.scale
+        return plan.rotate.turn is rotate and self.dtype not in plan.rotate.narrows
 
-    def __call__(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor:
+    def __call__(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None, layer_idx: int) -> Tensor:
         """(B, T, D) -> (B, T, D). The state reads the tokens."""
-        batch = hidden_states.shape[0]
-        tokens = hidden_states.reshape(1, -1, hidden_states.shape[-1]).contiguous()  # (1, B T, D)
+        batch, past = hidden_states.shape[0], None if state is None else state.layers[layer_idx]
+        tokens = hidden_states.reshape(1, -1, hidden_states.shape[-1]).contiguous()  # (1, N, D)
         tables = [*plan.rotate.of_query, *plan.rotate.of_key] if self.rotates else []
-        tables = [in_one_row(table.expand(batch, -1, -1, -1)) for table in tables]
+        tables = [in_one_row(table.float().expand(batch, -1, -1, -1)) for table in tables]
         query, key, value = (in_rows(heads, batch) for heads in self.before([tokens, *tables, *self.operands]))
-        past = None if state is None else state.layers[self.layer_idx]
-        output, _ = plan.retain(self.layer_idx, query, key, value, past)
-        [result] = self.after([tokens, in_one_row(output), *self.operands])
+        output, _ = plan.retain(layer_idx, query, key, value, past)
+        [result] = self.after([tokens, in_one_row(output.float()), *self.operands])
         return result.view(hidden_states.shape)
 
     def __reduce__(self) -> tuple:
@@ -147,19 +140,19 @@ class PromptPrograms:
 
 
 def in_one_row(tensor: Tensor) -> Tensor:
-    """(B, X, T, Y) -> (1, B T, X, Y), contiguous and in float32."""
-    return tensor.transpose(1, 2).flatten(0, 1)[None].float().contiguous()
+    """(B, H, T, V) -> (1, N, H, V), contiguous."""
+    return tensor.transpose(1, 2).flatten(0, 1)[None].contiguous()
 
 
-def in_rows(heads: Tensor, batch: int) -> Tensor:
-    """(1, B T, X, Y) -> (B, X, T, Y)."""
-    return heads[0].unflatten(0, (batch, -1)).transpose(1, 2)
+def in_rows(tensor: Tensor, batch: int) -> Tensor:
+    """(1, N, H, K) -> (B, H, T, K)."""
+    return tensor[0].unflatten(0, (batch, -1)).transpose(1, 2)
 
 
 def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: Path) -> list[PromptPrograms | None]:
     """Programs for prompts of each layer, loaded from the folder or compiled and kept there.
 
-    None for a layer with a linear layer that is adapted, sharded, hooked or quantised.
+    None for a layer with hooks, or with a linear layer that is adapted, sharded or quantised.
 
     Args:
         layers: of retention, on a CPU.
@@ -171,17 +164,18 @@ def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: P
     asked = []
     for layer in (layers[number] for number in served):
         twin, mixer = shallow_copy(layer).eval(), layer.retention
+        heads, _, key_size, value_size = config.mixer_sizes(mixer.layer_idx)
         operands = [parameter.detach() for parameter in twin.parameters()]
         hidden_states = torch.zeros(1, EXAMPLE, config.hidden_size, dtype=mixer.q_proj.weight.dtype)
-        rotations = [torch.ones(1, EXAMPLE, 1, mixer.head_dim // 2) for _ in range(4 if turns(config) else 0)]
-        output = torch.zeros(1, EXAMPLE, config.mixer_sizes(mixer.layer_idx)[0], mixer.value_head_dim)
+        rotations = [torch.ones(1, EXAMPLE, 1, key_size // 2) for _ in range(4 if turns(config) else 0)]
+        output = torch.zeros(1, EXAMPLE, heads, value_size)
         for step, inputs in (
             (BeforeOperator(twin), (hidden_states, rotations, operands)),
             (AfterOperator(twin), (hidden_states, output, operands)),
         ):
             path = program_path(folder, config, step, tree_leaves(inputs))
             asked.append((path, lambda summed, step=step: step, inputs))
-    runs = iter(runs_of(asked))
+    runs = iter(programs_of(asked))
     programs: list[PromptPrograms | None] = [None] * len(layers)
     for number in served:
         programs[number] = PromptPrograms(next(runs), next(runs), layers[number], turns(config))
@@ -189,6 +183,7 @@ def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: P
 
 
 def is_dense(layer: nn.Module) -> bool:
-    """Whether all linear layers in it are nothing but their weights."""
-    linear = [module for module in layer.modules() if hasattr(module, "weight") and getattr(module.weight, "ndim", 0) == 2]
-    return all(is_linear(module) and type(module.weight) is nn.Parameter for module in linear)
+    """Whether the linear layers of a layer are nothing but their weights, and nothing in it has hooks."""
+    linear = [layer.get_submodule(name) for names in linear_groups(layer) for name in names]
+    plain = all(is_linear(each) and type(each.weight) is nn.Parameter and each.weight.is_floating_point() for each in linear)
+    return plain and not has_hooks(layer.modules())

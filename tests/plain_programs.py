@@ -3,11 +3,13 @@
 """Programs of `retnet_hf_cpu` that run as modules, without a compiler, which takes ten seconds for each."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
+from retnet_hf import gradients
 from retnet_hf_cpu import programs as cpu_programs
 from retnet_hf_cpu.programs import ProductStep
 from retnet_hf_cpu.prompts import AfterOperator, BeforeOperator
@@ -42,7 +44,7 @@ def made(request, monkeypatch) -> Runs:
         def run(flat: list[Tensor]) -> list[Tensor]:
             step = kept[path]
             first = len(flat) - len(step.names)
-            with torch.no_grad():
+            with torch.no_grad(), patch.object(gradients, "needs_autograd", lambda *arguments: True):  # as in a compiler
                 if isinstance(step, ProductStep):
                     runs.of_products.append(path)
                     return list(step(flat[0], flat[1:]))

@@ -11,7 +11,6 @@ import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,7 +36,7 @@ from retnet_hf_cli.linearizing.source import source_digest
 from retnet_hf_cli.linearizing.stages import StageRun
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
-from retnet_hf_cli.training.schedule import Course, Supervisor
+from retnet_hf_cli.training.schedule import Supervisor
 from retnet_hf_linearization import costliest_layers, layer_costs, measure_heads
 from retnet_hf_linearization.measures import losses_of, score
 from retnet_hf_linearization.report import Extent, measured_part
@@ -483,6 +482,8 @@ def test_a_plan_fits_into_its_minutes():
     few, many = planned(recipe, speed, 30, 2), planned(recipe, speed, 30, 10**6)
     assert (few.batch_size, many.batch_size) == (1, 8)
     assert few.distill_steps > 20
+    assert planned(recipe, speed, 30, 10).batch_size == 1  # of which there are 96 steps
+    assert 96 <= planned(recipe, speed, 30, 30).distill_steps < 192
     auto = planned(replace(recipe, keep_attention="auto"), speed, 30, 10)
     plain = planned(recipe, speed, 30, 10)
     assert 0 < auto.distill_steps * auto.batch_size < plain.distill_steps * plain.batch_size
@@ -549,10 +550,10 @@ def test_other_names_of_layers_are_refused(text):
         KeptLayers.parse(text)
 
 
-@pytest.mark.parametrize(("minutes", "evaluations"), [(None, 10), (0.2, 3), (30, 6), (120, 10)])
-def test_stages_of_few_minutes_are_evaluated_less_often(minutes, evaluations):
-    run = SimpleNamespace(start=SimpleNamespace(course=Course(minutes=minutes)))
-    assert StageRun.evaluations.fget(run) == evaluations
+def test_stages_of_few_steps_are_evaluated_less_often(retnet_hf, workplace):
+    options = [option for option in LINEARIZE if option not in ("--eval-every", 3)]
+    answer = retnet_hf(*options, "--align-steps", 0, "--distill-steps", 40)
+    assert re.findall(r"step +(\d+) of 40", answer.out) == ["0", "32", "40"]
 
 
 def test_rates_rise_longer_where_layers_begin_near_what_they_learn(retnet_hf, workplace, monkeypatch):

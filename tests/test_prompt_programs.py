@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import torch
 from small_models import close, greedy, random_ids, small_model
-from torch import Tensor
+from torch import Tensor, nn
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
@@ -21,6 +21,7 @@ from retnet_hf import RetNetState
 from retnet_hf.modeling_retnet import RetNetDecoderLayer
 from retnet_hf_cpu import number_of_programs, original
 from retnet_hf_cpu import programs as cpu_programs
+from retnet_hf_cpu.prompts import AfterOperator, BeforeOperator
 
 
 pytest_plugins = ("plain_programs",)  # the fixture `made`
@@ -48,16 +49,18 @@ def test_two_programs_serve_every_length_and_are_kept(tmp_path, monkeypatch):
     make, load, shapes = cpu_programs.make, cpu_programs.load, ((1, 2), (1, 130), (3, 7))
 
     def make_of_prompts(path, steps, inputs):  # those of steps have tests of their own, and are not compiled
-        make(path, steps, inputs) if hasattr(steps[0], "open_dimensions") else path.touch()
+        make(path, steps, inputs) if isinstance(steps[0], (BeforeOperator, AfterOperator)) else path.touch()
 
     monkeypatch.setattr(cpu_programs, "make", make_of_prompts)
     monkeypatch.setattr(cpu_programs, "load", lambda path: load(path) if path.stat().st_size else None)
-    model, other = small_model(), small_model(seed=1)
+    model, other = (small_model(num_key_value_heads=2, seed=seed) for seed in (0, 1))
     expected = [[read(each, random_ids(*shape)) for shape in shapes] for each in (model, other)]
     copies = [compiled(model, tmp_path)]
-    assert len(list(tmp_path.iterdir())) == 4  # of prompts, of steps, and of the head
+    files = len(list(tmp_path.iterdir()))
+    assert files == 4  # of prompts, of steps, and of the head
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", None)  # nothing is compiled any more
     copies.append(compiled(other, tmp_path))
+    assert len(list(tmp_path.iterdir())) == files
     monkeypatch.setattr(RetNetDecoderLayer, "forward", None)  # no layer computes by itself
     for fast, own in zip(copies, expected):
         for shape, result in zip(shapes, own):
@@ -74,8 +77,10 @@ def test_two_programs_serve_every_length_and_are_kept(tmp_path, monkeypatch):
         ("torchscale", {}, 2),
         ("hybrid", {"retention_window": None}, 2),
         ("hybrid", {}, 0),
+        ("fla", {"value_act": "silu", "query_scale": 0.5, "use_rotary": False, "residual_multiplier": 0.7}, 2),
+        ("fla", {"feature_map": "relu", "use_head_norm": False, "norm_position": "post"}, 2),
     ],
-    ids=["plain", "bare", "grouped", "torchscale", "hybrid", "window"],
+    ids=["plain", "bare", "grouped", "torchscale", "hybrid", "window", "scaled", "post"],
 )
 def test_every_kind_of_layer(made, tmp_path, dialect, options, layers, dtype):
     model = small_model(dialect, **options).to(dtype)
@@ -109,9 +114,11 @@ def test_packed_documents_and_their_states(made, tmp_path):
     for each in (compiled(model, tmp_path), model):
         state = RetNetState.zeros(model.config, 2)
         with torch.no_grad():
-            found.append((each(ids, cu_seq_lens_q=offsets, state_rows=[0, 1], past_key_values=state).logits, state))
+            for rows in ([0, 1], [1, 0]):  # the second call continues the documents, in another order
+                logits = each(ids, cu_seq_lens_q=offsets, state_rows=rows, past_key_values=state).logits
+        found.append((logits, state))
     same(*found)
-    assert made.of_prompts
+    assert len(made.of_prompts) == 2 * 4
 
 
 def test_prompts_continue_a_state_and_are_taken_back(made, tmp_path):
@@ -154,14 +161,15 @@ def test_what_programs_do_not_compute_the_layers_do(made, tmp_path):
     assert all(parameter.grad is not None for parameter in model.parameters())
     with torch.no_grad():
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            fast(ids)
+            close(fast(ids).logits.float(), model(ids).logits.float(), 0.01)
         maps = fast(ids, output_attentions=True).attentions
         for one, another in zip(maps, model(ids, output_attentions=True).attentions, strict=True):
             close(one, another)
         close(torch.compile(fast, backend="eager")(ids).logits, model(ids).logits)
-        fast.train()
-        fast(ids)
+        close(fast.train()(ids).logits, model(ids).logits)  # there is no dropout
         fast.eval()
+        stacked = torch.func.vmap(lambda each: fast(each[None]).logits[0])(random_ids(2, 7))
+        close(stacked, model(random_ids(2, 7)).logits)
         half = compiled(small_model().to(torch.bfloat16), tmp_path)
         with pytest.raises(RuntimeError, match="same dtype"):
             half(inputs_embeds=torch.ones(1, 7, 32))
@@ -170,6 +178,29 @@ def test_what_programs_do_not_compute_the_layers_do(made, tmp_path):
         close(fast(ids).logits, model(ids).logits)
         assert len(made.of_prompts) == 2  # of the other layer
         handle.remove()
+
+
+def test_prompts_need_programs(tmp_path):
+    with pytest.raises(ValueError, match="prompts=True needs programs=True"):
+        compiled(small_model(), tmp_path, programs=False)
+
+
+def test_what_hooks_compute_is_in_no_file(made, tmp_path):
+    """A program of a hooked layer would be loaded by others, which have no hooks."""
+    model = small_model()
+    handle = model.model.layers[0].retention.register_forward_hook(lambda module, inputs, output: (0 * output[0], output[1]))
+    fast = compiled(model, tmp_path)
+    assert number_of_programs(fast) == 1
+    same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)))
+    handle.remove()
+    same(read(compiled(model, tmp_path), random_ids(1, 7)), read(model, random_ids(1, 7)))
+
+
+def test_layers_without_plain_weights_have_no_programs(made, tmp_path):
+    model = torch.ao.quantization.quantize_dynamic(small_model(), {nn.Linear})
+    fast = compiled(model, tmp_path)
+    assert number_of_programs(fast) == 0
+    same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)))
 
 
 def test_quantised_layers_have_programs_of_steps_alone(made, tmp_path):

@@ -46,7 +46,8 @@ class Ours(TransformersPeer):
             self._quantise()
         if self.fused or self.programs:
             # everything is fused, since the race itself is the trial
-            fast = retnet_hf_cpu.compile(self.module, programs=self.programs, measure=False, prompts=True)
+            options = {"programs": self.programs, "measure": False, "prompts": self.programs}
+            fast = retnet_hf_cpu.compile(self.module, **options)
             super().__init__(fast, self.compiled, self.graphed)
 
     def _quantise(self) -> None:

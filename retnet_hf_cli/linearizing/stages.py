@@ -75,6 +75,7 @@ class StageRun(TrainingRun):
     """
 
     smaller_options = "--batch-size or --block-size"
+    least_between = 32  # keeping a checkpoint of a pretrained model takes the time of several steps
 
     name: str
     number: int
@@ -90,7 +91,7 @@ class StageRun(TrainingRun):
 
     @property
     def warmup(self) -> float:
-        """Longer with windows, which begin near what they are to learn: the first steps of Adam are as large as the rate."""
+        """A quarter with windows, which begin near what they are to learn: Adam's first steps are as large as the rate."""
         config = self.model.config
         has_windows = config.retention_window is not None or "sliding_attention" in config.layer_types
         return 0.25 if has_windows else super().warmup
@@ -144,11 +145,13 @@ class StageRun(TrainingRun):
         self.model.load_adapter(checkpoint, self.model.active_adapter)
         return self.model
 
+    def trained(self, trainer: Trainer) -> None:
+        if self.name == "align" and self.before.restore(self.model, ranks.of_first(lambda: self.before.worse(self.model))):
+            trainer.evaluate()  # the last evaluation was of weights that are gone
+
     def finish(self, trainer: Trainer) -> None:
         partial, state = self.folder.partial, trainer.state
         model = self.model if self.recipe.lora_rank is None else self.model.merge_and_unload()
-        if self.name == "align" and self.before.restore(model) and ranks.RANKS == 1:
-            trainer.evaluate()  # since weights are others than at the last evaluation; it would wait for other processes
         model.config.use_cache = True  # Trainer turns it off
         model.save_pretrained(partial)
         draw_loss_curve(self.log, partial / f"{self.name}.png", LOSSES[self.name])

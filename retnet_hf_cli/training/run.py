@@ -40,6 +40,7 @@ class TrainingRun:
     smaller_options: ClassVar[str]  # options that need less memory when they are smaller
     rate_option: ClassVar[str] = "--lr"
     default_epochs: ClassVar[float] = 3.0
+    least_between: ClassVar[int] = 1  # steps from one evaluation to the next, where nobody says how many
     last_lr: ClassVar[float] = 0.1  # at the end, as a share of the highest
 
     start: Start
@@ -50,19 +51,17 @@ class TrainingRun:
     def __post_init__(self) -> None:
         self.folder, self.recipe, self.checkpoint = self.start.folder, self.start.recipe, self.start.checkpoint
         steps = self.start.steps(len(self.training), self.default_epochs)
-        eval_every = self.start.course.eval_every or max(1, steps // self.evaluations)
+        eval_every = self.start.course.eval_every or max(self.least_between, steps // 10)
         self.course = dataclasses.replace(self.start.course, steps=steps, eval_every=eval_every)
         self.log: list[dict[str, float]] = []
 
     @property
-    def evaluations(self) -> int:
-        """How often a run is evaluated where nobody says it."""
-        return 10
-
-    @property
     def warmup(self) -> float:
-        """The share of the steps in which the learning rate rises; no more than 100 steps are needed."""
+        """The share of the steps in which the learning rate rises, which are 100 at the most."""
         return 0.05
+
+    def trained(self, trainer: Trainer) -> None:
+        """What is left to do, in all processes, once the last step is taken."""
 
     def specimen(self) -> tuple[str, str] | None:
         """Something given, and what the model as it is now makes of it, where that can be shown in a line."""
@@ -125,6 +124,7 @@ class TrainingRun:
                 self.log = trainer.state.log_history
                 if (heard := supervisor.agreed_signal()) is not None:
                     raise Interrupted(f"interrupted at step {trainer.state.global_step}, {SAVED}", heard)
+                self.trained(trainer)
                 ranks.of_first(lambda: self._finish(trainer))
                 self.published(supervisor.agreed_signal())
         finally:

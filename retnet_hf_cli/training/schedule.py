@@ -26,7 +26,7 @@ class Course:
     Attributes:
         steps: length of the run; absent, that of so many `epochs`; absent too, that of the run to resume, or the default.
         minutes: at most so long, counted from `started`.
-        eval_every: steps between evaluations, and between checkpoints; a tenth of the run if absent.
+        eval_every: steps between evaluations, and between checkpoints; about a tenth of the run if absent.
         threads: of the CPU, where a user has chosen them.
         resume: whether to go on with what is in the folder.
     """
