@@ -20,9 +20,10 @@ from transformers.utils import logging
 from retnet_hf import RetNetForCausalLM
 from retnet_hf.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel, RetNetRetention
 
+from .compiled_layer import CompiledLayer
 from .fusing import FastLinear, fused_weights, install, linear_groups, projection_groups
 from .products import products_of
-from .programs import CompiledLayer, default_folder, layer_programs, product_programs, shallow_copy
+from .programs import default_folder, layer_programs, product_programs, shallow_copy
 from .prompts import prompt_programs
 
 

@@ -27,7 +27,6 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import torch
 import transformers
@@ -40,19 +39,15 @@ from transformers.utils import logging
 
 import retnet_hf
 from retnet_hf.gradients import rotate_step
-from retnet_hf.modeling_retnet import RetNetDecoderLayer
 from retnet_hf.pieces import has_hooks
 from retnet_hf.plan import Plan, Rotation, Scaling
-from retnet_hf.retention_forms import StepDecay, needs_autograd, recurrent_step_
-from retnet_hf.retention_state import RetNetState, RetNetStateLayer
+from retnet_hf.retention_forms import StepDecay, recurrent_step_
+from retnet_hf.retention_state import RetNetStateLayer
 
 from .fusing import linear_groups
 from .products import OneOfProducts, Product, Products, is_clearly_faster, products_of, sums
-from .snapshots import ModuleSnapshot, warn_of_change
+from .snapshots import ModuleSnapshot
 
-
-if TYPE_CHECKING:
-    from .prompts import PromptPrograms
 
 logger = logging.get_logger(__name__)
 
@@ -213,61 +208,6 @@ class LayerProgram:
         return type(None), ()
 
 
-class CompiledLayer(RetNetDecoderLayer):
-    """A layer of a fast copy, with the modules and parameters of the layer that it was.
-
-    It is a class, since a `forward` in the layer's dictionary would be taken for a hook.
-
-    Attributes:
-        programs: of steps, by number of sequences; empty once the weights have changed.
-        prompts: of several tokens; None without, and once the weights have changed.
-    """
-
-    programs: dict[int, LayerProgram]
-    prompts: "PromptPrograms | None"
-    original_class = RetNetDecoderLayer
-    added = ("programs", "prompts")
-
-    def forward(self, hidden_states, plan, past_key_values=None, **kwargs):
-        if not self.training and not needs_autograd():
-            compute = self.step if hidden_states.shape[1] == 1 else self.prompt
-            output = compute(hidden_states, plan, past_key_values)
-            if output is not None:
-                return output
-        return super().forward(hidden_states, plan, past_key_values, **kwargs)
-
-    def step(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
-        """The output for one token of each sequence, by a program; None where the layer has to compute it."""
-        batch = hidden_states.shape[0]
-        if state is None:
-            return None
-        if batch not in self.programs and any(self.programs.values()):
-            logger.warning_once(
-                f"retnet_hf_cpu.compile made no program for steps of {batch} sequences: name their number in batch_sizes."
-            )
-        program, past = self.programs.get(batch), state.layers[self.retention.layer_idx]
-        if program is None or not program.computes(hidden_states, plan, past) or not self.may_use(program.snapshot):
-            return None
-        return program(hidden_states, plan, past)
-
-    def prompt(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
-        """The output for several tokens of each sequence, by programs; None where the layer has to compute it."""
-        programs = self.prompts
-        if programs is None or not programs.computes(hidden_states, plan) or not self.may_use(programs.snapshot):
-            return None
-        return programs(hidden_states, plan, state, self.retention.layer_idx)
-
-    def may_use(self, snapshot: ModuleSnapshot) -> bool:
-        """Whether the layer is what its programs were made for, without hooks. Another one loses them, with a warning."""
-        if has_hooks(snapshot.within):
-            return False
-        if not snapshot.is_unchanged():
-            self.programs, self.prompts = {}, None
-            warn_of_change()
-            return False
-        return True
-
-
 class CompiledProducts(Products):
     """Products by a program."""
 
@@ -317,7 +257,7 @@ def program_path(folder: Path, config: PreTrainedConfig | None, twin: nn.Module,
     return folder / f"{digest[:32]}.pt2"
 
 
-def make(path: Path, steps: list[TracedStep], inputs: list[tuple]) -> None:
+def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
     """Compiles the program of the fastest of some modules, and writes it completely or not at all.
 
     Args:
@@ -336,7 +276,7 @@ def make(path: Path, steps: list[TracedStep], inputs: list[tuple]) -> None:
             made.append(Path(beside) / f"{number}{path.suffix}")
             try:
                 with torch.no_grad():
-                    open_dimensions = step.open_dimensions(inputs[0])
+                    open_dimensions = step.open_dimensions(inputs[0]) if isinstance(step, TracedStep) else None
                     exported = torch.export.export(step, inputs[0], dynamic_shapes=open_dimensions, strict=False)
                 torch._inductor.aoti_compile_and_package(exported, package_path=str(made[-1]))
             except Exception as error:

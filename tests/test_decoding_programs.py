@@ -22,7 +22,7 @@ import retnet_hf
 import retnet_hf_cpu
 from retnet_hf import RetNetForMaskedLM, RetNetForSequenceClassification, RetNetState
 from retnet_hf.retention_state import RetNetStateLayer
-from retnet_hf_cpu import number_of_programs, original
+from retnet_hf_cpu import compiled_layer, number_of_programs, original
 from retnet_hf_cpu import programs as cpu_programs
 from retnet_hf_cpu.fusing import FastLinear
 
@@ -114,7 +114,7 @@ def test_the_program_that_a_trial_finds_clearly_faster_is_kept(tmp_path, monkeyp
 
 def test_programs_decode_as_many_sequences_as_they_were_made_for(made, tmp_path, monkeypatch):
     warnings = []
-    monkeypatch.setattr(cpu_programs.logger, "warning_once", warnings.append)
+    monkeypatch.setattr(compiled_layer.logger, "warning_once", warnings.append)
     model = small_model()
     fast = compiled(model, tmp_path, batch_sizes=iter([1, 3, 3]))
     for batch in (1, 2, 3):
@@ -278,7 +278,7 @@ def test_values_that_change_in_place_are_seen(made, tmp_path, dialect):
 )
 def test_other_weights_and_modules_end_programs_with_a_warning(made, tmp_path, change, monkeypatch):
     warnings = []
-    monkeypatch.setattr(cpu_programs, "warn_of_change", lambda: warnings.append(1))
+    monkeypatch.setattr(compiled_layer, "warn_of_change", lambda: warnings.append(1))
     fast = compiled(small_model(), tmp_path)
     change(fast)
     expected = decoded(original(fast))

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 import retnet_hf_cpu
 from retnet_hf import RetNetState
 from retnet_hf.modeling_retnet import RetNetDecoderLayer
-from retnet_hf_cpu import number_of_programs, original
+from retnet_hf_cpu import compiled_layer, number_of_programs, original
 from retnet_hf_cpu import programs as cpu_programs
 from retnet_hf_cpu.prompts import AfterOperator, BeforeOperator
 
@@ -215,7 +215,7 @@ def test_quantised_layers_have_programs_of_steps_alone(made, tmp_path):
 
 def test_new_values_are_read_and_new_weights_end_programs_with_a_warning(made, tmp_path, monkeypatch):
     warnings, ids = [], random_ids(1, 7)
-    monkeypatch.setattr(cpu_programs, "warn_of_change", lambda: warnings.append(1))
+    monkeypatch.setattr(compiled_layer, "warn_of_change", lambda: warnings.append(1))
     fast = compiled(small_model(), tmp_path)
     with torch.no_grad():
         for parameter in fast.parameters():

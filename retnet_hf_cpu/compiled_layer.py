@@ -1,0 +1,74 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The layer of a fast copy: each call goes to a program, or to the layer where no program computes what it would."""
+
+from torch import Tensor
+from transformers.utils import logging
+
+from retnet_hf.modeling_retnet import RetNetDecoderLayer
+from retnet_hf.pieces import has_hooks
+from retnet_hf.plan import Plan
+from retnet_hf.retention_forms import needs_autograd
+from retnet_hf.retention_state import RetNetState
+
+from .programs import LayerProgram
+from .prompts import PromptPrograms
+from .snapshots import ModuleSnapshot, warn_of_change
+
+
+logger = logging.get_logger(__name__)
+
+
+class CompiledLayer(RetNetDecoderLayer):
+    """A layer of a fast copy, with the modules and parameters of the layer that it was.
+
+    It is a class, since a `forward` in the layer's dictionary would be taken for a hook.
+
+    Attributes:
+        programs: of steps, by number of sequences; empty once the weights have changed.
+        prompts: of several tokens; None without, and once the weights have changed.
+    """
+
+    programs: dict[int, LayerProgram]
+    prompts: PromptPrograms | None
+    original_class = RetNetDecoderLayer
+    added = ("programs", "prompts")
+
+    def forward(self, hidden_states, plan, past_key_values=None, **kwargs):
+        if not self.training and not needs_autograd():
+            compute = self.step if hidden_states.shape[1] == 1 else self.prompt
+            output = compute(hidden_states, plan, past_key_values)
+            if output is not None:
+                return output
+        return super().forward(hidden_states, plan, past_key_values, **kwargs)
+
+    def step(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
+        """The output for one token of each sequence, by a program; None where the layer has to compute it."""
+        batch = hidden_states.shape[0]
+        if state is None:
+            return None
+        if batch not in self.programs and any(self.programs.values()):
+            logger.warning_once(
+                f"retnet_hf_cpu.compile made no program for steps of {batch} sequences: name their number in batch_sizes."
+            )
+        program, past = self.programs.get(batch), state.layers[self.retention.layer_idx]
+        if program is None or not program.computes(hidden_states, plan, past) or not self.may_use(program.snapshot):
+            return None
+        return program(hidden_states, plan, past)
+
+    def prompt(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
+        """The output for several tokens of each sequence, by programs; None where the layer has to compute it."""
+        programs = self.prompts
+        if programs is None or not programs.computes(hidden_states, plan) or not self.may_use(programs.snapshot):
+            return None
+        return programs(hidden_states, plan, state, self.retention.layer_idx)
+
+    def may_use(self, snapshot: ModuleSnapshot) -> bool:
+        """Whether the layer is what its programs were made for, without hooks. Another one loses them, with a warning."""
+        if has_hooks(snapshot.within):
+            return False
+        if not snapshot.is_unchanged():
+            self.programs, self.prompts = {}, None
+            warn_of_change()
+            return False
+        return True
