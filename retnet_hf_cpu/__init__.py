@@ -52,7 +52,7 @@ def compile(
     trial finds, and those of torchao (`Int8WeightOnlyConfig`, and `IntxWeightOnlyConfig` with `torch.int4` in groups) by
     kernels for integers, for which weights of 4 bits are packed into new memory. Linear layers that are adapted, hooked or
     quantised in another way, and layers that contain them, have no program. Programs of products serve one sequence, those
-    of layers as many as `batch_sizes` says.
+    of steps as many as `batch_sizes` says.
 
     Without programs, no compiler is needed. Projections of one input (queries, keys, values and gate; up and gate of the
     feed-forward network), and a head that is not tied to the embedding, take one product with a copy of their weights side

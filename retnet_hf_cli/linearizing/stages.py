@@ -84,12 +84,6 @@ class StageRun(TrainingRun):
     measured: Tensor | None = None
 
     @property
-    def evaluations(self) -> int:
-        """One for each five minutes of a run whose time is limited, but 3 to 10: a short stage has little time to spare."""
-        minutes = self.start.course.minutes
-        return 10 if minutes is None else int(min(10, max(3, minutes / 5)))
-
-    @property
     def warmup(self) -> float:
         """A quarter with windows, which begin near what they are to learn: Adam's first steps are as large as the rate."""
         config = self.model.config
