@@ -23,12 +23,9 @@ from torch.utils._pytree import tree_leaves
 from transformers.configuration_utils import PreTrainedConfig
 
 from retnet_hf.gradients import rotate
-from retnet_hf.pieces import has_hooks
 from retnet_hf.plan import MappedPlan, Plan, Rotation, Scaling
 from retnet_hf.retention_state import RetNetState
 
-from .fusing import linear_groups
-from .products import is_linear
 from .programs import Run, TracedRotation, TracedStep, program_path, programs_of, scale_of, shallow_copy, turns
 from .snapshots import ModuleSnapshot
 
@@ -106,11 +103,11 @@ class PromptPrograms:
     Args:
         before, after: the programs of `BeforeOperator` and `AfterOperator`.
         layer: the layer whose weights the operands are.
-        rotates: whether it rotates queries and keys.
     """
 
-    def __init__(self, before: Run, after: Run, layer: nn.Module, rotates: bool) -> None:
-        self.before, self.after, self.rotates, self.scale = before, after, rotates, scale_of(layer)
+    def __init__(self, before: Run, after: Run, layer: nn.Module) -> None:
+        self.before, self.after = before, after
+        self.rotates, self.scale = turns(layer.retention.config), scale_of(layer)
         self.operands = [parameter.detach() for parameter in layer.parameters()]
         self.dtype, self.snapshot = layer.retention.q_proj.weight.dtype, ModuleSnapshot([layer])
 
@@ -152,17 +149,16 @@ def in_rows(tensor: Tensor, batch: int) -> Tensor:
 def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: Path) -> list[PromptPrograms | None]:
     """Programs for prompts of each layer, loaded from the folder or compiled and kept there.
 
-    None for a layer with hooks, or with a linear layer that is adapted, sharded or quantised.
+    None for a layer with quantised weights.
 
     Args:
-        layers: of retention, on a CPU.
+        layers: of retention, on a CPU, for which `layer_programs` has programs of steps.
 
     Raises:
         RuntimeError: if a program cannot be compiled.
     """
-    served = [number for number, layer in enumerate(layers) if is_dense(layer)]
     asked = []
-    for layer in (layers[number] for number in served):
+    for layer in filter(is_dense, layers):
         twin, mixer = shallow_copy(layer).eval(), layer.retention
         heads, _, key_size, value_size = config.mixer_sizes(mixer.layer_idx)
         operands = [parameter.detach() for parameter in twin.parameters()]
@@ -176,14 +172,9 @@ def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: P
             path = program_path(folder, config, step, tree_leaves(inputs))
             asked.append((path, lambda summed, step=step: step, inputs))
     runs = iter(programs_of(asked))
-    programs: list[PromptPrograms | None] = [None] * len(layers)
-    for number in served:
-        programs[number] = PromptPrograms(next(runs), next(runs), layers[number], turns(config))
-    return programs
+    return [PromptPrograms(next(runs), next(runs), layer) if is_dense(layer) else None for layer in layers]
 
 
 def is_dense(layer: nn.Module) -> bool:
-    """Whether the linear layers of a layer are nothing but their weights, and nothing in it has hooks."""
-    linear = [layer.get_submodule(name) for names in linear_groups(layer) for name in names]
-    plain = all(is_linear(each) and type(each.weight) is nn.Parameter and each.weight.is_floating_point() for each in linear)
-    return plain and not has_hooks(layer.modules())
+    """Whether no weight is quantised."""
+    return all(type(weight) is nn.Parameter and weight.is_floating_point() for weight in layer.parameters())

@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 import torch
 from small_models import close, greedy, random_ids, small_model
+from test_decoding_programs import same
 from torch import Tensor, nn
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
@@ -34,15 +35,6 @@ def read(model, ids: Tensor, **inputs) -> tuple[Tensor, RetNetState]:
     """Logits of a prompt, and the state after it."""
     state = RetNetState(model.config)
     return model(ids, past_key_values=state, use_cache=True, **inputs).logits, state
-
-
-def same(found: tuple[Tensor, RetNetState], expected: tuple[Tensor, RetNetState], tolerance: float = 1e-4) -> None:
-    close(found[0].float(), expected[0].float(), tolerance)
-    for layer, other in zip(found[1].layers, expected[1].layers, strict=True):
-        assert layer.next_position.equal(other.next_position)
-        assert layer.cumulative_length.equal(other.cumulative_length)
-        if hasattr(layer, "recurrent_states"):
-            close(layer.recurrent_states, other.recurrent_states, tolerance)
 
 
 def test_two_programs_serve_every_length_and_are_kept(tmp_path, monkeypatch):
@@ -153,7 +145,7 @@ def test_without_the_option_no_prompt_is_read_by_a_program(made, tmp_path):
 
 
 def test_what_programs_do_not_compute_the_layers_do(made, tmp_path):
-    """Gradients, autocast, training mode, maps, a compiler, hidden states of another type, hooks, quantised layers."""
+    """Gradients, autocast, training mode, maps, a compiler, torch.func, hidden states of another type, hooks."""
     model, ids = small_model(), random_ids(1, 7)
     fast = compiled(model, tmp_path)
     loss = fast(ids, labels=ids).loss

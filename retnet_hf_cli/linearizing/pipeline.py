@@ -168,7 +168,7 @@ class Linearization:
         course, steps = self.start.course, self.recipe.steps
         block_size = self.recipe.block_size_of(stage)
         blocks = blocks_of(self.texts.training.numpy(), block_size)
-        quarter = steps[stage] * self.recipe.batch_size // 40  # of the blocks trained on between two of ten evaluations
+        quarter = steps[stage] * self.recipe.batch_size // 40  # of the blocks that a tenth of the stage trains on
         evaluated = min(EVALUATED_BLOCKS, max(LEAST_EVALUATED, quarter))
         held_out = blocks_of(self.texts.evaluation.numpy(), block_size)[:evaluated]
         divergence = None if stage == "align" else ranks.of_first(lambda: self._divergence(stage, before, held_out))
