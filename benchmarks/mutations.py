@@ -67,7 +67,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
                 "turned.to(query.dtype) if query.dtype not in self.narrows",
             ),
             ("- self_retention(query", "- 0 * self_retention(query"),
-            ("if len(set(map(id, log_decays))) == 1:", "if True:"),
+            ("if all(log_decay is log_decays[0] for log_decay in log_decays):", "if True:"),
             ("output.masked_fill(~layout.present[:, None, :, None], 0), state", "output, state"),
         ],
     ),

@@ -485,7 +485,7 @@ def operators_of(
     else:
         size = chunk_size if form == "chunkwise" else None
         make = functools.partial(chunk_operator, layout=layout, chunk_size=size, with_final=with_final)
-    if len(set(map(id, log_decays))) == 1:
+    if all(log_decay is log_decays[0] for log_decay in log_decays):
         return [make(log_decays[0])] * len(log_decays), in_place
     return OperatorsOnDemand(make, log_decays), in_place
 

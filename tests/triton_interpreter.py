@@ -1,10 +1,11 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The Triton kernels under Triton's interpreter, against the recurrence in float64.
+"""The Triton kernels under Triton's interpreter, or on a GPU, against the recurrence in float64.
 
 A process of its own, since the variable that chooses the interpreter is read when triton is imported.
 
-Reads a dictionary of cases as JSON, and prints for each the largest error of every result in units of what it may be.
+Reads a dictionary of cases as JSON, and prints for each the largest error of every result in units of what it may be. Where
+there is a GPU, `python -m tests.triton_interpreter cuda` computes the cases of `test_retention_triton.py` there.
 """
 
 import json
@@ -13,7 +14,9 @@ import sys
 from unittest import mock
 
 
-os.environ["TRITON_INTERPRET"] = "1"
+DEVICE = "cuda" if sys.argv[1:] == ["cuda"] else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
@@ -85,14 +88,16 @@ class Case:
         def normal(heads, *sizes, dtype=self.dtype, scale=scale):
             if tokens_first:  # as a model has them: heads are a view
                 tokens, size = sizes
-                return (torch.randn(batch, tokens, heads, size, generator=generator) * scale).to(dtype).transpose(1, 2)
-            return (torch.randn(batch, heads, *sizes, generator=generator) * scale).to(dtype)
+                return (
+                    (torch.randn(batch, tokens, heads, size, generator=generator) * scale).to(DEVICE, dtype).transpose(1, 2)
+                )
+            return (torch.randn(batch, heads, *sizes, generator=generator) * scale).to(DEVICE, dtype)
 
         self.operands = [normal(heads, length, key_dim), normal(groups, length, key_dim), normal(groups, length, value_dim)]
         self.operands += [normal(decays, key_dim, value_dim, dtype=torch.float32).contiguous()] if initial else []
-        self.log_decay = torch.log(0.3 + 0.7 * torch.rand(decays, generator=generator))
-        self.mask = torch.rand(batch, length, generator=generator) < 0.6 if mask else None
-        self.reset = torch.rand(batch, length, generator=generator) < 0.2 if reset else None
+        self.log_decay = torch.log(0.3 + 0.7 * torch.rand(decays, generator=generator)).to(DEVICE)
+        self.mask = (torch.rand(batch, length, generator=generator) < 0.6).to(DEVICE) if mask else None
+        self.reset = (torch.rand(batch, length, generator=generator) < 0.2).to(DEVICE) if reset else None
         self.weights = [
             normal(heads, length, value_dim, dtype=torch.float32, scale=weight_scale),
             normal(decays, key_dim, value_dim, dtype=torch.float32, scale=weight_scale),
@@ -191,11 +196,11 @@ class TrainedModel:
         sizes |= {"value_expansion": 1.0, "intermediate_size": 32, "initializer_range": 0.5}
         config = RetNetConfig(**(sizes | options))
         torch.manual_seed(0)
-        self.plain = RetNetForCausalLM(config).eval()
+        self.plain = RetNetForCausalLM(config).eval().to(DEVICE)
         config = RetNetConfig.from_dict(config.to_dict() | {"kernels": kernels})
-        self.with_kernels = RetNetForCausalLM(config).eval()
+        self.with_kernels = RetNetForCausalLM(config).eval().to(DEVICE)
         self.with_kernels.load_state_dict(self.plain.state_dict())
-        self.ids = torch.randint(3, 48, (2, 37), generator=torch.Generator().manual_seed(1))
+        self.ids = torch.randint(3, 48, (2, 37), generator=torch.Generator().manual_seed(1)).to(DEVICE)
         self.mask = torch.ones_like(self.ids)
         self.mask[0, :5] = 0
 
@@ -275,7 +280,7 @@ def refused() -> dict[str, float]:
         "a state of one sequence": (query, key, value, state[:1], None),
         "a state of other heads": (query, key, value, state[:, :2], None),
         "a state turned around": (query, key, value, state.mT, None),
-        "a mask of other tokens": (query, key, value, state, torch.ones(2, 10, dtype=torch.bool)),
+        "a mask of other tokens": (query, key, value, state, torch.ones(2, 10, dtype=torch.bool, device=DEVICE)),
     }
     found = {}
     for name, (query, key, value, state, mask) in wrong.items():
@@ -299,7 +304,8 @@ MODELS = {
 
 
 if __name__ == "__main__":
-    multiply_bfloat16_as_a_device_does()
+    if DEVICE == "cpu":
+        multiply_bfloat16_as_a_device_does()
     torch.set_num_threads(1)
     cases = json.loads(sys.stdin.read())
     found = {name: Case(**case).errors() for name, case in cases["chunkwise"].items()}

@@ -22,6 +22,12 @@ from torchrun import free_port
 ASKED = prompts((5, 1, 40, 17, 3), seed=8)
 
 
+def runs(member: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return member.is_running() and member.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 @pytest.fixture
 def server(tmp_path):
     """The address of a server of two ranks, and the model that it serves."""
@@ -45,7 +51,10 @@ def server(tmp_path):
     yield f"http://127.0.0.1:{port}", model
     process.send_signal(signal.SIGINT)
     process.wait(timeout=60)
-    assert not [member for member in family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
+    deadline = time.monotonic() + 60
+    while left := [member for member in family if runs(member)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
 
 
 def test_clients_at_once_are_streamed_what_generate_says(server):
