@@ -81,7 +81,11 @@ class Rotation(torch.autograd.Function):
 
 def rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """hidden_states / sqrt(mean of their squares + eps) · weight, over the last dimension, in the type of hidden_states."""
-    if hidden_states.device.type != "cpu" or needs_autograd():  # other devices have a kernel for it
+    if needs_autograd():
+        return plain_rms_norm(hidden_states, weight, eps)
+    if hidden_states.device.type != "cpu":  # which has a kernel for it, that copies what is not dense in memory
+        if hidden_states.dim() == 4 and not hidden_states.is_contiguous():  # heads are views of tokens
+            return plain_rms_norm(hidden_states.transpose(1, 2), weight, eps).transpose(1, 2)
         return plain_rms_norm(hidden_states, weight, eps)
     if torch.is_grad_enabled():
         return RMSNorm.apply(hidden_states, weight, eps)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
+from .gradients import rotate
 from .retention_forms import recurrent_step_
 
 
@@ -26,13 +27,14 @@ class Kernels(NamedTuple):
     runs_on: Callable[[torch.device], bool]
     chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # as `chunkwise_retention`; None: `retention_in_chunks`
     step_: Callable[..., tuple[Tensor, Tensor]]  # as `recurrent_step_`
+    rotate: Callable[..., Tensor]  # as `gradients.rotate`
 
 
 def _everywhere(device: torch.device) -> bool:
     return True
 
 
-TORCH = Kernels(_everywhere, None, recurrent_step_)
+TORCH = Kernels(_everywhere, None, recurrent_step_, rotate)
 
 
 def load_kernels(name: str) -> Kernels:
@@ -55,6 +57,5 @@ def load_kernels(name: str) -> Kernels:
         if torch.cuda.is_available():
             logger.warning_once(f"kernels={asked!r} cannot be used here, PyTorch's operations are used: {error}.")
         return TORCH
-    return Kernels(
-        module.runs_on, getattr(module, f"chunkwise_retention_{asked}"), getattr(module, f"recurrent_step_{asked}_")
-    )
+    functions = (getattr(module, name) for name in (f"chunkwise_retention_{asked}", f"recurrent_step_{asked}_"))
+    return Kernels(module.runs_on, *functions, module.rotate_triton)

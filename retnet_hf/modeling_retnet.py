@@ -10,6 +10,7 @@ Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +44,7 @@ from .cards import ModelCardMixin
 from .configuration_retnet import RetNetConfig
 from .experts import Experts, MixtureOfExperts, Router, loss_and_routing
 from .generation_retnet import CACHE, RetNetGeneration
-from .gradients import gated, mean_cross_entropy, rms_norm
+from .gradients import gated, mean_cross_entropy, rms_norm, rotate
 from .head_decay import HeadDecay
 from .head_modules import GroupRMSNorm, HeadScale, LearnedRotation
 from .initial_weights import draw_weights, projection
@@ -494,11 +495,17 @@ class RetNetModel(RetNetPreTrainedModel):
             plans |= others
         return plans
 
-    def rotation(self, position: Tensor, dtype: torch.dtype, narrows: tuple[torch.dtype, ...] = ()) -> Rotation | Scaling:
+    def rotation(
+        self,
+        position: Tensor,
+        dtype: torch.dtype,
+        narrows: tuple[torch.dtype, ...] = (),
+        turn: Callable[..., Tensor] = rotate,
+    ) -> Rotation | Scaling:
         """The rotation in layers of retention, of positions (B|1, T)."""
         if self.rotary is None:
             return Scaling(self.scaling)
-        return Rotation(self.rotary(position, dtype), self.scaling, narrows)
+        return Rotation(self.rotary(position, dtype), self.scaling, narrows, turn)
 
     def attention_rotation(
         self, plan: Plan, dtype: torch.dtype, kind: str, position: Tensor | None = None

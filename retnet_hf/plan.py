@@ -247,11 +247,18 @@ class Rotation(OnDevice):
         angles: cosines and sines (B|1, 1, T, K/2), float32 or wider.
         scale: factor on the queries, a number or (B|1, 1, T, 1).
         narrows: dtypes to which rotated vectors are cast back. Those of other dtypes stay float32 or wider.
+        turn: `rotate`, or a kernel for it.
     """
 
-    def __init__(self, angles: tuple[Tensor, Tensor], scale: float | Tensor, narrows: tuple[torch.dtype, ...]) -> None:
-        self.turn, self.narrows, (cos, sin) = rotate, narrows, angles
-        if cos.shape[2] == 1 and not torch.compiler.is_compiling():
+    def __init__(
+        self,
+        angles: tuple[Tensor, Tensor],
+        scale: float | Tensor,
+        narrows: tuple[torch.dtype, ...],
+        turn: Callable[..., Tensor] = rotate,
+    ) -> None:
+        self.turn, self.narrows, (cos, sin) = turn, narrows, angles
+        if turn is rotate and cos.shape[2] == 1 and not torch.compiler.is_compiling():
             self.turn, cos, sin = rotate_step, torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
         self.of_query, self.of_key = (cos * scale, sin * scale), (cos, sin)
 
@@ -282,7 +289,7 @@ class Scaling(OnDevice):
         return (query * self.scale).to(query.dtype), key
 
 
-# (position (B|1, T), narrows=()) -> the rotation; `narrows` as in `Rotation`.
+# (position (B|1, T), narrows=(), turn=rotate) -> the rotation; options as in `Rotation`.
 MakeRotation = Callable[..., Rotation | Scaling]
 
 
@@ -393,7 +400,7 @@ def plan_of_rows(
         narrows = HALF_PRECISION
     elif not torch.compiler.is_compiling() and length > chunk_size and multiplies_bfloat16(device):
         narrows = (torch.bfloat16,)
-    rotate = rotation(layout.position, narrows=narrows)
+    rotate = rotation(layout.position, narrows=narrows, turn=kernels.rotate)
     if maps:
         return MappedPlan(layout, rotate, log_decays, with_final, bidirectional)
     operators, in_place = operators_of(log_decays, layout, form, chunk_size, with_final, bidirectional, kernels)

@@ -31,7 +31,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .retention_forms import StepDecay, compute_dtype, gradients_where_asked, recurrent_step_, retention, state_heads
+from .retention_forms import (
+    StepDecay,
+    compute_dtype,
+    gradients_where_asked,
+    needs_autograd,
+    recurrent_step_,
+    retention,
+    state_heads,
+)
+from .rotation_triton import rotate_triton
+
+
+__all__ = ["chunkwise_retention_triton", "recurrent_step_triton_", "rotate_triton", "runs_on"]
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -521,6 +533,11 @@ def chunkwise_operator(
     reset: Tensor | None,
     chunk_size: int | None,
 ) -> tuple[Tensor, Tensor]:
+    """`_chunkwise`, with a gradient."""
+    return _chunkwise(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
+
+
+def _chunkwise(query, key, value, log_decay, initial_state, mask, reset, chunk_size) -> tuple[Tensor, Tensor]:
     """Equation 7: output and final state, float32."""
     scan, query, key, value, initial_state = prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
     with torch.cuda.device_of(query):
@@ -633,7 +650,9 @@ def chunkwise_retention_triton(
     of_decay = torch.is_grad_enabled() and log_decay.requires_grad
     if of_decay or query.shape[2] == 0 or compute_dtype(*operands) == torch.float64:
         return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)
-    return chunkwise_operator(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
+    recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+    function = chunkwise_operator if recorded or needs_autograd() else _chunkwise  # which costs less
+    return function(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
 
 
 @triton.jit

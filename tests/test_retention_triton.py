@@ -18,7 +18,7 @@ from triton import language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from retnet_hf import retention_triton  # noqa: E402
+from retnet_hf import retention_triton, rotation_triton  # noqa: E402
 
 
 HERE = Path(__file__).parent
@@ -57,16 +57,30 @@ STEPS = {
     "step, grouped heads, a decay for each group": {"heads": 4, "groups": 2, "decays": 2, "mask": True},
     "step, float16": {"dtype": "float16"},
 }
+ROTATIONS = {
+    "rotation": {},
+    "rotation of one token": {"length": 1},
+    "rotation, heads first, angles of each row": {"angles": 2, "tokens_first": False},
+    "rotation, a size that fills no tile": {"size": 20, "length": 16},
+    "rotation, bfloat16": {"dtype": "bfloat16", "angles": 2},
+    "rotation, float16": {"dtype": "float16"},
+}
 
 
 @pytest.fixture(scope="module")
 def interpreted():
     """The errors of all cases, in units of what they may be."""
     command = [sys.executable, "-m", "tests.triton_interpreter"]
-    cases = json.dumps({"chunkwise": CHUNKWISE, "steps": STEPS})
+    cases = json.dumps({"chunkwise": CHUNKWISE, "steps": STEPS, "rotations": ROTATIONS})
     done = subprocess.run(command, input=cases, capture_output=True, text=True, cwd=HERE.parent, timeout=280)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_the_rotation_is_the_one_of_float64(interpreted, name):
+    for result, error in interpreted[name].items():
+        assert error <= 1, f"{result} has {error:.1f} times the error it may have"
 
 
 @pytest.mark.parametrize("name", [*CHUNKWISE, *STEPS, "left to PyTorch"])
@@ -176,6 +190,16 @@ def test_the_step_spills_nothing(architecture, key_dim, value_dim, heads_of_matr
     tiles = retention_triton.Tiles(1, 1, 1, 8, 2)
     used = compiled(retention_triton.step_kernel, pointers, constants, GPUTarget("cuda", architecture, 32), tiles)
     assert used["stack"] == 0, used
+
+
+@pytest.mark.parametrize("size", [80, 256])
+@pytest.mark.parametrize("target", [GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)], ids=lambda each: each.arch)
+def test_the_rotation_spills_nothing(target, size):
+    constants = {"H": 8, "HALF": size // 2, "TILE": triton.next_power_of_2(size // 2), "BACK": True}
+    constants["TOKENS"] = rotation_triton.TOKENS_OF_TILE
+    pointers = {"vectors": "bf16", "cos": "fp32", "sin": "fp32", "rotated": "bf16"}
+    tiles = retention_triton.Tiles(1, 1, 1, rotation_triton.WARPS, 2)
+    assert compiled(rotation_triton.rotation_kernel, pointers, constants, target, tiles)["stack"] == 0
 
 
 def test_segments_are_for_devices_that_states_would_leave_idle():

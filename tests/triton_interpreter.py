@@ -14,19 +14,19 @@ import sys
 from unittest import mock
 
 
-DEVICE = "cuda" if sys.argv[1:] == ["cuda"] else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
+os.environ["TRITON_INTERPRET"] = "0" if sys.argv[1:] == ["cuda"] else "1"
 
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, retention_triton
+from retnet_hf import RetNetConfig, RetNetForCausalLM, retention_triton, rotation_triton
+from retnet_hf.gradients import rotate
 from retnet_hf.retention_forms import recurrent_retention, recurrent_step_, step_decay
 
 
+DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 
 
@@ -88,10 +88,10 @@ class Case:
         def normal(heads, *sizes, dtype=self.dtype, scale=scale):
             if tokens_first:  # as a model has them: heads are a view
                 tokens, size = sizes
-                return (
-                    (torch.randn(batch, tokens, heads, size, generator=generator) * scale).to(DEVICE, dtype).transpose(1, 2)
-                )
-            return (torch.randn(batch, heads, *sizes, generator=generator) * scale).to(DEVICE, dtype)
+                drawn = torch.randn(batch, tokens, heads, size, generator=generator).transpose(1, 2)
+            else:
+                drawn = torch.randn(batch, heads, *sizes, generator=generator)
+            return (drawn * scale).to(DEVICE, dtype)
 
         self.operands = [normal(heads, length, key_dim), normal(groups, length, key_dim), normal(groups, length, value_dim)]
         self.operands += [normal(decays, key_dim, value_dim, dtype=torch.float32).contiguous()] if initial else []
@@ -167,6 +167,33 @@ def steps(heads=2, groups=None, decays=None, dtype="float32", mask=False, reset=
     assert state.data_ptr() == pointer
     found = {"output": max(worst(*pair, 1e-5 * key_dim) for pair in outputs), "state": worst(state, expected_state, 1e-5)}
     return found
+
+
+def rotation(length=37, size=24, batch=2, heads=3, angles=1, dtype="float32", tokens_first=True) -> dict[str, float]:
+    """Rotated vectors, their gradient and the gradient of that, against the same in float64."""
+    generator, dtype = torch.Generator().manual_seed(length), getattr(torch, dtype)
+    shape = (batch, length, heads, size) if tokens_first else (batch, heads, length, size)
+    vectors, upstream, twice = (torch.randn(shape, generator=generator).to(DEVICE, dtype) for _ in range(3))
+    if tokens_first:
+        vectors, upstream, twice = (tensor.transpose(1, 2) for tensor in (vectors, upstream, twice))
+    angle = (100 * torch.rand(angles, 1, length, size // 2, generator=generator)).to(DEVICE)
+
+    def results(function, dtype: torch.dtype, angles_dtype: torch.dtype) -> list[torch.Tensor]:
+        leaf, weight = (tensor.to(dtype).detach().requires_grad_() for tensor in (vectors, upstream))
+        turns = angle.cos().to(angles_dtype), angle.sin().to(angles_dtype)
+        rotated = function(leaf, *turns)
+        assert torch.equal(rotated, function(leaf.detach(), *turns))
+        (gradient,) = torch.autograd.grad(rotated, leaf, weight, create_graph=True)
+        (second,) = torch.autograd.grad(gradient, weight, twice.to(dtype))
+        assert rotated.stride() == leaf.stride()
+        return [rotated, gradient, second]
+
+    actual = results(rotation_triton.rotate_triton, dtype, torch.float32)
+    exact = results(rotate, torch.float64, torch.float64)
+    # two products and their sum in float32, and one rounding to the type of the vectors
+    relative = 4 * ROUNDING[torch.float32] + (0 if dtype == torch.float32 else ROUNDING[dtype])
+    names = ("rotated", "gradient", "gradient of the gradient")
+    return {name: worst(*pair, relative * pair[1].abs().max()) for name, pair in zip(names, zip(actual, exact))}
 
 
 def left_to_pytorch() -> dict:
@@ -310,6 +337,7 @@ if __name__ == "__main__":
     cases = json.loads(sys.stdin.read())
     found = {name: Case(**case).errors() for name, case in cases["chunkwise"].items()}
     found |= {name: steps(**case) for name, case in cases["steps"].items()}
+    found |= {name: rotation(**case) for name, case in cases["rotations"].items()}
     found |= {name: TrainedModel(**options).errors() for name, options in MODELS.items()}
     found["model, compiled"] = TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
     found["wrong shapes"] = refused()

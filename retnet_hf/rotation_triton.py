@@ -1,0 +1,114 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The rotation of queries and keys on a GPU, `rotate` of `gradients.py`, as a Triton kernel.
+
+It reads each vector once and writes it once in its own type. PyTorch's operations write float32 four times on the way, and a
+cast follows them. The gradient is the same kernel with the negative angles.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .gradients import rotate
+from .retention_forms import needs_autograd
+
+
+TOKENS_OF_TILE = 16
+WARPS = 4
+
+
+@triton.jit
+def rotation_kernel(
+    vectors,  # (B, H, T, K)
+    cos,  # (B|1, 1, T, K / 2)
+    sin,  # (B|1, 1, T, K / 2)
+    rotated,  # (B, H, T, K)
+    length,
+    vector_batch,
+    vector_head,
+    vector_token,
+    rotated_batch,
+    rotated_head,
+    rotated_token,
+    angle_batch,
+    angle_token,
+    H: tl.constexpr,
+    HALF: tl.constexpr,
+    TILE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BACK: tl.constexpr,
+):
+    """Some tokens of one head. With BACK, by the negative angles."""
+    tiles = tl.cdiv(length, TOKENS)
+    tile, of_head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    head, batch = (of_head % H).to(tl.int64), (of_head // H).to(tl.int64)
+    tokens, columns = (tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64), tl.arange(0, TILE)
+    there = (tokens < length)[:, None] & (columns < HALF)[None, :]
+    angles = batch * angle_batch + tokens[:, None] * angle_token + columns[None, :]
+    cosine = tl.load(cos + angles, mask=there, other=0.0)
+    sine = tl.load(sin + angles, mask=there, other=0.0)
+    if BACK:
+        sine = -sine
+    pointers = vectors + batch * vector_batch + head * vector_head + tokens[:, None] * vector_token + columns[None, :]
+    first = tl.load(pointers, mask=there, other=0.0).to(tl.float32)
+    second = tl.load(pointers + HALF, mask=there, other=0.0).to(tl.float32)
+    pointers = rotated + batch * rotated_batch + head * rotated_head + tokens[:, None] * rotated_token + columns[None, :]
+    dtype = rotated.dtype.element_ty
+    tl.store(pointers, (first * cosine - second * sine).to(dtype), mask=there)
+    tl.store(pointers + HALF, (first * sine + second * cosine).to(dtype), mask=there)
+
+
+def launch(vectors: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
+    """What `rotation_kernel` computes, in the type of the vectors."""
+    vectors = vectors if vectors.stride(-1) == 1 else vectors.contiguous()
+    batch, heads, length, size = vectors.shape
+    rotated = torch.empty_like(vectors)
+    if rotated.stride(-1) != 1:
+        rotated = torch.empty_like(vectors, memory_format=torch.contiguous_format)
+    with torch.cuda.device_of(vectors):
+        rotation_kernel[(triton.cdiv(length, TOKENS_OF_TILE) * batch * heads,)](
+            vectors,
+            cos,
+            sin,
+            rotated,
+            length,
+            *vectors.stride()[:3],
+            *rotated.stride()[:3],
+            0 if cos.shape[0] == 1 else cos.stride(0),
+            cos.stride(2),
+            H=heads,
+            HALF=size // 2,
+            TILE=triton.next_power_of_2(size // 2),
+            TOKENS=TOKENS_OF_TILE,
+            BACK=back,
+            num_warps=WARPS,
+        )
+    return rotated
+
+
+class TritonRotation(torch.autograd.Function):
+    """See `rotate_triton`."""
+
+    @staticmethod
+    def forward(ctx, vectors, cos, sin, back):
+        ctx.back = back
+        ctx.save_for_backward(cos, sin)
+        return launch(vectors, cos, sin, back)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return TritonRotation.apply(gradient, *ctx.saved_tensors, not ctx.back), None, None, None
+
+
+def rotate_triton(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`rotate`, whose arguments these are, on a GPU. The result has the type of the vectors.
+
+    float64 is left to PyTorch, and so is a call that is compiled, whose compiler makes one kernel of the operations.
+    """
+    if needs_autograd() or cos.dtype != torch.float32 or vectors.numel() == 0:
+        return rotate(vectors, cos, sin).to(vectors.dtype)
+    if torch.is_grad_enabled() and vectors.requires_grad:
+        return TritonRotation.apply(vectors, cos, sin, False)
+    return launch(vectors, cos, sin, False)
