@@ -83,10 +83,8 @@ def rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor
     """hidden_states / sqrt(mean of their squares + eps) · weight, over the last dimension, in the type of hidden_states."""
     if needs_autograd():
         return plain_rms_norm(hidden_states, weight, eps)
-    if hidden_states.device.type != "cpu":  # which has a kernel for it, that copies what is not dense in memory
-        if hidden_states.dim() == 4 and not hidden_states.is_contiguous():  # heads are views of tokens
-            return plain_rms_norm(hidden_states.transpose(1, 2), weight, eps).transpose(1, 2)
-        return plain_rms_norm(hidden_states, weight, eps)
+    if hidden_states.device.type != "cpu":  # other devices have a kernel for it
+        return dense_rms_norm(hidden_states, weight, eps)
     if torch.is_grad_enabled():
         return RMSNorm.apply(hidden_states, weight, eps)
     return RMSNorm.forward(None, hidden_states, weight, eps)
@@ -96,6 +94,13 @@ def plain_rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> 
     """`rms_norm` in PyTorch's own operation."""
     weight = None if weight is None else weight.to(hidden_states.dtype)
     return F.rms_norm(hidden_states, hidden_states.shape[-1:], weight, eps)
+
+
+def dense_rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """`plain_rms_norm`, without the copy that it makes of heads (B, H, T, D) that are views of tokens (B, T, H, D)."""
+    if hidden_states.dim() == 4 and not hidden_states.is_contiguous():
+        return plain_rms_norm(hidden_states.transpose(1, 2), weight, eps).transpose(1, 2)
+    return plain_rms_norm(hidden_states, weight, eps)
 
 
 class RMSNorm(torch.autograd.Function):

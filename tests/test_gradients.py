@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from retnet_hf import gradients
-from retnet_hf.gradients import gated, rms_norm, rotate, rotate_step, token_blocks
+from retnet_hf.gradients import dense_rms_norm, gated, rms_norm, rotate, rotate_step, token_blocks
 from tests.small_models import close
 
 
@@ -44,6 +44,11 @@ CASES = {
         lambda x, weight: rms_norm(x, weight, 1e-6),
         plain_norm,
         lambda: (normal(2, 5, 6), normal(6, seed=1)),
+    ),
+    "norm of heads of a projection, as on a GPU": (
+        lambda projected, weight: dense_rms_norm(projected.view(2, 5, 3, 6).transpose(1, 2), weight, 1e-6),
+        lambda projected, weight: plain_norm(projected.view(2, 5, 3, 6).transpose(1, 2), weight),
+        lambda: (normal(2, 5, 18), normal(6, seed=1)),
     ),
     "norm without weight": (lambda x: rms_norm(x, None, 1e-6), lambda x: plain_norm(x, None), lambda: (normal(2, 5, 6),)),
     **{
@@ -135,6 +140,12 @@ def test_a_gate_that_learns_gets_its_gradient():
     gated(values, gate, activation).sum().backward()
     expected = (values * gate * (gate < 0)).sum()
     close(activation.weight.grad.squeeze(), expected, 1e-12)
+
+
+def test_a_norm_of_heads_leaves_them_where_they_are():
+    """As views of tokens, whose flattening is then no copy."""
+    heads, weight = torch.randn(2, 5, 3, 6).transpose(1, 2), torch.randn(6)
+    assert dense_rms_norm(heads, weight, 1e-6).stride() == heads.stride()
 
 
 def test_types():
