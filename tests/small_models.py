@@ -193,6 +193,20 @@ HEIRS = {
     },
 }
 
+# Of each kind of layer one, for exporters, which take seconds for each layer.
+ONE_OF_EACH_KIND = {
+    "sinks": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "sliding_attention"],
+        "decay_schedule": [[0.6, 0.998], [1.0, 1.0]],
+    },
+    "ring": {
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "layer_decay_factors": [1.5, 0.5],
+    },
+}
+
 
 def small_config(dialect: str = "fla", **overrides) -> RetNetConfig:
     fields = {

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from small_models import DIALECTS, HEIRS, greedy, random_ids, small_model
+from small_models import DIALECTS, HEIRS, ONE_OF_EACH_KIND, greedy, random_ids, small_model
 from small_vision_models import VISION_FAMILIES
 from transformers import AutoConfig
 
@@ -62,7 +62,7 @@ def test_the_graph_computes_what_the_model_does(dialect):
 @pytest.mark.parametrize("dialect", ["grouped", "sinks", "ring"])
 def test_a_file_computes_what_the_model_does(dialect, tmp_path):
     """Rotations of several kinds, windows with sinks, softmax attention over everything, and experts."""
-    model, ids = small_model(dialect), random_ids(2, 30)
+    model, ids = small_model(dialect, **ONE_OF_EACH_KIND.get(dialect, {})), random_ids(2, 30)
     write_causal(CausalGraph(model), tmp_path / "model.onnx")
     runner = Runner(tmp_path / "model.onnx", threads=1)
     for batch in (2, 1):
@@ -185,7 +185,9 @@ def test_an_image_classifier_for_any_batch(family, tmp_path):
 def test_an_image_classifier_for_pictures_of_any_size(tmp_path):
     import onnxruntime
 
-    model = VISION_FAMILIES["rmt"].model()
+    vision = VISION_FAMILIES["rmt"]
+    per_stage = {name: values[:2] for name, values in vision.fields.items() if isinstance(values, list)}
+    model = vision.model(**per_stage)  # one of whole and one of decomposed retention
     [file] = export_onnx(model, tmp_path / "out", any_size=True)
     session = onnxruntime.InferenceSession(tmp_path / "out" / file.name)
     for size in ((32, 32), (64, 96)):
@@ -217,8 +219,8 @@ def test_a_file_that_computes_something_else_is_not_published(exported, tmp_path
 
 def test_a_window_that_hides_nothing_in_the_file_is_noticed(tmp_path):
     """The check reads more tokens than a window has."""
-    model = small_model("fla", retention_window=200)
-    graph = CausalGraph(small_model("fla", retention_window=4000))
+    model = small_model("fla", retention_window=200, num_hidden_layers=1)
+    graph = CausalGraph(small_model("fla", retention_window=4000, num_hidden_layers=1))
     write_causal(graph, tmp_path / "model.onnx")
     assert check(model, tmp_path / "model.onnx").error > 1e-2
 

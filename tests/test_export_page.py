@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from small_models import small_model
+from small_models import ONE_OF_EACH_KIND, small_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -125,7 +125,7 @@ def of_pieces() -> PreTrainedTokenizerFast:
 def with_tokenizer(dialect: str, folder: Path):
     """A model, its tokenizer, and the folder of their page."""
     tokenizer = train_tokenizer([TEXT], 300) if dialect == "fla" else of_pieces()
-    model = small_model(dialect, vocab_size=300, eos_token_id=0)
+    model = small_model(dialect, vocab_size=300, eos_token_id=0, **ONE_OF_EACH_KIND.get(dialect, {}))
     model.generation_config.eos_token_id = 0
     export_web(model, folder, tokenizer, kind="float32", name=f"a small {dialect}")
     return model, tokenizer, folder
@@ -154,8 +154,9 @@ def page(browser):
 def expected(model, tokenizer, text: str, tokens: int = 24, state=None) -> str:
     """What the model writes after a text."""
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
-    written = model.generate(ids, max_new_tokens=tokens, do_sample=False, past_key_values=state)[0, ids.shape[1] :]
-    return tokenizer.decode(written, skip_special_tokens=True)
+    whole = model.generate(ids, max_new_tokens=tokens, do_sample=False, past_key_values=state)[0]
+    prompt, text = (tokenizer.decode(part, skip_special_tokens=True) for part in (ids[0], whole))
+    return text.removeprefix(prompt)  # tokens alone would lose a space before the first
 
 
 def test_the_page_writes_what_the_model_writes(page, exported):
@@ -242,10 +243,10 @@ def test_a_wrong_file_is_told_in_a_sentence(page, exported, tmp_path, change, wo
 def test_the_state_of_another_model_is_refused(page, exported, tmp_path):
     model, tokenizer, _ = exported
     ids = tokenizer(BEGINNING, return_tensors="pt")["input_ids"]
-    fields = {"vocab_size": 300, "eos_token_id": 0}
     dialect = "sinks" if model.config.attention_sinks else "fla"
+    fields = {"vocab_size": 300, "eos_token_id": 0, **ONE_OF_EACH_KIND.get(dialect, {})}
     others = {
-        "of another configuration": small_model("torchscale", **fields),
+        "of another configuration": small_model("torchscale", vocab_size=300, eos_token_id=0),
         "computed by other weights": small_model(dialect, seed=1, **fields),
     }
     for words, other in others.items():
@@ -355,7 +356,7 @@ def test_the_page_is_short_and_whole(exported):
 
 
 def test_texts_begin_with_a_learned_state_and_weights_may_have_8_bits(tmp_path):
-    tokenizer, model = train_tokenizer([TEXT], 300), small_model("fla", vocab_size=300, eos_token_id=0)
+    tokenizer, model = train_tokenizer([TEXT], 300), small_model("fla", vocab_size=300, eos_token_id=0, num_hidden_layers=1)
     with torch.no_grad():
         state = model(torch.randint(300, (1, 20)), use_cache=True).past_key_values
     for kind in ("float32", "int8"):
