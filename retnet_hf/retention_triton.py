@@ -73,7 +73,7 @@ def largest_chunk(dtype: torch.dtype, device: torch.device) -> int:
 def read_tiles(dtype: torch.dtype, chunk: int, inner: int, columns: int) -> Tiles:
     """For `read_kernel`, whose results are (C, columns) and whose products run over `inner`."""
     if dtype == torch.bfloat16:
-        stages = 2 if chunk < 128 else 4 if inner > 256 else 3  # measured on an H100: longer loops are worth more of them
+        stages = 2 if chunk < 128 else 4 if inner > 256 else 3  # an H100 is faster with more of them in a long loop
         return Tiles(chunk, size_of_tile(inner, 64), size_of_tile(columns, 128), 8, stages)
     return Tiles(chunk, size_of_tile(inner, 32), size_of_tile(columns, 64), 8, 2)
 
@@ -651,7 +651,8 @@ def chunkwise_retention_triton(
     if of_decay or query.shape[2] == 0 or compute_dtype(*operands) == torch.float64:
         return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)
     recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-    function = chunkwise_operator if recorded or needs_autograd() else _chunkwise  # which costs less
+    as_operator = recorded or needs_autograd() or type(query) is not Tensor
+    function = chunkwise_operator if as_operator else _chunkwise  # which costs less
     return function(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
 
 

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The rotation of queries and keys on a GPU, `rotate` of `gradients.py`, as a Triton kernel.
 
-It reads each vector once and writes it once in its own type. PyTorch's operations write float32 four times on the way, and a
-cast follows them. The gradient is the same kernel with the negative angles.
+It reads and writes each number once, in its own type. Operations of PyTorch write each twice, in float32, before they are
+cast. The gradient is the same kernel with the negative angles.
 """
 
 import torch
@@ -105,9 +105,9 @@ class TritonRotation(torch.autograd.Function):
 def rotate_triton(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`rotate`, whose arguments these are, on a GPU. The result has the type of the vectors.
 
-    float64 is left to PyTorch, and so is a call that is compiled, whose compiler makes one kernel of the operations.
+    float64 is left to PyTorch, and so are subclasses of tensors and compiled calls, of which the compiler makes one kernel.
     """
-    if needs_autograd() or cos.dtype != torch.float32 or vectors.numel() == 0:
+    if needs_autograd() or type(vectors) is not Tensor or cos.dtype != torch.float32 or vectors.numel() == 0:
         return rotate(vectors, cos, sin).to(vectors.dtype)
     if torch.is_grad_enabled() and vectors.requires_grad:
         return TritonRotation.apply(vectors, cos, sin, False)

@@ -19,6 +19,7 @@ os.environ["TRITON_INTERPRET"] = "0" if sys.argv[1:] == ["cuda"] else "1"
 import numpy as np
 import torch
 import triton.language as tl
+from torch._subclasses import FakeTensorMode
 from triton.runtime import interpreter
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, retention_triton, rotation_triton
@@ -293,6 +294,11 @@ def operators() -> dict[str, float]:
     token = [operand[:, :, 0:1].detach() for operand in leaves[:3]]
     step = step_decay(case.log_decay)
     torch.library.opcheck(retention_triton.step_operator, (*token, step.keep, step.write, leaves[3].detach()))
+    with FakeTensorMode(), torch.no_grad():  # as tools have it that measure a model's memory without computing
+        vectors, angles, decays = torch.empty(1, 2, 5, 16), torch.empty(1, 1, 5, 8), torch.empty(2)
+        assert rotation_triton.rotate_triton(vectors, angles, angles).shape == vectors.shape
+        output, state = retention_triton.chunkwise_retention_triton(vectors, vectors, vectors, decays)
+        assert (output.shape, state.shape) == ((1, 2, 5, 16), (1, 2, 16, 16))
     return {}
 
 
@@ -330,11 +336,17 @@ MODELS = {
 }
 
 
+def cases_of_the_tests() -> dict[str, dict]:
+    from tests import test_retention_triton as tests
+
+    return {"chunkwise": tests.CHUNKWISE, "steps": tests.STEPS, "rotations": tests.ROTATIONS}
+
+
 if __name__ == "__main__":
     if DEVICE == "cpu":
         multiply_bfloat16_as_a_device_does()
     torch.set_num_threads(1)
-    cases = json.loads(sys.stdin.read())
+    cases = json.loads(sys.stdin.read()) if DEVICE == "cpu" else cases_of_the_tests()
     found = {name: Case(**case).errors() for name, case in cases["chunkwise"].items()}
     found |= {name: steps(**case) for name, case in cases["steps"].items()}
     found |= {name: rotation(**case) for name, case in cases["rotations"].items()}
