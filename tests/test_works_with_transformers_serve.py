@@ -73,7 +73,7 @@ def server(folder, environment):
         yield address
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=60)
 
 
 def post(server: str, path: str, **body) -> str:
