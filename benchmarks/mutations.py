@@ -162,6 +162,19 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("values_gradient = torch.empty_like(values) if ctx.needs_input_grad[0]", "values_gradient = None if True"),
         ],
     ),
+    "rotation_triton": (
+        "retention_triton",
+        [
+            ("        sine = -sine", "        pass"),
+            ("0 if cos.shape[0] == 1 else cos.stride(0)", "0"),
+            ("not ctx.back", "ctx.back"),
+            ("cos.shape == sin.shape", "True"),
+            ("size % 2 == 0 and", ""),
+            (" and forward_ad._current_level < 0", ""),
+            ("vectors if vectors.stride(-1) == 1 else vectors.contiguous()", "vectors"),
+            ("cos, sin = cos.contiguous(), sin.contiguous()", "pass"),
+        ],
+    ),
     "retention_packed": (
         "packed_states",
         [

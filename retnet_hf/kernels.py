@@ -27,7 +27,7 @@ class Kernels(NamedTuple):
     runs_on: Callable[[torch.device], bool]
     chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # as `chunkwise_retention`; None: `retention_in_chunks`
     step_: Callable[..., tuple[Tensor, Tensor]]  # as `recurrent_step_`
-    rotate: Callable[..., Tensor]  # as `gradients.rotate`
+    rotate: Callable[..., Tensor]  # as `gradients.rotate`, but for float16 and bfloat16, which kernels return as such
 
 
 def _everywhere(device: torch.device) -> bool:
@@ -57,5 +57,5 @@ def load_kernels(name: str) -> Kernels:
         if torch.cuda.is_available():
             logger.warning_once(f"kernels={asked!r} cannot be used here, PyTorch's operations are used: {error}.")
         return TORCH
-    functions = (getattr(module, name) for name in (f"chunkwise_retention_{asked}", f"recurrent_step_{asked}_"))
-    return Kernels(module.runs_on, *functions, module.rotate_triton)
+    names = f"chunkwise_retention_{asked}", f"recurrent_step_{asked}_", f"rotate_{asked}"
+    return Kernels(module.runs_on, *(getattr(module, function) for function in names))

@@ -247,7 +247,7 @@ class Rotation(OnDevice):
         angles: cosines and sines (B|1, 1, T, K/2), float32 or wider.
         scale: factor on the queries, a number or (B|1, 1, T, 1).
         narrows: dtypes to which rotated vectors are cast back. Those of other dtypes stay float32 or wider.
-        turn: `rotate`, or a kernel for it.
+        turn: `rotate`, or a kernel for it, whose result has the type of the vectors.
     """
 
     def __init__(

@@ -31,18 +31,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .retention_forms import (
-    StepDecay,
-    compute_dtype,
-    gradients_where_asked,
-    needs_autograd,
-    recurrent_step_,
-    retention,
-    state_heads,
-)
-from .rotation_triton import rotate_triton
+from .retention_forms import StepDecay, compute_dtype, gradients_where_asked, recurrent_step_, retention, state_heads
+from .rotation_triton import launches_at_once, rotate_triton
 
 
+# what `kernels.py` asks of a module
 __all__ = ["chunkwise_retention_triton", "recurrent_step_triton_", "rotate_triton", "runs_on"]
 
 
@@ -522,8 +515,7 @@ def read_states(
 # Operators of PyTorch, so that compilers and exporters take each for one node, whose results they know without running it.
 
 
-@torch.library.custom_op("retnet_hf::chunkwise_retention", mutates_args=())
-def chunkwise_operator(
+def _chunkwise(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -533,16 +525,14 @@ def chunkwise_operator(
     reset: Tensor | None,
     chunk_size: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """`_chunkwise`, with a gradient."""
-    return _chunkwise(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
-
-
-def _chunkwise(query, key, value, log_decay, initial_state, mask, reset, chunk_size) -> tuple[Tensor, Tensor]:
     """Equation 7: output and final state, float32."""
     scan, query, key, value, initial_state = prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
     with torch.cuda.device_of(query):
         states, final = scan_states(scan, key, value, initial_state, torch.float32)
         return read_states(scan, query, key, value, states, value, torch.float32), final
+
+
+chunkwise_operator = torch.library.custom_op("retnet_hf::chunkwise_retention", _chunkwise, mutates_args=())
 
 
 @chunkwise_operator.register_fake
@@ -651,8 +641,7 @@ def chunkwise_retention_triton(
     if of_decay or query.shape[2] == 0 or compute_dtype(*operands) == torch.float64:
         return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)
     recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-    as_operator = recorded or needs_autograd() or type(query) is not Tensor
-    function = chunkwise_operator if as_operator else _chunkwise  # which costs less
+    function = chunkwise_operator if recorded or not launches_at_once(query) else _chunkwise  # which costs less
     return function(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
 
 
@@ -730,7 +719,7 @@ def recurrent_step_triton_(
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands)
     if state is None or state.stride(-1) != 1 or recorded:
         return recurrent_step_(query, key, value, state, decay)
-    step = step_operator if torch.compiler.is_compiling() else _step  # which costs less
+    step = _step if launches_at_once(query) else step_operator  # which costs more
     output = step(query, key, value, decay.keep, decay.write, state)
     return output if decay.write is None else output * decay.write, state
 

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .gradients import rotate
 from .retention_forms import needs_autograd
@@ -19,11 +20,18 @@ TOKENS_OF_TILE = 16
 WARPS = 4
 
 
+def launches_at_once(tensor: Tensor) -> bool:
+    """Whether a kernel may be launched outside an operator: nothing compiles, traces or fakes it or computes its tangent."""
+    if needs_autograd() or torch.jit.is_tracing() or type(tensor) is not Tensor:
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
+
+
 @triton.jit
 def rotation_kernel(
     vectors,  # (B, H, T, K)
-    cos,  # (B|1, 1, T, K / 2)
-    sin,  # (B|1, 1, T, K / 2)
+    cos,  # (B|1, 1, T, K / 2), dense in memory
+    sin,  # (B|1, 1, T, K / 2), dense in memory
     rotated,  # (B, H, T, K)
     length,
     vector_batch,
@@ -33,7 +41,6 @@ def rotation_kernel(
     rotated_head,
     rotated_token,
     angle_batch,
-    angle_token,
     H: tl.constexpr,
     HALF: tl.constexpr,
     TILE: tl.constexpr,
@@ -46,7 +53,7 @@ def rotation_kernel(
     head, batch = (of_head % H).to(tl.int64), (of_head // H).to(tl.int64)
     tokens, columns = (tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64), tl.arange(0, TILE)
     there = (tokens < length)[:, None] & (columns < HALF)[None, :]
-    angles = batch * angle_batch + tokens[:, None] * angle_token + columns[None, :]
+    angles = batch * angle_batch + tokens[:, None] * HALF + columns[None, :]
     cosine = tl.load(cos + angles, mask=there, other=0.0)
     sine = tl.load(sin + angles, mask=there, other=0.0)
     if BACK:
@@ -62,8 +69,14 @@ def rotation_kernel(
 
 def launch(vectors: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
     """What `rotation_kernel` computes, in the type of the vectors."""
-    vectors = vectors if vectors.stride(-1) == 1 else vectors.contiguous()
     batch, heads, length, size = vectors.shape
+    shapes = [(rows, 1, length, size // 2) for rows in (1, batch)]
+    torch._check(
+        size % 2 == 0 and cos.shape == sin.shape and tuple(cos.shape) in shapes,
+        lambda: f"cos and sin must be {shapes[0]} or {shapes[1]}, got {tuple(cos.shape)} and {tuple(sin.shape)}.",
+    )
+    vectors = vectors if vectors.stride(-1) == 1 else vectors.contiguous()
+    cos, sin = cos.contiguous(), sin.contiguous()
     rotated = torch.empty_like(vectors)
     if rotated.stride(-1) != 1:
         rotated = torch.empty_like(vectors, memory_format=torch.contiguous_format)
@@ -77,7 +90,6 @@ def launch(vectors: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
             *vectors.stride()[:3],
             *rotated.stride()[:3],
             0 if cos.shape[0] == 1 else cos.stride(0),
-            cos.stride(2),
             H=heads,
             HALF=size // 2,
             TILE=triton.next_power_of_2(size // 2),
@@ -103,11 +115,12 @@ class TritonRotation(torch.autograd.Function):
 
 
 def rotate_triton(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`rotate`, whose arguments these are, on a GPU. The result has the type of the vectors.
+    """`rotate` of vectors (B, H, T, K) on a GPU, in the type of the vectors.
 
-    float64 is left to PyTorch, and so are subclasses of tensors and compiled calls, of which the compiler makes one kernel.
+    Left to PyTorch are float64, and calls that others have to see into, of which a compiler makes one kernel.
     """
-    if needs_autograd() or type(vectors) is not Tensor or cos.dtype != torch.float32 or vectors.numel() == 0:
+    wide = torch.float64 in (vectors.dtype, cos.dtype)
+    if wide or vectors.numel() == 0 or not launches_at_once(vectors):
         return rotate(vectors, cos, sin).to(vectors.dtype)
     if torch.is_grad_enabled() and vectors.requires_grad:
         return TritonRotation.apply(vectors, cos, sin, False)

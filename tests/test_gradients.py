@@ -145,6 +145,7 @@ def test_a_norm_of_heads_on_a_gpu_leaves_them_where_they_are(tokens_first):
     normed, expected = dense_rms_norm(heads, weight, 1e-6), plain_norm(heads, weight)
     close(normed, expected, 1e-12)
     assert normed.stride() == heads.stride()
+    assert rms_norm(heads.to("meta"), weight.to("meta"), 1e-6).stride() == heads.stride()
     upstream = normal(*heads.shape, seed=2)
     for found, wanted in zip(*(torch.autograd.grad(output, (drawn, weight), upstream) for output in (normed, expected))):
         close(found, wanted, 1e-12)

@@ -15,6 +15,8 @@ import torch._dynamo
 import torch._inductor
 from small_models import small_model
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel, TrainingArguments
 from transformers.image_processing_backends import PilBackend
 from transformers.utils import output_capturing
@@ -115,6 +117,17 @@ def the_number_of_gpus_can_be_set() -> bool:
     return arguments.n_gpu == found + 3
 
 
+def modes_are_noticed() -> bool:
+    with FakeTensorMode():
+        return torch._C._len_torch_dispatch_stack() == 1
+
+
+def forward_derivatives_are_noticed() -> bool:
+    before = forward_ad._current_level
+    with forward_ad.dual_level():
+        return before < 0 <= forward_ad._current_level
+
+
 BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     (
         conversions_are_kept,
@@ -131,6 +144,8 @@ BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     ),
     (hooks_are_listed, "modules keep hooks elsewhere, and retnet_hf/gradients.py and pieces.py look for them"),
     (transforms_are_noticed, "transforms of torch.func are not noticed, for which retention_forms.needs_autograd asks"),
+    (modes_are_noticed, "modes of PyTorch are not noticed, for which rotation_triton.launches_at_once asks"),
+    (forward_derivatives_are_noticed, "forward derivatives are not noticed, for which launches_at_once asks"),
     (the_number_of_gpus_can_be_set, "TrainingArguments no longer reads `_n_gpu`, which retnet_hf_cli sets to 1"),
 ]
 

@@ -64,6 +64,8 @@ ROTATIONS = {
     "rotation, a size that fills no tile": {"size": 20, "length": 16},
     "rotation, bfloat16": {"dtype": "bfloat16", "angles": 2},
     "rotation, float16": {"dtype": "float16"},
+    "rotation, nothing dense in memory": {"strided": True},
+    "rotation, a gradient of one number": {"expanded": True},
 }
 
 
@@ -193,7 +195,11 @@ def test_the_step_spills_nothing(architecture, key_dim, value_dim, heads_of_matr
 
 
 @pytest.mark.parametrize("size", [80, 256])
-@pytest.mark.parametrize("target", [GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)], ids=lambda each: each.arch)
+@pytest.mark.parametrize(
+    "target",
+    [*(GPUTarget("cuda", architecture, 32) for architecture in (80, 90, 100)), GPUTarget("hip", "gfx942", 64)],
+    ids=lambda target: target.arch,
+)
 def test_the_rotation_spills_nothing(target, size):
     constants = {"H": 8, "HALF": size // 2, "TILE": triton.next_power_of_2(size // 2), "BACK": True}
     constants["TOKENS"] = rotation_triton.TOKENS_OF_TILE

@@ -8,6 +8,7 @@ Reads a dictionary of cases as JSON, and prints for each the largest error of ev
 there is a GPU, `python -m tests.triton_interpreter cuda` computes the cases of `test_retention_triton.py` there.
 """
 
+import collections
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from triton.runtime import interpreter
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, retention_triton, rotation_triton
@@ -170,23 +172,32 @@ def steps(heads=2, groups=None, decays=None, dtype="float32", mask=False, reset=
     return found
 
 
-def rotation(length=37, size=24, batch=2, heads=3, angles=1, dtype="float32", tokens_first=True) -> dict[str, float]:
-    """Rotated vectors, their gradient and the gradient of that, against the same in float64."""
+def rotation(
+    length=37, size=24, batch=2, heads=3, angles=1, dtype="float32", tokens_first=True, strided=False, expanded=False
+) -> dict[str, float]:
+    """Rotated vectors, their gradient and the gradient of that, against the same in float64.
+
+    `strided`: no operand is dense in memory. `expanded`: the gradient that comes in is one number.
+    """
     generator, dtype = torch.Generator().manual_seed(length), getattr(torch, dtype)
     shape = (batch, length, heads, size) if tokens_first else (batch, heads, length, size)
     vectors, upstream, twice = (torch.randn(shape, generator=generator).to(DEVICE, dtype) for _ in range(3))
     if tokens_first:
         vectors, upstream, twice = (tensor.transpose(1, 2) for tensor in (vectors, upstream, twice))
+    upstream = upstream[:1, :1, :1, :1].expand(upstream.shape) if expanded else upstream
     angle = (100 * torch.rand(angles, 1, length, size // 2, generator=generator)).to(DEVICE)
 
     def results(function, dtype: torch.dtype, angles_dtype: torch.dtype) -> list[torch.Tensor]:
         leaf, weight = (tensor.to(dtype).detach().requires_grad_() for tensor in (vectors, upstream))
         turns = angle.cos().to(angles_dtype), angle.sin().to(angles_dtype)
+        if strided:
+            leaf = leaf.mT.contiguous().mT.detach().requires_grad_()
+            turns = turns[0].mT.contiguous().mT, turns[1]
         rotated = function(leaf, *turns)
         assert torch.equal(rotated, function(leaf.detach(), *turns))
         (gradient,) = torch.autograd.grad(rotated, leaf, weight, create_graph=True)
         (second,) = torch.autograd.grad(gradient, weight, twice.to(dtype))
-        assert rotated.stride() == leaf.stride()
+        assert strided or rotated.stride() == leaf.stride()
         return [rotated, gradient, second]
 
     actual = results(rotation_triton.rotate_triton, dtype, torch.float32)
@@ -251,18 +262,24 @@ class TrainedModel:
         return torch.stack(found.logits)
 
     def errors(self) -> dict[str, float]:
-        calls, chunkwise = [0], self.with_kernels.model.kernels.chunkwise
+        calls, kernels = collections.Counter(), self.with_kernels.model.kernels
 
-        def counted(*operands, **options):
-            calls[0] += 1
-            return chunkwise(*operands, **options)
+        def counted(name):
+            def call(*operands, **options):
+                calls[name] += 1
+                return getattr(kernels, name)(*operands, **options)
 
-        self.with_kernels.model.kernels = self.with_kernels.model.kernels._replace(chunkwise=counted)
+            return call
+
+        self.with_kernels.model.kernels = kernels._replace(chunkwise=counted("chunkwise"), rotate=counted("rotate"))
         expected, actual = self.trained(self.plain), self.trained(self.with_kernels)
         found = {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
         expected, actual = self.generated(self.plain), self.generated(self.with_kernels)
         found["logits of decoding"] = worst(actual, expected, 1e-4 * expected.abs().max())
-        found["calls that are missing"] = float(calls[0] != 2 * self.plain.config.layer_types.count("linear_attention"))
+        layers = self.plain.config.layer_types.count("linear_attention")
+        found["calls that are missing"] = float(calls["chunkwise"] != 2 * layers)
+        passes = 1 + 8  # of training, and of generation
+        found["rotations that are missing"] = float(calls["rotate"] < 2 * passes * layers)
         return found
 
     def errors_compiled(self) -> dict[str, float]:
@@ -299,6 +316,8 @@ def operators() -> dict[str, float]:
         assert rotation_triton.rotate_triton(vectors, angles, angles).shape == vectors.shape
         output, state = retention_triton.chunkwise_retention_triton(vectors, vectors, vectors, decays)
         assert (output.shape, state.shape) == ((1, 2, 5, 16), (1, 2, 16, 16))
+        read, _ = retention_triton.recurrent_step_triton_(*[vectors[:, :, :1]] * 3, state, step_decay(decays))
+        assert read.shape == (1, 2, 1, 16)
     return {}
 
 
@@ -316,6 +335,25 @@ def refused() -> dict[str, float]:
         "a mask of other tokens": (query, key, value, state, torch.ones(2, 10, dtype=torch.bool, device=DEVICE)),
     }
     found = {}
+    vectors, angles = torch.zeros(2, 3, 5, 16, device=DEVICE), torch.zeros(2, 1, 5, 8, device=DEVICE)
+    wrong_rotations = {
+        "angles of fewer tokens": (vectors, angles[:, :, :3], angles[:, :, :3]),
+        "angles of another size": (vectors, angles[..., :4], angles[..., :4]),
+        "angles of more rows": (vectors[:1], angles, angles),
+        "sines of fewer rows": (vectors, angles, angles[:1]),
+        "an odd size": (vectors[..., :15], angles[..., :7], angles[..., :7]),
+    }
+    with forward_ad.dual_level():  # as by PyTorch's own operations that write where they are told
+        wrong_rotations["a derivative forwards"] = (forward_ad.make_dual(vectors, vectors), angles, angles)
+        for name, operands in wrong_rotations.items():
+            try:
+                if not name.startswith("a derivative"):
+                    rotation_triton.launch(*operands, False)
+                else:
+                    rotation_triton.rotate_triton(*operands)
+                found[name] = 1.0
+            except RuntimeError:
+                found[name] = 0.0
     for name, (query, key, value, state, mask) in wrong.items():
         try:
             retention_triton.chunkwise_operator(query, key, value, case.log_decay, state, mask, None, 16)
@@ -355,4 +393,8 @@ if __name__ == "__main__":
     found["wrong shapes"] = refused()
     found["model, gradient checkpointing"] = TrainedModel().errors_checkpointed()
     found["operators"] = operators()
-    print(json.dumps(found | {"left to PyTorch": left_to_pytorch()}))
+    found["left to PyTorch"] = left_to_pytorch()
+    print(json.dumps(found))
+    if DEVICE != "cpu":
+        too_large = [name for name, errors in found.items() if any(error > 1 for error in errors.values())]
+        sys.exit(f"errors are larger than rounding explains: {', '.join(too_large)}" if too_large else 0)
