@@ -21,7 +21,8 @@ from queue import Queue
 
 ROOT = Path(__file__).parents[1]
 
-# Of each file of retnet_hf: the tests that hold it, and pairs of a line as it is, found once in the file, and broken.
+# Of each file of retnet_hf, and of other packages by their path: the tests that hold it, and pairs of a line as it is, found
+# once in the file, and broken.
 MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "retention_forms": (
         "retention precision gradients encoder",
@@ -232,6 +233,47 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ),
         ],
     ),
+    "retnet_hf_cpu/compiled_layer": (
+        "decoding_programs prompt_programs",
+        [
+            ("if not self.training and not needs_autograd():", "if not self.training:"),
+            ("if not self.training and not needs_autograd()", "if not needs_autograd()"),
+            ("if has_hooks(snapshot.within):", "if False:"),
+            ("if not snapshot.is_unchanged():", "if False:"),
+            ("self.programs, self.prompts = {}, None", "pass"),
+            ("batch not in self.programs and any(self.programs.values())", "False"),
+        ],
+    ),
+    "retnet_hf_cpu/programs": (
+        "decoding_programs",
+        [
+            ("if write is not None or len(keep) > 1:", "if len(keep) > 1:"),
+            ("if write is not None or len(keep) > 1:", "if write is not None:"),
+            ("if past.record_past or not past.is_initialized", "if not past.is_initialized"),
+            (" or not past.can_be_overwritten()", ""),
+            ('or torch.is_autocast_enabled("cpu")', ""),
+            ("or not hidden_states.is_contiguous()", ""),
+            ("(rotate.turn is not rotate_step or self.dtype in rotate.narrows)", "False"),
+            ("and state.shape == self.state_shape", ""),
+            ("plan.layout.advance_(past.next_position, past.cumulative_length)", "pass"),
+            ('"threads": torch.get_num_threads(),', ""),
+            ("if has_hooks(layer.modules()):", "if False:"),
+        ],
+    ),
+    "retnet_hf_cpu/prompts": (
+        "prompt_programs",
+        [
+            ("torch.is_grad_enabled() or", ""),
+            ('or torch.is_autocast_enabled("cpu")', ""),
+            ("or hidden_states.dtype != self.dtype", ""),
+            ("if isinstance(plan, MappedPlan):", "if False:"),
+            ("return plan.rotate.scale == self.scale", "return True"),
+            ("plan.rotate.turn is rotate and", ""),
+            ("and self.dtype not in plan.rotate.narrows", ""),
+            ("if is_dense(layer) else None for layer", "if True else None for layer"),
+            ("tensor[0].unflatten(0, (batch, -1))", "tensor[0].unflatten(0, (-1, batch)).transpose(0, 1)"),
+        ],
+    ),
     "state_fingerprint": ("state_algebra configuration", [("*WITHOUT_EFFECT)]", '"rms_norm_eps")]')]),
 }
 
@@ -241,7 +283,7 @@ def mutants(only: str = "") -> Iterator[tuple[str, str, str, str]]:
     for file, (tests, pairs) in MUTANTS.items():
         for line, broken in pairs:
             if only in f"{file}: {line}":
-                yield f"retnet_hf/{file}.py", tests, line, broken
+                yield f"{file if '/' in file else f'retnet_hf/{file}'}.py", tests, line, broken
 
 
 def is_killed(checkout: Path, file: str, tests: str, line: str, broken: str) -> bool:
