@@ -193,7 +193,7 @@ HEIRS = {
     },
 }
 
-# Of each kind of layer one, for exporters, which take seconds for each layer.
+# One layer of each kind, for exporters, which take seconds for each layer.
 ONE_OF_EACH_KIND = {
     "sinks": {
         "num_hidden_layers": 2,

@@ -26,11 +26,16 @@ from retnet_hf_export import npm_packages
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
 
 
+def one_layer(seed: int = 0):
+    """Exporters take seconds for each layer."""
+    return small_model("fla", seed=seed, num_hidden_layers=1)
+
+
 @pytest.fixture
 def workplace(tmp_path, monkeypatch) -> Path:
     """A working directory with a model, and one without a tokenizer."""
     monkeypatch.chdir(tmp_path)
-    small_model().save_pretrained("model")
+    one_layer().save_pretrained("model")
     shutil.copytree("model", "bare")
     tokenizer = word_tokenizer()
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(2)
@@ -60,7 +65,7 @@ def test_a_folder_for_pictures(retnet_hf, workplace):
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm, which fetches what a page needs")
 def test_a_page_that_begins_with_a_learned_state(retnet_hf, workplace):
-    tuned = StateTuning(small_model())
+    tuned = StateTuning(one_layer())
     with torch.no_grad():
         tuned.states[0].normal_()
     tuned.save("task.safetensors")
@@ -106,7 +111,7 @@ def test_what_cannot_be_exported_is_refused(retnet_hf, workplace, arguments, wor
 
 
 def test_the_state_of_another_model_is_refused(retnet_hf, workplace):
-    other = small_model("fla", seed=1)
+    other = one_layer(seed=1)
     with torch.no_grad():
         other(random_ids(1, 5), use_cache=True).past_key_values.save("other")
     before = tree(workplace)

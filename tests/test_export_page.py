@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from small_models import ONE_OF_EACH_KIND, small_model
+from small_models import small_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -31,6 +31,10 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm, which fetches what a page needs"),
 ]
 TEXT = SAMPLE_TEXT.read_text(encoding="utf-8")
+FIELDS = {  # of the models: two layers, and one with retention beside a window that has sinks
+    "fla": {},
+    "sinks": {"num_hidden_layers": 1, "layer_types": None, "decay_schedule": [0.5, 0.998]},
+}
 BEGINNING = "In the beginning God created the heaven and the earth."
 
 
@@ -125,7 +129,7 @@ def of_pieces() -> PreTrainedTokenizerFast:
 def with_tokenizer(dialect: str, folder: Path):
     """A model, its tokenizer, and the folder of their page."""
     tokenizer = train_tokenizer([TEXT], 300) if dialect == "fla" else of_pieces()
-    model = small_model(dialect, vocab_size=300, eos_token_id=0, **ONE_OF_EACH_KIND.get(dialect, {}))
+    model = small_model(dialect, vocab_size=300, eos_token_id=0, **FIELDS[dialect])
     model.generation_config.eos_token_id = 0
     export_web(model, folder, tokenizer, kind="float32", name=f"a small {dialect}")
     return model, tokenizer, folder
@@ -244,7 +248,7 @@ def test_the_state_of_another_model_is_refused(page, exported, tmp_path):
     model, tokenizer, _ = exported
     ids = tokenizer(BEGINNING, return_tensors="pt")["input_ids"]
     dialect = "sinks" if model.config.attention_sinks else "fla"
-    fields = {"vocab_size": 300, "eos_token_id": 0, **ONE_OF_EACH_KIND.get(dialect, {})}
+    fields = {"vocab_size": 300, "eos_token_id": 0, **FIELDS[dialect]}
     others = {
         "of another configuration": small_model("torchscale", vocab_size=300, eos_token_id=0),
         "computed by other weights": small_model(dialect, seed=1, **fields),
