@@ -267,7 +267,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ('or torch.is_autocast_enabled("cpu")', ""),
             ("or hidden_states.dtype != self.dtype", ""),
             ("if isinstance(plan, MappedPlan):", "if False:"),
-            ("return plan.rotate.scale == self.scale", "return True"),
+            ("not self.rotates or", "self.rotates or"),
             ("plan.rotate.turn is rotate and", ""),
             ("and self.dtype not in plan.rotate.narrows", ""),
             ("if is_dense(layer) else None for layer", "if True else None for layer"),

@@ -107,7 +107,7 @@ class PromptPrograms:
 
     def __init__(self, before: Run, after: Run, layer: nn.Module) -> None:
         self.before, self.after = before, after
-        self.rotates, self.scale = turns(layer.retention.config), scale_of(layer)
+        self.rotates = turns(layer.retention.config)
         self.operands = [parameter.detach() for parameter in layer.parameters()]
         self.dtype, self.snapshot = layer.retention.q_proj.weight.dtype, ModuleSnapshot([layer])
 
@@ -117,9 +117,7 @@ class PromptPrograms:
             return False
         if isinstance(plan, MappedPlan):  # its maps are outputs of the mixer
             return False
-        if not self.rotates:
-            return plan.rotate.scale == self.scale
-        return plan.rotate.turn is rotate and self.dtype not in plan.rotate.narrows
+        return not self.rotates or (plan.rotate.turn is rotate and self.dtype not in plan.rotate.narrows)
 
     def __call__(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None, layer_idx: int) -> Tensor:
         """(B, T, D) -> (B, T, D). The state reads the tokens."""

@@ -128,6 +128,16 @@ def test_prompts_continue_a_state_and_are_taken_back(made, tmp_path):
     assert len(made.of_prompts) == 2 * 2 * 2
 
 
+@pytest.mark.parametrize("change", [{}, {"turn": torch.add}, {"narrows": (torch.float32,)}], ids=["none", "turn", "narrows"])
+def test_another_rotation_is_left_to_the_layer(made, tmp_path, change):
+    """By a kernel, or to another type: programs have one of their own."""
+    fast, hidden_states = compiled(small_model(), tmp_path), torch.randn(1, 7, 32)
+    plan = fast.model.plan(hidden_states)["linear_attention"]
+    vars(plan.rotate).update(change)
+    with torch.no_grad():
+        assert fast.model.layers[0].prompts.computes(hidden_states, plan) == (not change)
+
+
 def test_generation_and_calls_without_a_state(made, tmp_path):
     model, ids = small_model(), random_ids(2, 7)
     fast = compiled(model, tmp_path)
