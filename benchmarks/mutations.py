@@ -245,7 +245,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "retnet_hf_cpu/programs": (
-        "decoding_programs",
+        "decoding_programs prompt_programs",
         [
             ("if write is not None or len(keep) > 1:", "if len(keep) > 1:"),
             ("if write is not None or len(keep) > 1:", "if write is not None:"),

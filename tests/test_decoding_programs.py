@@ -327,6 +327,25 @@ def test_what_a_program_does_not_compute_the_layers_do(made, tmp_path):
     handle.remove()
 
 
+@pytest.mark.parametrize("change", ["none", "strides", "turn", "narrows", "shape of the state"])
+def test_a_program_is_asked_for_what_it_was_made_for_alone(made, tmp_path, change):
+    """It reads memory as it was traced, and has a rotation of its own."""
+    fast = compiled(small_model(), tmp_path)
+    layer, state = fast.model.layers[0], state_after(fast)
+    hidden_states, past = torch.randn(1, 1, 32), state.layers[0]
+    with torch.no_grad():
+        plan = fast.model.plan(hidden_states, past_key_values=state)["linear_attention"]
+        if change == "strides":
+            hidden_states = torch.randn(1, 1, 64)[..., ::2]
+        elif change == "turn":
+            plan.rotate.turn = torch.add
+        elif change == "narrows":
+            plan.rotate.narrows = (torch.float32,)
+        elif change == "shape of the state":
+            past.recurrent_states = past.recurrent_states[..., :-1].contiguous()
+        assert layer.programs[1].computes(hidden_states, plan, past) == (change == "none")
+
+
 def test_hidden_states_of_another_type_are_an_error_as_in_the_model(made, tmp_path):
     plain = small_model().to(torch.bfloat16)
     for model in (plain, compiled(plain, tmp_path)):
