@@ -163,6 +163,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("values_gradient = torch.empty_like(values) if ctx.needs_input_grad[0]", "values_gradient = None if True"),
         ],
     ),
+    "retention_triton": ("retention_triton", [(" and forward_ad._current_level < 0", "")]),
     "rotation_triton": (
         "retention_triton",
         [
@@ -171,9 +172,8 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("not ctx.back", "ctx.back"),
             ("cos.shape == sin.shape", "True"),
             ("size % 2 == 0 and", ""),
-            (" and forward_ad._current_level < 0", ""),
-            ("vectors if vectors.stride(-1) == 1 else vectors.contiguous()", "vectors"),
-            ("cos, sin = cos.contiguous(), sin.contiguous()", "pass"),
+            ("with_dense_rows(vectors), cos.contiguous()", "vectors, cos.contiguous()"),
+            ("cos.contiguous(), sin.contiguous()", "cos, sin"),
         ],
     ),
     "retention_packed": (

@@ -27,7 +27,7 @@ class Kernels(NamedTuple):
     runs_on: Callable[[torch.device], bool]
     chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # as `chunkwise_retention`; None: `retention_in_chunks`
     step_: Callable[..., tuple[Tensor, Tensor]]  # as `recurrent_step_`
-    rotate: Callable[..., Tensor]  # as `gradients.rotate`, but for float16 and bfloat16, which kernels return as such
+    rotate: Callable[..., Tensor]  # as `gradients.rotate`; a kernel returns the type of the vectors
 
 
 def _everywhere(device: torch.device) -> bool:
@@ -53,9 +53,10 @@ def load_kernels(name: str) -> Kernels:
     try:
         # imported by name, since code that travels with a model must not require triton
         module = importlib.import_module(f"retnet_hf.retention_{asked}")
+        rotation = importlib.import_module("retnet_hf.rotation_triton")
     except (ImportError, OSError, RuntimeError) as error:  # fla asks for a device's properties where it is imported
         if torch.cuda.is_available():
             logger.warning_once(f"kernels={asked!r} cannot be used here, PyTorch's operations are used: {error}.")
         return TORCH
-    names = f"chunkwise_retention_{asked}", f"recurrent_step_{asked}_", f"rotate_{asked}"
-    return Kernels(module.runs_on, *(getattr(module, function) for function in names))
+    functions = (getattr(module, each) for each in (f"chunkwise_retention_{asked}", f"recurrent_step_{asked}_"))
+    return Kernels(module.runs_on, *functions, rotation.rotate_triton)

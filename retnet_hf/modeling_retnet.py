@@ -10,7 +10,7 @@ Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V
 
 import functools
 import math
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ from .cards import ModelCardMixin
 from .configuration_retnet import RetNetConfig
 from .experts import Experts, MixtureOfExperts, Router, loss_and_routing
 from .generation_retnet import CACHE, RetNetGeneration
-from .gradients import gated, mean_cross_entropy, rms_norm, rotate
+from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
 from .head_modules import GroupRMSNorm, HeadScale, LearnedRotation
 from .initial_weights import draw_weights, projection
@@ -495,24 +495,18 @@ class RetNetModel(RetNetPreTrainedModel):
             plans |= others
         return plans
 
-    def rotation(
-        self,
-        position: Tensor,
-        dtype: torch.dtype,
-        narrows: tuple[torch.dtype, ...] = (),
-        turn: Callable[..., Tensor] = rotate,
-    ) -> Rotation | Scaling:
-        """The rotation in layers of retention, of positions (B|1, T)."""
+    def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
+        """The rotation in layers of retention, of positions (B|1, T). Options are those of `Rotation`."""
         if self.rotary is None:
             return Scaling(self.scaling)
-        return Rotation(self.rotary(position, dtype), self.scaling, narrows, turn)
+        return Rotation(self.rotary(position, dtype), self.scaling, **options)
 
     def attention_rotation(
         self, plan: Plan, dtype: torch.dtype, kind: str, position: Tensor | None = None
     ) -> Rotation | Scaling:
         """The rotation of a kind of softmax attention, at the positions of the plan of retention or at others (B|1, T)."""
         if kind == "linear_attention":  # the window beside retention
-            return plan.rotate if position is None else self.rotation(position, dtype, plan.rotate.narrows)
+            return plan.rotate if position is None else self.rotation(position, dtype, narrows=plan.rotate.narrows)
         config, scale = self.config, 1.0
         if config.attention_log_base is not None:
             grown = (plan.position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()

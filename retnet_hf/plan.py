@@ -254,7 +254,7 @@ class Rotation(OnDevice):
         self,
         angles: tuple[Tensor, Tensor],
         scale: float | Tensor,
-        narrows: tuple[torch.dtype, ...],
+        narrows: tuple[torch.dtype, ...] = (),
         turn: Callable[..., Tensor] = rotate,
     ) -> None:
         self.turn, self.narrows, (cos, sin) = turn, narrows, angles

@@ -15,12 +15,11 @@ from transformers.utils import logging
 from .retention_forms import retention
 from .retention_triton import check_shapes, multiplies_as_tf32, runs_on
 from .retention_triton import recurrent_step_triton_ as recurrent_step_fla_
-from .rotation_triton import rotate_triton as rotate_fla
 
 
 logger = logging.get_logger(__name__)
 
-__all__ = ["chunkwise_retention_fla", "recurrent_step_fla_", "rotate_fla", "runs_on"]
+__all__ = ["chunkwise_retention_fla", "recurrent_step_fla_", "runs_on"]
 
 
 def multiplies(dtype: torch.dtype) -> bool:

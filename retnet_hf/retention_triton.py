@@ -30,13 +30,17 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from .retention_forms import StepDecay, compute_dtype, gradients_where_asked, recurrent_step_, retention, state_heads
-from .rotation_triton import launches_at_once, rotate_triton
-
-
-# what `kernels.py` asks of a module
-__all__ = ["chunkwise_retention_triton", "recurrent_step_triton_", "rotate_triton", "runs_on"]
+from .retention_forms import (
+    StepDecay,
+    compute_dtype,
+    gradients_where_asked,
+    needs_autograd,
+    recurrent_step_,
+    retention,
+    state_heads,
+)
 
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -380,6 +384,16 @@ def multiplies_as_tf32() -> bool:
     if hasattr(matmul, "fp32_precision"):
         return matmul.fp32_precision == "tf32"
     return torch.get_float32_matmul_precision() != "highest"
+
+
+def launches_at_once(tensor: Tensor) -> bool:
+    """Whether a kernel may be launched for a tensor outside an operator.
+
+    Compilers, tracers, modes of PyTorch and forward derivatives do not see such a launch.
+    """
+    if needs_autograd() or torch.jit.is_tracing() or type(tensor) is not Tensor:
+        return False
+    return torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
 
 
 def with_dense_rows(tensor: Tensor) -> Tensor:

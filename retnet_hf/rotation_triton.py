@@ -2,29 +2,21 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The rotation of queries and keys on a GPU, `rotate` of `gradients.py`, as a Triton kernel.
 
-It reads and writes each number once, in its own type. Operations of PyTorch write each twice, in float32, before they are
-cast. The gradient is the same kernel with the negative angles.
+The kernel reads and writes each number once, in its own type. PyTorch's operations write each number twice, in float32, and
+cast the result. The gradient is the same kernel with the negative angles.
 """
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .gradients import rotate
-from .retention_forms import needs_autograd
+from .retention_triton import empty_rows, launches_at_once, with_dense_rows
 
 
 TOKENS_OF_TILE = 16
 WARPS = 4
-
-
-def launches_at_once(tensor: Tensor) -> bool:
-    """Whether a kernel may be launched outside an operator: nothing compiles, traces or fakes it or computes its tangent."""
-    if needs_autograd() or torch.jit.is_tracing() or type(tensor) is not Tensor:
-        return False
-    return torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
 
 
 @triton.jit
@@ -75,11 +67,8 @@ def launch(vectors: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
         size % 2 == 0 and cos.shape == sin.shape and tuple(cos.shape) in shapes,
         lambda: f"cos and sin must be {shapes[0]} or {shapes[1]}, got {tuple(cos.shape)} and {tuple(sin.shape)}.",
     )
-    vectors = vectors if vectors.stride(-1) == 1 else vectors.contiguous()
-    cos, sin = cos.contiguous(), sin.contiguous()
-    rotated = torch.empty_like(vectors)
-    if rotated.stride(-1) != 1:
-        rotated = torch.empty_like(vectors, memory_format=torch.contiguous_format)
+    vectors, cos, sin = with_dense_rows(vectors), cos.contiguous(), sin.contiguous()
+    rotated = empty_rows(vectors, heads, vectors.dtype)
     with torch.cuda.device_of(vectors):
         rotation_kernel[(triton.cdiv(length, TOKENS_OF_TILE) * batch * heads,)](
             vectors,
@@ -117,7 +106,7 @@ class TritonRotation(torch.autograd.Function):
 def rotate_triton(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`rotate` of vectors (B, H, T, K) on a GPU, in the type of the vectors.
 
-    Left to PyTorch are float64, and calls that others have to see into, of which a compiler makes one kernel.
+    PyTorch computes float64, and calls in which `launches_at_once` is False. A compiler makes one kernel of its operations.
     """
     wide = torch.float64 in (vectors.dtype, cos.dtype)
     if wide or vectors.numel() == 0 or not launches_at_once(vectors):

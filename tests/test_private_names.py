@@ -144,7 +144,7 @@ BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     ),
     (hooks_are_listed, "modules keep hooks elsewhere, and retnet_hf/gradients.py and pieces.py look for them"),
     (transforms_are_noticed, "transforms of torch.func are not noticed, for which retention_forms.needs_autograd asks"),
-    (modes_are_noticed, "modes of PyTorch are not noticed, for which rotation_triton.launches_at_once asks"),
+    (modes_are_noticed, "modes of PyTorch are not noticed, for which retention_triton.launches_at_once asks"),
     (forward_derivatives_are_noticed, "forward derivatives are not noticed, for which launches_at_once asks"),
     (the_number_of_gpus_can_be_set, "TrainingArguments no longer reads `_n_gpu`, which retnet_hf_cli sets to 1"),
 ]

@@ -322,6 +322,14 @@ def operators() -> dict[str, float]:
     return {}
 
 
+def is_refused(function, *operands) -> bool:
+    try:
+        function(*operands)
+    except RuntimeError:
+        return True
+    return False
+
+
 def refused() -> dict[str, float]:
     """Operands that do not belong together, of which each but the first is wrong: 1 for what was not refused."""
     case = Case(20, 16, 24, batch=2, heads=4, groups=2)
@@ -344,23 +352,14 @@ def refused() -> dict[str, float]:
         "sines of fewer rows": (vectors, angles, angles[:1]),
         "an odd size": (vectors[..., :15], angles[..., :7], angles[..., :7]),
     }
-    with forward_ad.dual_level():  # as by PyTorch's own operations that write where they are told
-        wrong_rotations["a derivative forwards"] = (forward_ad.make_dual(vectors, vectors), angles, angles)
-        for name, operands in wrong_rotations.items():
-            try:
-                if not name.startswith("a derivative"):
-                    rotation_triton.launch(*operands, False)
-                else:
-                    rotation_triton.rotate_triton(*operands)
-                found[name] = 1.0
-            except RuntimeError:
-                found[name] = 0.0
+    for name, operands in wrong_rotations.items():
+        found[name] = float(not is_refused(rotation_triton.launch, *operands, False))
+    with forward_ad.dual_level():  # PyTorch's rotation refuses it, since it writes into given tensors
+        dual = forward_ad.make_dual(vectors, vectors)
+        found["a derivative forwards"] = float(not is_refused(rotation_triton.rotate_triton, dual, angles, angles))
     for name, (query, key, value, state, mask) in wrong.items():
-        try:
-            retention_triton.chunkwise_operator(query, key, value, case.log_decay, state, mask, None, 16)
-            found[name] = float(name != "none")
-        except RuntimeError:
-            found[name] = float(name == "none")
+        operands = (query, key, value, case.log_decay, state, mask, None, 16)
+        found[name] = float(is_refused(retention_triton.chunkwise_operator, *operands) != (name != "none"))
     return found
 
 
