@@ -56,7 +56,7 @@ from .plan import HALF_PRECISION, Layout, Plan, Rotation, Scaling, layout_of, pl
 from .retention_forms import default_chunk_size, form_of_call
 from .retention_packed import continued_layout, plan_of_documents
 from .retention_split import Context, layout_of_ranks, plan_of_segments
-from .retention_state import RetNetStateLayer, first_in_use, past_of_call
+from .retention_state import RetNetStateLayer, UpdatedOnce, computes_layers_again, first_in_use, past_of_call
 from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
 
 
@@ -178,10 +178,10 @@ class RetNetRetention(RetNetTokenMixer):
             self.head_norm = GroupRMSNorm(config.head_norm_groups, heads * self.value_head_dim, eps, affine)
 
     def forward(
-        self, hidden_states: Tensor, plan: Plan, past_key_values: Cache | None = None, **kwargs: Unpack[TransformersKwargs]
+        self, hidden_states: Tensor, plan: Plan, state: Cache | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the plan computes it."""
-        past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        past = None if state is None else state.layers[self.layer_idx]
         output, maps = self.gated_retention(hidden_states, *self.heads(hidden_states), plan, past)
         return self.o_proj(output), maps
 
@@ -209,11 +209,11 @@ class RetNetAttention(RetNetTokenMixer):
         self,
         hidden_states: Tensor,
         plan: AttentionPlan,
-        past_key_values: Cache | None = None,
+        state: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, T, D), and the weights (B, H, T, S) if the implementation returns them."""
-        past = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        past = None if state is None else state.layers[self.layer_idx]
         query, key, value = self.heads(hidden_states)
         query, key = plan.rotate(query, key)
         output, weights = plan.attend(self, query, key, value, past, scaling=self.head_dim**-0.5, **kwargs)
@@ -290,12 +290,12 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         self,
         hidden_states: Tensor,  # (B, T, D)
         plan: Plan | AttentionPlan,
-        past_key_values: Cache | None = None,
+        state: Cache | None = None,  # a name that gradient checkpointing of transformers does not drop
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         mixer = self.retention if self.is_retention else self.attention
         branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
-        branch, _ = mixer(branch, plan=plan, past_key_values=past_key_values, **kwargs)
+        branch, _ = mixer(branch, plan=plan, state=state, **kwargs)
         branch = self.dropout(branch) if self.training else branch
         hidden_states = torch.add(branch, hidden_states, alpha=self.mixer_multiplier)
         hidden_states = hidden_states if self.pre_norm else self.retention_norm(hidden_states)
@@ -312,7 +312,7 @@ class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["RetNetDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values", "cache", "state"]
     _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": RetNetDecoderLayer,
@@ -437,12 +437,12 @@ class RetNetModel(RetNetPreTrainedModel):
         output_class = BaseModelOutputWithPast if self.config.num_experts is None else MoeModelOutputWithPast
         return output_class(last_hidden_state=hidden_states, **{CACHE: past if use_cache else None})
 
-    def read(
-        self, hidden_states: Tensor, plans: dict[str, Plan | AttentionPlan], past_key_values: Cache | None, **kwargs
-    ) -> Tensor:
+    def read(self, hidden_states: Tensor, plans: dict[str, Plan | AttentionPlan], state: Cache | None, **kwargs) -> Tensor:
         """All layers and the last norm: (B, T, D) -> (B, T, D)."""
+        if state is not None and computes_layers_again(self):
+            state = UpdatedOnce(state)
         for layer, kind in zip(self.layers, self.config.layer_types):
-            hidden_states = layer(hidden_states, plan=plans[kind], past_key_values=past_key_values, **kwargs)
+            hidden_states = layer(hidden_states, plan=plans[kind], state=state, **kwargs)
         return self.norm(hidden_states)
 
     def plan(

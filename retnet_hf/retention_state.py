@@ -261,6 +261,7 @@ class RetNetStateLayer(StateLayer):
             position = torch.zeros(state.shape[0], dtype=torch.int64, device=state.device)
             self.next_position = self.next_position.clone() if self.is_initialized else position
             self.recurrent_states, self.cumulative_length = state, self.cumulative_length.to(state.device, copy=True)
+            self.borrowed = False
             if not torch.compiler.is_compiling():
                 for tensor in (self.recurrent_states, self.next_position, self.cumulative_length):
                     torch._dynamo.mark_static_address(tensor)
@@ -435,6 +436,29 @@ def borrowed(cache: Cache) -> Cache:
     return twin
 
 
+def computes_layers_again(model: nn.Module) -> bool:
+    """Whether gradient checkpointing computes the layers of this call a second time, in the backward pass."""
+    return model.training and model.gradient_checkpointing and torch.is_grad_enabled()
+
+
+class UpdatedOnce:
+    """A state for layers that may be computed again: each layer updates it once, and then reads what the state was before.
+
+    Attributes:
+        layers: itself, indexed by the number of a layer.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache, self.layers, self._before = cache, self, {}
+
+    def __getitem__(self, layer_idx: int) -> StateLayer:
+        if layer_idx in self._before:
+            return self._before[layer_idx].borrow()
+        layer = self.cache.layers[layer_idx]
+        self._before[layer_idx], layer.borrowed = layer.borrow(), True  # nothing is written into what it was
+        return layer
+
+
 def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cache | None:
     """What a call to a `RetNetModel` continues from and updates: the given cache, a new state, or a borrowed copy of the
     given cache if the call must leave it as it is.
@@ -446,15 +470,12 @@ def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cach
         if cache is not None:
             raise ValueError("past_key_values must be None in a bidirectional model: a token sees those after it too.")
         return None
-    drops_state = model.training and model.gradient_checkpointing  # checkpointing does not pass the state to layers
     if cache is None:
-        if drops_state:
+        if computes_layers_again(model):  # as in transformers: a state by default would cost memory for nothing
             return None
         cache = RetNetState(model.config)
     elif getattr(cache, "config", None) is not model.config:
         cache = install_retention_layers(cache, model.config)
-    if drops_state and first_in_use(cache.layers).is_initialized:
-        raise ValueError("past_key_values must be empty when training with gradient checkpointing, which drops the state.")
     if isinstance(cache, RetNetState) and not torch.compiler.is_compiling():
         cache.require_weights(model)
     past = cache if use_cache else borrowed(cache)

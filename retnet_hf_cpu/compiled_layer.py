@@ -34,13 +34,13 @@ class CompiledLayer(RetNetDecoderLayer):
     original_class = RetNetDecoderLayer
     added = ("programs", "prompts")
 
-    def forward(self, hidden_states, plan, past_key_values=None, **kwargs):
+    def forward(self, hidden_states, plan, state=None, **kwargs):
         if not self.training and not needs_autograd():
             compute = self.step if hidden_states.shape[1] == 1 else self.prompt
-            output = compute(hidden_states, plan, past_key_values)
+            output = compute(hidden_states, plan, state)
             if output is not None:
                 return output
-        return super().forward(hidden_states, plan, past_key_values, **kwargs)
+        return super().forward(hidden_states, plan, state, **kwargs)
 
     def step(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
         """The output for one token of each sequence, by a program; None where the layer has to compute it."""

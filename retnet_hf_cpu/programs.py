@@ -127,7 +127,7 @@ class DecodeStep(TracedStep):
         rotate = TracedRotation(rotations, rotate_step) if rotations else Scaling(scale_of(self.twin))
         operator = partial(recurrent_step_, decay=StepDecay(keep, None))
         plan = Plan(None, rotate, {index: operator}, {}, in_place=True)
-        inputs = {"plan": plan, "past_key_values": SimpleNamespace(layers={index: TracedState(state)})}
+        inputs = {"plan": plan, "state": SimpleNamespace(layers={index: TracedState(state)})}
         # products that several modules share have several names each, of which `names` has one
         return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states,), inputs, tie_weights=False)
 
