@@ -1,10 +1,57 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Parts of several configurations: checks of fields, and sizes by name."""
+"""Parts of several configurations: names and checks of fields, and sizes by name."""
 
+import difflib
+from dataclasses import fields
 from typing import Any
 
+from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
+
+from .model_types import keep_model_type
+
+
+# Keys of transformers 4, which wrote every default; and auto_map, which names code that is not saved with our models.
+WITHOUT_EFFECT_IN_TRANSFORMERS = frozenset((
+    "add_cross_attention", "auto_map", "cross_attention_hidden_size", "finetuning_task", "is_decoder", "prefix",
+    "pruned_heads", "tf_legacy_loss", "tie_encoder_decoder", "torchscript", "use_bfloat16",
+))  # fmt: skip
+# Keys that are no fields of a configuration, but that transformers reads where they have a value.
+READ_BY_TRANSFORMERS = frozenset((
+    "attn_implementation", "experts_implementation", "model_type", "name_or_path", "num_labels", "output_attentions",
+    "partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta", "sep_token_id",
+    "task_specific_params", "tokenizer_class", "torch_dtype",
+))  # fmt: skip
+
+
+class KnownFieldsMixin:
+    """A configuration that refuses names that are no fields. Files may have more names: those become attributes."""
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
+        """As in transformers."""
+        return super().from_dict(config_dict | {"_of_file": True}, **kwargs)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        keep_model_type(type(self))
+        self.auto_map = {}  # TRL reads this attribute of every configuration
+        if not kwargs.pop("_of_file", False):
+            of_transformers = {*READ_BY_TRANSFORMERS, *WITHOUT_EFFECT_IN_TRANSFORMERS, *GenerationConfig().to_dict()}
+            for name in kwargs.keys() - of_transformers - vars(self).keys():
+                if not name.startswith("_"):
+                    raise ValueError(f"{type(self).__name__} has no field {name!r}{self._nearest_field(name)}.")
+        super().__post_init__(**kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, and `auto_map` where code is saved with the model."""
+        content = super().to_dict()
+        return content if self.auto_map else {name: value for name, value in content.items() if name != "auto_map"}
+
+    def _nearest_field(self, name: str) -> str:
+        names = [*(field.name for field in fields(self)), *self.attribute_map]
+        nearest = difflib.get_close_matches(name, names, 1)
+        return f": did you mean {nearest[0]!r}?" if nearest else ""
 
 
 class PresetsMixin:

@@ -9,6 +9,8 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.utils import logging
 
+from .configuration_checks import READ_BY_TRANSFORMERS, WITHOUT_EFFECT_IN_TRANSFORMERS
+
 
 logger = logging.get_logger(__name__)
 
@@ -23,17 +25,6 @@ _WITHOUT_EFFECT_IN_TORCHSCALE = frozenset((
     "moe_expert_count", "moe_gating_use_fp32", "moe_normalize_gate_prob_before_dropping", "moe_second_expert_policy",
     "moe_top1_expert", "no_output_layer", "output_retentions", "rel_pos_buckets", "subln", "use_ffn_rms_norm",
     "use_xmoe", "xpos_scale_base", "z_loss_coeff",
-))  # fmt: skip
-# Keys of transformers 4, which wrote every default; and auto_map, which names code that is not saved with our models.
-WITHOUT_EFFECT_IN_TRANSFORMERS = frozenset((
-    "add_cross_attention", "auto_map", "cross_attention_hidden_size", "finetuning_task", "is_decoder", "prefix",
-    "pruned_heads", "tf_legacy_loss", "tie_encoder_decoder", "torchscript", "use_bfloat16",
-))  # fmt: skip
-# Keys that are no fields of a configuration, but that transformers reads where they have a value.
-READ_BY_TRANSFORMERS = frozenset((
-    "attn_implementation", "experts_implementation", "model_type", "name_or_path", "num_labels", "output_attentions",
-    "partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta", "sep_token_id",
-    "task_specific_params", "tokenizer_class", "torch_dtype",
 ))  # fmt: skip
 # Keys that change what a model computes, the one value that RetNetConfig can express, and why there is no other.
 _EXPRESSIBLE = {

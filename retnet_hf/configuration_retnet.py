@@ -8,12 +8,11 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
 
-from .configuration_checks import FieldChecks
+from .configuration_checks import FieldChecks, KnownFieldsMixin
 from .configuration_dialects import read_dialect
 from .configuration_heirs import READERS, fields_of
 from .decay_schedules import DECAY_SCHEDULES, scheduled_decays
 from .kernels import KERNELS
-from .model_types import keep_model_type
 from .retention_forms import FORMS
 from .state_fingerprint import state_fingerprint
 
@@ -55,7 +54,7 @@ _LEARNS_BEST = {
 
 
 @strict
-class RetNetConfig(PreTrainedConfig):
+class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     r"""Configuration of a RetNet (arXiv 2307.08621). The defaults are those of the fla-hub checkpoints, at 1.3B.
 
     A published `config.json` of either dialect, flash-linear-attention's or torchscale's and syncdoth's, is read as it is:
@@ -157,7 +156,7 @@ class RetNetConfig(PreTrainedConfig):
     Raises:
         huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or one that is not allowed, in a sentence
             that names the field, the value and what is allowed.
-        ValueError: for an option of a foreign config.json that has no counterpart here.
+        ValueError: for a name that is no field, and for an option of a foreign config.json that has no counterpart here.
 
     Example:
 
@@ -300,7 +299,6 @@ class RetNetConfig(PreTrainedConfig):
         return super().from_dict(fields_of(config_dict), **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:
-        keep_model_type(type(self))
         fields, kwargs = read_dialect(kwargs, self.attribute_map)
         fields |= {name: kwargs.pop(alias) for alias, name in self.attribute_map.items() if alias in kwargs}
         for name, value in fields.items():

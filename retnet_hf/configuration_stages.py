@@ -6,16 +6,11 @@ from typing import Any
 
 from transformers.backbone_utils import BackboneConfigMixin
 
-from .configuration_checks import FieldChecks, PresetsMixin
-from .model_types import keep_model_type
+from .configuration_checks import FieldChecks, KnownFieldsMixin, PresetsMixin
 
 
-class VisionConfigMixin(PresetsMixin, BackboneConfigMixin):
+class VisionConfigMixin(PresetsMixin, KnownFieldsMixin, BackboneConfigMixin):
     """Names the outputs of the stem and of `stages` stages, and chooses the feature maps of a backbone among them."""
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        keep_model_type(type(self))
-        super().__post_init__(**kwargs)
 
     def _name_stages(self, stages: int, kwargs: dict[str, Any]) -> None:
         self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, stages + 1)]

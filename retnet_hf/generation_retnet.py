@@ -8,6 +8,7 @@ from transformers.cache_utils import Cache
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationMixin, GenerationMode
 from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
 from .retention_state import RetNetState, install_retention_layers
@@ -21,6 +22,11 @@ CACHE = "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_valu
 
 class RetNetGeneration(GenerationMixin):
     """Generation with a `RetNetState`."""
+
+    def __init_subclass__(cls, **kwargs) -> None:
+        """Enters the class into the table of names by which Trainer decides whether label smoothing shifts the labels."""
+        super().__init_subclass__(**kwargs)
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(f"{cls.__module__}.{cls.__name__}", cls.__name__)
 
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs: dict, generation_mode: GenerationMode, *args, **kwargs

@@ -33,10 +33,14 @@ def register(config_class: type[PreTrainedConfig], models: Callable[[], Mapping[
 
 
 def register_models(config_class: type[PreTrainedConfig]) -> None:
-    """Registers the models of a configuration, if `register` has left that to be done."""
+    """Registers the models of a configuration, if `register` has left that to be done.
+
+    Trainer, pipelines, `transformers serve` and lm-eval do not ask an Auto class, but the table of names that it is made of.
+    """
     if config_class in _MODELS:
         for auto_class, model_class in _MODELS.pop(config_class)().items():
             auto_class.register(config_class, model_class, exist_ok=True)  # transformers may have a model of this name
+            auto_class._model_mapping._model_mapping.setdefault(config_class.model_type, model_class.__name__)
 
 
 class when_imported(MetaPathFinder):

@@ -673,6 +673,8 @@ class RetNetWithHead(RetNetPreTrainedModel):
     Code that was loaded from a checkpoint has its own copy of RetNetConfig, which this registers.
     """
 
+    accepts_loss_kwargs = False  # Trainer then divides the loss by the steps of gradient accumulation
+
     def __init__(self, config: RetNetConfig) -> None:
         if type(config).__name__ == RetNetConfig.__name__:  # a configuration derived from it has a model of its own
             AutoModel.register(type(config), RetNetModel, exist_ok=True)
