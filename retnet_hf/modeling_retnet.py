@@ -40,6 +40,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .call_arguments import require_known_arguments
 from .cards import ModelCardMixin
 from .configuration_retnet import RetNetConfig
 from .experts import Experts, MixtureOfExperts, Router, loss_and_routing
@@ -404,6 +405,7 @@ class RetNetModel(RetNetPreTrainedModel):
         Raises:
             ValueError: for inputs that do not fit each other, in a sentence.
         """
+        require_known_arguments(self, kwargs)
         past_key_values = past_key_values if cache is None else cache
         if (input_ids is None) ^ (inputs_embeds is not None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds.")

@@ -27,6 +27,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .call_arguments import require_known_arguments
 from .configuration_vir import ViRConfig
 from .head_decay import HeadDecay
 from .retention_forms import choose_form, default_chunk_size, form_of_call
@@ -285,6 +286,7 @@ class ViRModel(ViRPreTrainedModel):
         Raises:
             ValueError: for inputs that do not fit the configuration or each other.
         """
+        require_known_arguments(self, kwargs)
         self._check(pixel_values)
         image_shape = tuple(pixel_values.shape[2:])
         self._check_mean("pixel_values", image_shape)

@@ -38,14 +38,16 @@ Positions are not handled here: rotate query and key before calling (xPos/RoPE),
 
 import functools
 import itertools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 
+T = TypeVar("T")
 FORMS = ("auto", "parallel", "recurrent", "chunkwise")
 
 # Tokens times heads times sequences of the chunkwise form that are computed at a time; on a CPU, by each thread.
@@ -69,7 +71,20 @@ def needs_autograd(constants: Tensor | None = None) -> bool:
     return constants is not None and constants.requires_grad
 
 
-@functools.cache
+def cached_outside_modes(function: Callable[..., T]) -> Callable[..., T]:
+    """Caches the results of a function, but not those under a mode such as FakeTensorMode, which are of no use outside it."""
+    cached = functools.lru_cache(maxsize=64)(function)
+
+    @functools.wraps(function)
+    def call(*arguments):
+        under_mode = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+        return (function if under_mode else cached)(*arguments)
+
+    call.cache_info, call.cache_clear = cached.cache_info, cached.cache_clear
+    return call
+
+
+@cached_outside_modes
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Whether the device has units for products of bfloat16 whose results PyTorch returns as float32.
 

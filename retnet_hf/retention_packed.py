@@ -22,6 +22,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from .plan import Layout, MakeRotation, Operator, Plan, checked_positions, of_each_decay
 from .retention_forms import (
     StepDecay,
+    cached_outside_modes,
     compute_dtype,
     decay_rows,
     default_chunk_size,
@@ -93,7 +94,7 @@ def packed_documents(
     return _grouped(bounds, lengths, chunk_size, device)
 
 
-@functools.lru_cache(maxsize=64)
+@cached_outside_modes
 def _single_tokens(documents: int, device: torch.device | None) -> PackedDocuments:
     """Documents of one token each, the same in every step of decoding as many sequences."""
     bounds = np.arange(documents + 1)

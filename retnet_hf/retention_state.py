@@ -27,7 +27,15 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from .plan import Plan
 from .retention_forms import retention
-from .state_file import STATE_DTYPES, is_of_same_weights, read_state, weights_mark, write_state
+from .state_file import (
+    OF_NO_WEIGHTS,
+    STATE_DTYPES,
+    is_of_same_weights,
+    read_state,
+    weights_mark,
+    weights_version,
+    write_state,
+)
 
 
 class StateLayer(CacheLayerMixin):
@@ -501,6 +509,7 @@ class RetNetState(Cache):
         super().__init__(layers=state_layers(self.config))
         self._compileable = compileable and all(layer.is_compileable for layer in self.layers)
         self._writer: Callable[[], nn.Module | None] | None = None  # a weak reference to the model that wrote the state
+        self._read_with: int | None = None  # the `weights_version` of that model when it read
         self._mark: str | None = None  # of the weights that computed a loaded state
 
     def __copy__(self) -> "RetNetState":
@@ -519,9 +528,14 @@ class RetNetState(Cache):
 
     @property
     def weights_mark(self) -> str | None:
-        """The mark of the weights that computed this state; None where it is unknown. See `state_file.weights_mark`."""
+        """The mark of the weights that computed this state; None where it is unknown. See `state_file.weights_mark`.
+
+        Where a model was trained after it computed the state, the mark is that of no weights.
+        """
         model = None if self._writer is None else self._writer()
-        return self._mark if model is None else weights_mark(model)
+        if model is None:
+            return self._mark
+        return weights_mark(model) if weights_version(model) == self._read_with else OF_NO_WEIGHTS
 
     def require_weights(self, model: nn.Module) -> None:
         """Remembers which model updates the state.
@@ -529,8 +543,8 @@ class RetNetState(Cache):
         Raises:
             ValueError: if the state was loaded from a file, and other weights computed it.
         """
-        if self._writer is not None and self._writer() is model:
-            return
+        if self._writer is not None and self._writer() is model and not model.training:
+            return  # a model that is not trained keeps its weights
         if self._mark is not None:
             own = weights_mark(model)
             if own is not None and not is_of_same_weights(own, self._mark):
@@ -539,7 +553,7 @@ class RetNetState(Cache):
                     "load it by RetNetState.load(..., other_weights=True)."
                 )
             self._mark = None
-        self._writer = weakref.ref(model)
+        self._writer, self._read_with = weakref.ref(model), weights_version(model)
 
     def require_read(self, input_ids: Tensor) -> None:
         """Raises ValueError if ids (B, T) of a whole text cannot begin with what the state has read."""
@@ -656,7 +670,8 @@ class RetNetState(Cache):
         if any(not layer.is_initialized for state in states for layer in state.layers):
             raise ValueError("concatenate takes states that have read something: an empty state has no batch size.")
         joint = states[0].clone()
-        if any(state._writer != joint._writer or state._mark != joint._mark for state in states):
+        origin = joint._writer, joint._read_with, joint._mark
+        if any((state._writer, state._read_with, state._mark) != origin for state in states):
             joint._writer = joint._mark = None
         for index, layer in enumerate(joint.layers):
             layer.join_([state.layers[index] for state in states])

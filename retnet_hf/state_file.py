@@ -1,6 +1,12 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A state on disk: one safetensors file with the fingerprint of the configuration, a mark of the weights and a checksum."""
+"""A state on disk: one safetensors file with the fingerprint of the configuration, a mark of the weights and a checksum.
+
+The checksum, "sha256" in the metadata, is SHA-256 over, in the order of their names:
+
+    of each other entry of the metadata    "{name} {bytes of the value} " and the value, in UTF-8
+    of each tensor                         "{name} {dtype} {shape} ", as PyTorch and Python write them, and the values
+"""
 
 import hashlib
 import json
@@ -16,8 +22,9 @@ from transformers.configuration_utils import PreTrainedConfig
 
 STATE_DTYPES = (torch.float32, torch.float64)
 KEY_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-FORMAT = "retnet_hf.RetNetState/2"
+FORMAT = "retnet_hf.RetNetState/3"
 MARKED_VALUES = 4096  # of each weight, evenly spaced
+OF_NO_WEIGHTS = json.dumps({"dtypes": [], "sums": []})  # a mark that fits no model
 
 
 @torch.no_grad()
@@ -39,6 +46,11 @@ def weights_mark(model: nn.Module) -> str | None:
     return json.dumps({"dtypes": sorted(dtypes), "sums": [[f"{number:+.5e}" for number in pair] for pair in sums]})
 
 
+def weights_version(model: nn.Module) -> int:
+    """A number that changes where weights are changed in place, as by an optimizer."""
+    return sum(0 if weight.is_inference() else weight._version for weight in model.parameters())
+
+
 def is_of_same_weights(mark: str, other: str) -> bool:
     """Whether two marks are those of equal weights, or of weights that were rounded to different dtypes."""
     first, second = json.loads(mark), json.loads(other)
@@ -50,17 +62,22 @@ def is_of_same_weights(mark: str, other: str) -> bool:
 
 
 def write_state(path: str | os.PathLike, tensors: dict[str, Tensor], fingerprint: str, mark: str | None) -> None:
-    """Writes a state, complete or not at all.
+    """Writes a state, complete or not at all. A link stays a link: the file that it points to is replaced.
 
     Args:
         tensors: by name, "layers.0.recurrent_states" for example. fingerprint: of the configuration. mark: of the weights.
+
+    Raises:
+        ValueError: for a path at which there is something else than a file.
     """
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a file, so that no state can be saved in its place.")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # layers may share positions, which a file of safetensors holds once for each
     tensors = {name: tensor if tensor.is_floating_point() else tensor.clone() for name, tensor in tensors.items()}
-    metadata = {"format": FORMAT, "fingerprint": fingerprint, "sha256": _checksum(tensors)}
-    metadata |= {} if mark is None else {"weights": mark}
-    path = Path(path)
+    metadata = {"format": FORMAT, "fingerprint": fingerprint} | ({} if mark is None else {"weights": mark})
+    metadata["sha256"] = _checksum(metadata, tensors)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         save_file(tensors, partial, metadata=metadata)
@@ -80,26 +97,31 @@ def read_state(
 
     Raises:
         ValueError: if the file is no saved state, is damaged, or belongs to a model of another configuration.
+        OSError: if it cannot be opened.
     """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
-    except SafetensorError as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever a header that is damaged leads the library to
         raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} does not hold a saved RetNetState of the format {FORMAT}.")
     if metadata.get("fingerprint") != config.state_fingerprint:
         raise ValueError(f"{path} holds the state of a model of another configuration than this one.")
-    if metadata.get("sha256") != _checksum(tensors):
-        raise ValueError(f"{path} is damaged: its values are not those that were saved.")
     _check_tensors(path, tensors, config, expected)
+    if metadata.get("sha256") != _checksum(metadata, tensors):
+        raise ValueError(f"{path} is damaged: its contents are not those that were saved.")
     return tensors, metadata.get("weights")
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of the names, types, shapes and values."""
+def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
+    for name, value in sorted(metadata.items()):
+        if name != "sha256":
+            digest.update(f"{name} {len(value.encode())} {value}".encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
         bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor  # NumPy has no bfloat16
@@ -115,7 +137,10 @@ def _check_tensors(
         raise ValueError(f"{path} lacks {missing[0]}.")
     if foreign := sorted(tensors.keys() - expected):
         raise ValueError(f"{path} holds {foreign[0]}, which is no part of a state.")
-    batch = tensors["layers.0.next_position"].shape[:1]
+    first = {part: tensors[f"layers.0.{part}"] for part in ("next_position", "cumulative_length")}  # alike in all layers
+    batch = first["next_position"].shape[:1]
+    if batch == (0,):
+        raise ValueError(f"{path} holds the state of no sequence.")
     one_type = {name.rpartition(".")[2]: tensor.dtype for name, tensor in tensors.items() if tensor.is_floating_point()}
 
     def dtypes(name: str, allowed: tuple[torch.dtype, ...]) -> tuple[torch.dtype, ...]:  # one for all layers
@@ -143,3 +168,7 @@ def _check_tensors(
             raise ValueError(f"{path} holds {name} as {given}, which should be {shape} {wanted}.")
         if tensor.dtype == torch.int64 and not part.endswith("document") and (tensor < 0).any():
             raise ValueError(f"{path} holds {name} below 0.")
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f"{path} holds {name} with values that are not finite.")
+        if not torch.equal(tensor, first.get(part, tensor)):
+            raise ValueError(f"{path} holds {name} that differs from that of the first layer.")

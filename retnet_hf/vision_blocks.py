@@ -22,6 +22,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from .call_arguments import require_known_arguments
 from .cards import ModelCardMixin
 from .head_decay import HeadDecay
 from .retention_forms import (
@@ -205,6 +206,7 @@ class StagedModelMixin:
         Raises:
             ValueError: for missing pixel_values, or another number of channels than the configuration has.
         """
+        require_known_arguments(self, kwargs)
         check_pixel_values(pixel_values, self.config.num_channels)
         hidden_states = self.stem(pixel_values.to(next(self.stem.parameters()).dtype))
         for stage in self.stages:

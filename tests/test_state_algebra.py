@@ -273,7 +273,7 @@ def test_a_file_of_another_format_is_refused(saved_state, tmp_path):
     path.write_bytes(content)
     metadata = {"format": "retnet_hf.RetNetState/1", "fingerprint": state.config.state_fingerprint}
     save_file(load_file(path), path, metadata=metadata)
-    with pytest.raises(ValueError, match="does not hold a saved RetNetState of the format retnet_hf.RetNetState/2"):
+    with pytest.raises(ValueError, match="does not hold a saved RetNetState of the format retnet_hf.RetNetState/3"):
         RetNetState.load(path, state.config)
 
 

@@ -1,0 +1,39 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Names that are no arguments of `forward`, but mean something in another library or are misspelt."""
+
+import difflib
+import inspect
+import re
+from typing import Any
+
+from torch import nn
+from transformers.utils import TransformersKwargs
+
+
+PASSED_ON = frozenset((*TransformersKwargs.__annotations__, "seq_idx", "state_rows"))
+MEANS_TOKENS = re.compile("doc|seg|seq|len|mask|pack|pad")  # documents, lengths and masks, however a library calls them
+
+
+def require_known_arguments(model: nn.Module, given: dict[str, Any]) -> None:
+    """Passes what tools hand on without a meaning for the model, and refuses what would mean another result elsewhere.
+
+    Args:
+        given: keyword arguments of `forward` that its signature does not have.
+
+    Raises:
+        ValueError: for what another library calls documents, lengths or masks, and for a misspelt argument.
+    """
+    if PASSED_ON.issuperset(given) and ("cu_seq_lens_k" not in given or "cu_seq_lens_q" in given):
+        return
+    known = PASSED_ON.union(inspect.signature(model.forward).parameters)
+    known = known if "cu_seq_lens_q" in given else known - {"cu_seq_lens_k"}  # which says nothing by itself
+    for name in given.keys() - known:
+        nearest = difflib.get_close_matches(name, known, 1, 0.8)
+        if given[name] is not None and (nearest or MEANS_TOKENS.search(name)):
+            error = f"{name} is no argument of {type(model).__name__}"
+            if nearest:
+                error += f": did you mean {nearest[0]}?"
+            elif "attention_mask" in known:
+                error += ": absent tokens are given as attention_mask, documents in one row as cu_seq_lens_q or seq_idx."
+            raise ValueError(error)
