@@ -85,7 +85,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     config: PreTrainedConfig | None = None
     if format_name == OURS:
         try:
-            config = AutoConfig.from_pretrained(checkpoint.folder)
+            config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
         except (OSError, *CONFIGURATION_ERRORS) as error:
             raise CheckpointError(f"the configuration of {checkpoint.path} cannot be used: {reason_of(error)}") from error
     elif format_name is not None:

@@ -70,7 +70,7 @@ def _unpack(file: Path, folder: Path) -> None:
     except ImportError as error:
         raise SourceError("a GGUF file needs gguf: pip install gguf") from error
     try:
-        read = {"gguf_file": file.name, "local_files_only": True}
+        read = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
         read_model = functools.partial(AutoModelForCausalLM.from_pretrained, dtype=torch.bfloat16, output_loading_info=True)
         model, report = read_model(file.parent, **_dequantised(), **read)
         missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])

@@ -3,9 +3,8 @@
 """What a user points at, a file, a folder or a name on the Hub, as far as that can be told without opening it."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from retnet_hf_conversion.errors import first_line
 from retnet_hf_conversion.source import is_repository_name
@@ -13,7 +12,6 @@ from retnet_hf_conversion.source import is_repository_name
 from .errors import InputError
 
 
-T = TypeVar("T")
 TEXT_SUFFIXES = (".txt", ".md", ".jsonl")
 
 
@@ -80,9 +78,16 @@ def load_data(name: str, *arguments: Any, **options: Any) -> Any:
     return datasets.load_dataset(name, *arguments, **options)
 
 
-def load(pretrained: Callable[..., T], name: str, what: str = "model", **options: Any) -> T:
-    """What a `from_pretrained` returns. Raises InputError for whatever its readers and the network raise."""
+def load(auto_class: Any, name: str, what: str = "model", **options: Any) -> Any:
+    """Returns what `auto_class.from_pretrained` makes of a name, and never runs code that the name brings along.
+
+    Without `trust_remote_code=False` transformers asks on stdin whether to run it, and a pipe can answer yes.
+    Raises InputError for whatever the readers and the network raise.
+    """
     try:
-        return pretrained(name, **options)
+        return auto_class.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:
-        raise InputError(f"{name} does not hold a {what} that can be loaded: {first_line(error)}") from error
+        reason = f"does not hold a {what} that can be loaded: {first_line(error)}"
+        if "trust_remote_code" in str(error):
+            reason = f"holds a {what} with code of its own, and retnet-hf runs no code of a folder or repository"
+        raise InputError(f"{name} {reason}") from error

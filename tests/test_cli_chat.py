@@ -144,10 +144,10 @@ def test_what_cannot_be_saved_or_loaded_is_said(tmp_path):
     before = talk.memory
     (tmp_path / "text").write_text("no state")
     for name in ("text", "missing"):
-        with pytest.raises(InputError, match=f"{name} holds no conversation with this model"):
+        with pytest.raises(InputError, match=f"{name} holds no state of this model"):
             talk.load(tmp_path / name)
     talk.save(tmp_path / "state")
-    with pytest.raises(InputError, match="state holds no conversation with this model"):
+    with pytest.raises(InputError, match="state holds no state of this model"):
         conversation("torchscale").load(tmp_path / "state")
     assert talk.memory is before
 
@@ -208,7 +208,7 @@ def test_mistakes_in_a_conversation_are_said_and_it_goes_on(retnet_hf, folder):
         "/branch takes a number from 1 to 1, or none",
         "/save needs the name of a file",
         "nothing was read yet",
-        "missing holds no conversation",
+        "missing holds no state of this model",
         "there is no command /what",
     ):
         assert sentence in " ".join(answer.err.split())

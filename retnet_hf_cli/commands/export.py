@@ -74,23 +74,23 @@ def export(
     with loading(console):
         from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
-        from retnet_hf import MetaFormerConfig, RetNetState, RMTConfig, ViRConfig
+        from retnet_hf import MetaFormerConfig, RMTConfig, ViRConfig
 
-        from ..text.generation import load_model, whole
+        from ..text.generation import load_model, load_state, whole
 
-    config = load(AutoConfig.from_pretrained, name)
+    config = load(AutoConfig, name)
     if getattr(config, "bidirectional", False) and not isinstance(config, ViRConfig):
         raise InputError("an encoder cannot be exported: its state does not go from one token to the next")
     if isinstance(config, (MetaFormerConfig, RMTConfig, ViRConfig)):
-        loaded = whole(*load(AutoModelForImageClassification.from_pretrained, name, output_loading_info=True), name)
-        processor = load(AutoImageProcessor.from_pretrained, name, "image processor")
+        loaded = whole(*load(AutoModelForImageClassification, name, output_loading_info=True), name)
+        processor = load(AutoImageProcessor, name, "image processor")
     else:
         loaded, processor = load_model(name)
         if any_size:
             raise InputError("--any-size is for pictures, and this is a language model")
     with leaving_order(), console.status("exporting"):
         if to == "web":
-            begins_with = None if state is None else load(RetNetState.load, str(state), "state", config=loaded)
+            begins_with = None if state is None else load_state(state, loaded)
             options = (processor, kinds[0], Path(name).name, begins_with, overwrite)
             files = [retnet_hf_export.export_web(loaded, output, *options)]
         elif to == "mlx":

@@ -62,8 +62,11 @@ def serve(
     require_free(host, port)
     with loading(console):
         from ..serving.models import dtype_of, retnet_config, vllm_arguments
+        from ..text.corpus import load_tokenizer
 
     config = retnet_config(name)
+    if "--trust-remote-code" not in context.args:
+        load_tokenizer(name)  # the servers would say at length what is wrong with it
     shared = ["--host", host, "--port", str(port), "--dtype", dtype_of(config, dtype)]
     if engine == "vllm":
         own = vllm_arguments(config, requests or 64, length, context.args)

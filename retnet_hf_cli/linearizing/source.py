@@ -34,7 +34,7 @@ def dequantised(source: str) -> str:
 
 def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
     """The configuration of a source. Raises InputError for one that cannot be linearized by this recipe."""
-    config = load(AutoConfig.from_pretrained, name)
+    config = load(AutoConfig, name)
     try:
         softmax = softmax_config(config)
         kept = recipe.kept.of(softmax.num_hidden_layers)

@@ -16,7 +16,7 @@ from ..sources import load
 
 def retnet_config(name: str) -> RetNetConfig:
     """Raises InputError for a model that is no RetNet, or does not write."""
-    config = load(AutoConfig.from_pretrained, name)
+    config = load(AutoConfig, name)
     if not isinstance(config, RetNetConfig) or config.bidirectional:
         hint = ": `retnet-hf convert` makes a RetNet of it" if config.model_type == "minimax" else ""
         raise InputError(f"{name} holds no RetNet that writes, but a model of type {config.model_type}{hint}")

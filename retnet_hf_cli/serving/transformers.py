@@ -16,7 +16,7 @@ def run() -> None:
     from retnet_hf_conversion.errors import first_line
 
     # `transformers serve` looks for the class that config.json names in this module, not among the Auto classes.
-    for name in transformers.AutoConfig.from_pretrained(sys.argv[2]).architectures or []:
+    for name in transformers.AutoConfig.from_pretrained(sys.argv[2], trust_remote_code=False).architectures or []:
         if not hasattr(transformers, name):
             setattr(transformers, name, RetNetForCausalLM)
     transformers.logging.disable_progress_bar()

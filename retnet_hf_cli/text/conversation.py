@@ -24,7 +24,7 @@ from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
 from ..training.folder import write_whole
-from .generation import continue_text, encode_prompt
+from .generation import continue_text, encode_prompt, load_state
 
 
 @dataclass
@@ -173,7 +173,7 @@ class Conversation:
             raise InputError("only a RetNet goes on from a saved state")
         beside = file.with_name(f"{file.name}.json")
         try:
-            cache = RetNetState.load(file, self.model, device=self.model.device)
+            cache = load_state(file, self.model)
             said = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else None
             memory = Memory(None, None) if said is None else Memory(said["messages"], said["read"], list(said["unread"]))
             if memory.read is not None and len(memory.read) != int(cache.get_seq_length()):

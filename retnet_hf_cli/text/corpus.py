@@ -208,7 +208,7 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
         )
     if not Path(name).is_dir() and looks_like_path(name):
         raise InputError(f"no such folder: {name}")
-    tokenizer = load(AutoTokenizer.from_pretrained, name, "tokenizer")
+    tokenizer = load(AutoTokenizer, name, "tokenizer")
     if tokenizer.eos_token_id is None:
         raise InputError(f"the tokenizer {name} has no eos token, which is needed to separate documents")
     return tokenizer

@@ -4,6 +4,7 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -98,9 +99,17 @@ def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
 
     Raises InputError if they cannot be loaded, or weights are missing.
     """
-    model = whole(*load(AutoModelForCausalLM.from_pretrained, name, dtype="auto", output_loading_info=True), name)
+    model = whole(*load(AutoModelForCausalLM, name, dtype="auto", output_loading_info=True), name)
     tokenizer = load_tokenizer(name)
     return model.to(device()).eval(), tokenizer
+
+
+def load_state(file: Path, model: PreTrainedModel) -> retnet_hf.RetNetState:
+    """Returns a saved state of a model, on its device. Raises InputError for any other file."""
+    try:
+        return retnet_hf.RetNetState.load(file, model, device=model.device)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} holds no state of this model: {first_line(error)}") from error
 
 
 def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> list[int]:
