@@ -389,13 +389,26 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         return {"sliding_attention": self.sliding_window, "linear_attention": self.retention_window}.get(kind)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """A new number of layers cuts what is stated for each of them; the same number as before brings it back."""
         super().__setattr__(name, value)
-        if name == "num_hidden_layers" and getattr(self, "layer_types", None) and not self.is_hybrid:
-            self.layer_types = ["linear_attention"] * value  # as many as there are, where all are alike
+        if name != "num_hidden_layers" or not getattr(self, "layer_types", None):
+            return
+        if not self.is_hybrid and value > len(self.layer_types):
+            self.layer_types = ["linear_attention"] * value
+        whole = vars(self).get("_whole", {})
+        for field in ("layer_types", "layer_decay_factors", "feature_map", "decay_schedule", "decay_range"):
+            stated = getattr(self, field)
+            of_layers = field in ("layer_types", "layer_decay_factors", "feature_map") or isinstance(stated[0], list)
+            if isinstance(stated, list) and of_layers:
+                if whole.get(field, [])[: len(stated)] != stated:
+                    whole[field] = stated
+                super().__setattr__(field, whole[field][:value])
+        super().__setattr__("_whole", whole)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, without `layer_types` if all layers are retention: earlier files do not have it."""
         content = super().to_dict()
+        content.pop("_whole", None)
         if not self.is_hybrid:
             content.pop("layer_types", None)
         return content

@@ -64,6 +64,16 @@ class RetNetGeneration(GenerationMixin):
                 state.activate_past_recording()
             model_kwargs[CACHE] = state
 
+    def _assisted_decoding(self, *args, **model_kwargs):
+        """As in transformers. What was recorded to take drafts back is dropped at the end, unless the caller recorded."""
+        state = model_kwargs[CACHE]
+        recorded = [layer.record_past for layer in state.layers]
+        try:
+            return super()._assisted_decoding(*args, **model_kwargs)
+        finally:
+            for layer, kept in zip(state.layers, recorded):
+                layer.record(kept)
+
     def init_continuous_batching(self, *args, **kwargs):
         """Raises ValueError: transformers' continuous batching has a place for keys and values alone."""
         raise ValueError(

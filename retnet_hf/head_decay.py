@@ -7,8 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from .computed_buffers import ComputedBuffer
 
-class HeadDecay(nn.Module):
+
+class HeadDecay(ComputedBuffer):
     """ln γ of each head, kept as integers, because a cast of the model to another type leaves integers as they are.
 
     Args:
@@ -19,13 +21,15 @@ class HeadDecay(nn.Module):
             become -100, so that all of them fit into 64 bits.
     """
 
+    COMPUTED = "log_decay"
+
     def __init__(self, decays: list[float] | list[list[float]]) -> None:
         super().__init__()
         self.decays = decays
-        self.log_decay = nn.Buffer(self.compute_log_decay(), persistent=False)
+        self.log_decay = nn.Buffer(self.compute(), persistent=False)
 
-    def compute_log_decay(self, device: torch.device | None = None) -> Tensor:
-        """The values of `log_decay`, which is in no checkpoint: `_init_weights` asks for them after a load."""
+    def compute(self, device: torch.device | None = None) -> Tensor:
+        """The values of `log_decay`."""
 
         def units(decays: float | list) -> int | list:
             if isinstance(decays, list):

@@ -29,10 +29,17 @@ def rgb_of_picture(picture: PIL.Image.Image) -> np.ndarray:
     """A picture of any mode -> (3, height, width) uint8. Transparent pixels become white, and 16 bits become 8.
 
     The conversion of transformers clips 16 bits to white, and does not composite every mode with transparency.
+
+    Raises:
+        ValueError: for a picture without pixels.
     """
-    if picture.mode.startswith("I"):  # "I;16" in its byte orders, and "I", to which Pillow widens 16 bits
-        grey = np.asarray(picture).clip(0, 65535) / 257
-        picture = PIL.Image.fromarray(grey.round().astype(np.uint8))
+    if 0 in picture.size:
+        raise ValueError(f"An image must have pixels, got one of width and height {picture.size}.")
+    if picture.mode.startswith("I"):  # "I;16" in its byte orders, and "I", to which Pillow widens 8 and 16 bits
+        grey = np.asarray(picture).clip(0, 65535)
+        if picture.mode != "I" or grey.max() > 255:
+            grey = (grey / 257).round()
+        picture = PIL.Image.fromarray(grey.astype(np.uint8))
     if picture.getbands()[-1] in "Aa" or "transparency" in picture.info:
         picture = picture.convert("RGBA")
         picture = PIL.Image.alpha_composite(PIL.Image.new("RGBA", picture.size, "white"), picture)
@@ -42,14 +49,17 @@ def rgb_of_picture(picture: PIL.Image.Image) -> np.ndarray:
 def rgb_of_array(image: np.ndarray | Tensor, input_data_format: ChannelDimension | str | None = None) -> Tensor:
     """An array with 1, 3 or 4 channels, first or last -> (3, height, width), float32 for floats and uint8 for all else.
 
-    Booleans and uint16 are scaled to 256 levels. Transparent pixels become white, which is 1.0 among floats.
+    Booleans, uint16, and wider integers where one is above 255, are scaled to 256 levels. Transparent pixels become white,
+    which is 1.0 among floats.
 
     Raises:
-        ValueError: for another number of channels, or for four channels of floats outside of [0, 1].
+        ValueError: for no pixels, another number of channels, or four channels of floats outside of [0, 1].
     """
     if isinstance(image, np.ndarray):  # torch takes neither foreign byte orders nor negative strides
         image = torch.from_numpy(np.array(image, dtype=image.dtype.newbyteorder("="), order="C"))
     image = image.detach()
+    if not image.numel():
+        raise ValueError(f"An image must have pixels, got one of shape {tuple(image.shape)}.")
     if input_data_format is None:
         input_data_format = infer_channel_dimension_format(image, num_channels=(1, 3, 4))
     if input_data_format == ChannelDimension.LAST:
@@ -63,10 +73,10 @@ def rgb_of_array(image: np.ndarray | Tensor, input_data_format: ChannelDimension
         image, white = image.float(), 1.0
     elif image.dtype == torch.bool:
         image = image * 255
-    elif image.dtype == torch.uint16:
-        image = (image.float() / 257).round()
+    elif image.dtype == torch.uint16 or (image.dtype != torch.uint8 and image.amax() > 255):
+        image = (image.float().clamp(0, 65535) / 257).round()
     elif image.dtype != torch.uint8:
-        image = image.clamp(0, 255)
+        image = image.clamp(min=0)
     if channels == 4:
         if is_float and (image.amin() < 0 or image.amax() > 1):
             low, high = image.amin().item(), image.amax().item()

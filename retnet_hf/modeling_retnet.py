@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
@@ -42,6 +41,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .call_arguments import require_known_arguments
 from .cards import ModelCardMixin
+from .computed_buffers import ComputedBuffer
 from .configuration_retnet import RetNetConfig
 from .experts import Experts, MixtureOfExperts, Router, loss_and_routing
 from .generation_retnet import CACHE, RetNetGeneration
@@ -88,15 +88,17 @@ class RetNetDecay(HeadDecay):
         return layers
 
 
-class RetNetRotaryEmbedding(nn.Module):
+class RetNetRotaryEmbedding(ComputedBuffer):
     """Cosines and sines of position times frequency, exact at any position: see `integer_angles.py`."""
+
+    COMPUTED = "frequency"
 
     def __init__(self, config: RetNetConfig, head_dim: int | None = None) -> None:
         super().__init__()
         self.config, self.head_dim = config, head_dim or config.head_dim
-        self.frequency = nn.Buffer(self.compute_frequency(), persistent=False)
+        self.frequency = nn.Buffer(self.compute(), persistent=False)
 
-    def compute_frequency(self, device: torch.device | None = None) -> Tensor:
+    def compute(self, device: torch.device | None = None) -> Tensor:
         """(K/2,) int64, of the pairs of a head."""
         frequency, self.attention_scaling = rotary_frequencies(self.config, self.head_dim)
         return integer_frequencies(frequency, device)
@@ -327,10 +329,8 @@ class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, RetNetDecay):
-            init.copy_(module.log_decay, module.compute_log_decay(module.log_decay.device))
-        elif isinstance(module, RetNetRotaryEmbedding):
-            init.copy_(module.frequency, module.compute_frequency(module.frequency.device))
+        if isinstance(module, ComputedBuffer):
+            module.initialize()
         else:
             draw_weights(module, self.config)
 
@@ -416,6 +416,8 @@ class RetNetModel(RetNetPreTrainedModel):
                 "input_ids must be (batch, tokens), or inputs_embeds (batch, tokens, hidden size), got "
                 f"{name} {tuple(given.shape)}."
             )
+        if hidden_states.shape[0] == 0:
+            raise ValueError("input_ids, or inputs_embeds, must hold at least one sequence, got a batch of 0.")
         if use_cache is None:
             use_cache = past_key_values is not None or self.config.use_cache
         past = past_of_call(self, past_key_values, use_cache) if use_cache or past_key_values is not None else None

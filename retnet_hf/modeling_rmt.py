@@ -20,6 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
+from .computed_buffers import ComputedBuffer
 from .configuration_rmt import RMTConfig
 from .eager_attention import attention_map, eager_attention_forward
 from .gradients import rotate
@@ -68,8 +69,10 @@ class RMTGeometry:
         return moved
 
 
-class RMTPositions(nn.Module):
+class RMTPositions(ComputedBuffer):
     """Decay of each head and rotation of each position, for a grid of any size."""
+
+    COMPUTED = "frequency"
 
     def __init__(self, config: RMTConfig, stage: int) -> None:
         super().__init__()
@@ -77,9 +80,9 @@ class RMTPositions(nn.Module):
         self.stage = stage
         self.decomposed = config.attention_types[stage] == "decomposed"
         self.decay = HeadDecay(config.decays(stage))
-        self.frequency = nn.Buffer(self.compute_frequency(), persistent=False)
+        self.frequency = nn.Buffer(self.compute(), persistent=False)
 
-    def compute_frequency(self, device: torch.device | None = None) -> Tensor:
+    def compute(self, device: torch.device | None = None) -> Tensor:
         """(K/2,) int64, the `integer_frequencies` of theta^(-linspace(0, 1, K/2))."""
         pairs = self.config.hidden_sizes[self.stage] // self.config.num_attention_heads[self.stage] // 2
         radians = [self.config.rope_theta ** (-pair / max(pairs - 1, 1)) for pair in range(pairs)]
@@ -300,9 +303,7 @@ class RMTPreTrainedModel(VisionPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, RMTPositions):
-            init.copy_(module.frequency, module.compute_frequency(module.frequency.device))
-        elif isinstance(module, nn.Conv2d):  # PyTorch's own initialisation, as in the authors' code
+        if isinstance(module, nn.Conv2d):  # PyTorch's own initialisation, as in the authors' code
             init.kaiming_uniform_(module.weight, a=math.sqrt(5))
             bound = module.weight[0].numel() ** -0.5
             init.uniform_(module.bias, -bound, bound)

@@ -215,6 +215,8 @@ def _new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> T
             f"attention_mask must be (batch, tokens), with one column for each of the {length} tokens and, optionally, "
             f"those before them, got {tuple(attention_mask.shape)} for a batch of {batch}."
         )
+    if attention_mask.is_floating_point() and not needs_autograd() and bool((attention_mask < 0).any()):
+        raise ValueError("attention_mask must be 0 where a token is absent, got numbers below 0, as masks to add to scores have.")
     if width == length:
         return attention_mask != 0
     past_length = 0 if past is None else past.get_seq_length()
@@ -226,8 +228,10 @@ def _new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> T
 
 
 def checked_positions(shape: tuple[int, int], position_ids: Tensor) -> Tensor:
-    """position_ids of `shape` = (B, T) tokens as (B|1, T). Raises ValueError if they have another shape."""
+    """position_ids of `shape` = (B, T) tokens as (B|1, T). Raises ValueError for another shape, or numbers not whole."""
     batch, length = shape
+    if position_ids.is_floating_point() or position_ids.dtype == torch.bool:
+        raise ValueError(f"position_ids must be integers, got {position_ids.dtype}, which rounds positions far out.")
     if position_ids.dim() == 1:
         position_ids = position_ids[None]
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:

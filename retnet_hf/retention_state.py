@@ -118,8 +118,12 @@ class StateLayer(CacheLayerMixin):
 
     def activate_past_recording(self) -> None:
         """From here on, or from the last `crop`, every token can be taken back."""
-        if not self.record_past:
-            self.record_past = True
+        self.record(True)
+
+    def record(self, past: bool) -> None:
+        """Begins or ends the record of the past. What was recorded is dropped at the end."""
+        if self.record_past != past:
+            self.record_past = past
             self._start_record()
 
     def checked_removal(self, tokens_to_remove: int, recorded: int) -> int:
@@ -329,9 +333,8 @@ class RetNetStateLayer(StateLayer):
 
     def _start_record(self) -> None:
         self._recorded, self.last_ids = [], None
-        if self.record_past:
-            past = (self.recurrent_states, self.next_position) if self.is_initialized else (None, None)
-            self._recorded_from = tuple(None if tensor is None else tensor.clone() for tensor in past)
+        past = (self.recurrent_states, self.next_position) if self.record_past and self.is_initialized else (None, None)
+        self._recorded_from = tuple(None if tensor is None else tensor.clone() for tensor in past)
 
     def _replay(self, tokens: int) -> tuple[Tensor, Tensor]:
         """State and position as they were after the first `tokens` recorded tokens."""

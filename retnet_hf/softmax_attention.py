@@ -222,9 +222,9 @@ class WindowedStateLayer(RetNetStateLayer):
         twin.window = self.window.borrow()
         return twin
 
-    def activate_past_recording(self) -> None:
-        super().activate_past_recording()
-        self.window.activate_past_recording()
+    def record(self, past: bool) -> None:
+        super().record(past)
+        self.window.record(past)
 
     def crop(self, tokens_to_remove: int) -> None:
         super().crop(tokens_to_remove)

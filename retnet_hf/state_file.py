@@ -53,12 +53,15 @@ def weights_version(model: nn.Module) -> int:
 
 def is_of_same_weights(mark: str, other: str) -> bool:
     """Whether two marks are those of equal weights, or of weights that were rounded to different dtypes."""
-    first, second = json.loads(mark), json.loads(other)
-    if len(first["sums"]) != len(second["sums"]):
+    try:
+        first, second = json.loads(mark), json.loads(other)
+        if len(first["sums"]) != len(second["sums"]):
+            return False
+        tolerance = 1e-5 if first["dtypes"] == second["dtypes"] else 2**-7  # of the norm: 7 deviations of bfloat16
+        pairs = zip(first["sums"], second["sums"])
+        return all(abs(float(one) - float(two)) <= tolerance * float(norm) for (one, norm), (two, _) in pairs)
+    except (ValueError, TypeError, KeyError, RecursionError):  # a file may hold anything
         return False
-    tolerance = 1e-5 if first["dtypes"] == second["dtypes"] else 2**-7  # of the norm: 7 deviations of bfloat16
-    pairs = zip(first["sums"], second["sums"])
-    return all(abs(float(one) - float(two)) <= tolerance * float(norm) for (one, norm), (two, _) in pairs)
 
 
 def write_state(path: str | os.PathLike, tensors: dict[str, Tensor], fingerprint: str, mark: str | None) -> None:

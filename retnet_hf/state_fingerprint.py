@@ -4,6 +4,7 @@
 
 import hashlib
 import json
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -48,7 +49,7 @@ def state_fingerprint(config: PreTrainedConfig) -> str:
     facts |= {  # fields that can say one thing in several ways, or that do nothing beside others
         "key_expansion": config.head_dim,
         "value_expansion": config.value_head_dim,
-        "decay_schedule": [config.decays(layer) if kept else None for layer, kept in enumerate(retains)],
+        "decay_schedule": [_rounded(config.decays(layer)) if kept else None for layer, kept in enumerate(retains)],
         "decay_range": None,  # it is in the decays
         "feature_map": maps,
         "rope_parameters": _rotation(config) if config.use_rotary else None,
@@ -70,6 +71,11 @@ def _rotation(config: PreTrainedConfig) -> dict[str, Any]:
     stated = {name: value for name, value in config.rope_parameters.items() if value not in (None, defaults.get(name))}
     scales = stated.get("rope_type") in ("llama3", "yarn")
     return stated | {"max_position_embeddings": config.max_position_embeddings if scales else None}
+
+
+def _rounded(decays: list[float]) -> list[str]:
+    """ln γ to six digits, because the last bits of exp differ from one library of mathematics to the next."""
+    return [f"{math.log(decay):.5e}" for decay in decays]
 
 
 def _activation(name: str | None) -> str | None:

@@ -24,7 +24,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .call_arguments import require_known_arguments
 from .cards import ModelCardMixin
-from .head_decay import HeadDecay
+from .computed_buffers import ComputedBuffer
 from .retention_forms import (
     DecayTables,
     bidirectional_retention,
@@ -155,6 +155,8 @@ def check_pixel_values(pixel_values: Tensor | None, num_channels: int) -> None:
             f"pixel_values must be of shape (batch, {num_channels}, height, width), {num_channels} being the num_channels "
             f"of the configuration, got {tuple(pixel_values.shape)}."
         )
+    if 0 in pixel_values.shape:
+        raise ValueError(f"pixel_values must hold at least one image with pixels, got {tuple(pixel_values.shape)}.")
 
 
 class VisionPreTrainedModel(ModelCardMixin, PreTrainedModel):
@@ -168,8 +170,8 @@ class VisionPreTrainedModel(ModelCardMixin, PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, HeadDecay):
-            init.copy_(module.log_decay, module.compute_log_decay(module.log_decay.device))
+        if isinstance(module, ComputedBuffer):
+            module.initialize()
         elif isinstance(module, ResidualBranch) and module.scale is not None:
             init.constant_(module.scale, module.layer_scale)
 

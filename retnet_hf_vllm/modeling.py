@@ -22,7 +22,7 @@ from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from retnet_hf import RetNetConfig, RetNetModel, RetNetState
-from retnet_hf.modeling_retnet import RetNetDecay, RetNetRotaryEmbedding
+from retnet_hf.computed_buffers import ComputedBuffer
 
 from .paged_attention import PagedAttention
 from .projections import MERGED, Place, replace_projections
@@ -156,9 +156,7 @@ def model_without_weights(
         if isinstance(module, nn.Embedding):
             size = module.num_embeddings, module.embedding_dim
             model.set_submodule(name, VocabParallelEmbedding(*size, quant_config=quantization, prefix=f"{prefix}.{name}"))
-        elif isinstance(module, RetNetDecay):
-            module.log_decay = module.compute_log_decay(device)
-        elif isinstance(module, RetNetRotaryEmbedding):
-            module.frequency = module.compute_frequency(device)
+        elif isinstance(module, ComputedBuffer):
+            setattr(module, module.COMPUTED, module.compute(device))
     model.share_heads((rank, ranks))
     return model, places

@@ -107,7 +107,7 @@ def test_rotation_of_other_types_is_that_of_transformers(parameters):
         # theirs multiplies in float32: an angle of up to 200 is rounded at 2^-24 of it
         torch.testing.assert_close(mine[0, 0], other[0, :, :16], rtol=0, atol=200 * 2**-24 * 4)
     with torch.device("meta"):
-        assert rotary.compute_frequency(CPU).equal(rotary.frequency)
+        assert rotary.compute(CPU).equal(rotary.frequency)
 
 
 def test_a_partial_rotation_leaves_the_last_pairs_of_a_head_alone():

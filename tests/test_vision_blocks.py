@@ -84,7 +84,7 @@ def test_decays_of_several_layers():
     assert per_layer.log_decay.shape == (2, 2)
     for layer, decays in enumerate([[0.5, 0.75], [0.875, 1.0]]):
         assert torch.equal(per_layer(torch.float64, CPU)[layer], HeadDecay(decays)(torch.float64, CPU))
-    assert torch.equal(per_layer.compute_log_decay(CPU), per_layer.log_decay)
+    assert torch.equal(per_layer.compute(CPU), per_layer.log_decay)
 
 
 def test_angles_are_exact_at_any_position():

@@ -1,0 +1,38 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Buffers that follow from a configuration, such as decays and frequencies: they are in no checkpoint."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+
+class ComputedBuffer(nn.Module):
+    """A module with a buffer that is computed, and computed again wherever weights are loaded.
+
+    Loading is where an empty buffer would go unnoticed: memory that `to_empty` has allocated holds any numbers.
+
+    Attributes:
+        COMPUTED: the name of the buffer.
+    """
+
+    COMPUTED: str
+
+    @abstractmethod
+    def compute(self, device: torch.device | None = None) -> Tensor:
+        """The values of the buffer."""
+
+    def initialize(self) -> None:
+        """What `_init_weights` does with the buffer, which transformers leaves empty where it loads a checkpoint."""
+        buffer = getattr(self, self.COMPUTED)
+        init.copy_(buffer, self.compute(buffer.device))
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *args) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        buffer = getattr(self, self.COMPUTED)
+        if not buffer.is_meta:
+            buffer.copy_(self.compute(buffer.device))
+        elif local_metadata.get("assign_to_params_buffers", False):
+            self.register_buffer(self.COMPUTED, self.compute(), persistent=False)
