@@ -7,6 +7,11 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be converted. The message is a sentence that names the tensor."""
 
 
+def printable(text: object) -> str:
+    """Returns a text with its control characters escaped, which would otherwise steer the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in str(text))
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its name where it has none.
 

@@ -19,24 +19,12 @@ from .card import converted_card, licence_of
 from .checkpoint import Checkpoint
 from .errors import CheckpointError, first_line
 from .formats import FORMATS
+from .model_files import TOKENIZER
 from .plan import Move, Plan
 from .replaced_folder import claim, replace
 
 
 IMAGE_PROCESSORS = {"vir": ViRImageProcessor, "rmt": RMTImageProcessor, "metaformer": MetaFormerImageProcessor}
-TOKENIZER_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "special_tokens_map.json",
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-)
 
 
 class Computed:
@@ -72,7 +60,7 @@ def write_folder(
     Raises:
         CheckpointError: for values that cannot be read or are not finite, and for an `output` that is taken.
     """
-    partial = claim(output, overwrite, checkpoint.path)
+    partial = claim(output, overwrite, (checkpoint.path, *checkpoint.files))
     output = output.expanduser().resolve()
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -84,7 +72,7 @@ def write_folder(
                 break
         model.save_pretrained(partial, max_shard_size=min(5 * 10**9, max(file.stat().st_size for file in checkpoint.files)))
         shutil.rmtree(partial / "computed", ignore_errors=True)
-        for name in TOKENIZER_FILES:
+        for name in TOKENIZER:
             if (checkpoint.folder / name).is_file():
                 shutil.copyfile(checkpoint.folder / name, partial / name)
         options = getattr(FORMATS[plan.format], "image_processor_options", lambda config: {})

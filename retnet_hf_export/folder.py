@@ -10,9 +10,6 @@ from pathlib import Path
 from retnet_hf_conversion.replaced_folder import claim, replace
 
 
-MARKS = ("config.json", "model/info.json")  # of folders that an export may replace
-
-
 @contextmanager
 def made_beside(folder: Path | str, overwrite: bool) -> Iterator[Path]:
     """An empty folder beside `folder`, which takes its place at the end of the block, and goes if the block fails.
@@ -21,7 +18,7 @@ def made_beside(folder: Path | str, overwrite: bool) -> Iterator[Path]:
         CheckpointError: if `folder` holds something that may not be replaced.
     """
     output = Path(folder).expanduser().resolve()
-    partial = claim(output, overwrite, marks=MARKS)
+    partial = claim(output, overwrite)
     shutil.rmtree(partial, ignore_errors=True)
     try:
         partial.mkdir(parents=True)

@@ -2,15 +2,22 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What the command never does: run code of a folder, delete files of a user, write outside of its output."""
 
+import inspect
 import json
+import shutil
 from pathlib import Path
 
+import PIL.Image
 import pytest
+from safetensors.torch import load_file
 from small_models import small_llama, small_model, word_tokenizer
 from small_vision_models import VISION_FAMILIES
-from test_cli import refused
+from test_checkpoint_loading import foreign, write_folder
+from test_cli import refused, tree
 from torchrun import free_port
+from transformers import PreTrainedModel
 
+from retnet_hf import RetNetConfig
 from retnet_hf_cli.commands import serve
 
 
@@ -108,3 +115,195 @@ def test_no_command_runs_code_of_a_folder_whatever_stdin_answers(retnet_hf, work
         assert "with code of its own, and retnet-hf runs no code of a folder" in answer.err
         assert not commands
         assert not Path("made").exists()
+
+
+OVERWRITING = {
+    "train": (
+        "train",
+        "book.txt",
+        "--config",
+        "small.json",
+        "--steps",
+        1,
+        "--block-size",
+        8,
+        "--vocab-size",
+        258,
+        "-o",
+        "made",
+    ),
+    "train-image": ("train-image", "pictures", "--preset", "micro", "--steps", 1, "-o", "made"),
+    "linearize": ("linearize", "llama", *LINEARIZE),
+    "demo": ("demo", "--text", "book.txt", "--minutes", 0.01, "-o", "made"),
+    "export": ("export", "model", "made"),
+    "convert": ("convert", "foreign", "made"),
+}
+
+
+@pytest.fixture
+def sources(workplace) -> Path:
+    """What the commands above read, and a model in `made` that they may replace."""
+    _, state_dict, config = foreign("fla")
+    write_folder(workplace / "foreign", state_dict, config)
+    for label in ("cat", "dog"):
+        Path("pictures", label).mkdir(parents=True)
+        for number in range(10):
+            PIL.Image.new("RGB", (8, 8), (number, 0, 0)).save(f"pictures/{label}/{number}.png")
+    fields = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    Path("small.json").write_text(json.dumps(fields), encoding="utf-8")
+    shutil.copytree("model", "made")
+    return workplace
+
+
+@pytest.mark.parametrize("added", [".git/HEAD", "notes.txt", "checkpoint-5/notes.txt", "data", "onnx/own/model.onnx"])
+@pytest.mark.parametrize("command", OVERWRITING)
+def test_a_folder_with_what_no_command_wrote_is_not_deleted_and_the_thing_is_named(retnet_hf, sources, command, added):
+    file = Path("made", added)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("mine", encoding="utf-8") if "/" in added or "." in added else file.mkdir()
+    before = tree(sources)
+    named = {".git/HEAD": ".git", "onnx/own/model.onnx": "onnx/own"}.get(added, added)
+    refused(retnet_hf(*OVERWRITING[command], "--overwrite"), f"{Path('made').resolve() / named} is no part of a model")
+    assert tree(sources) == before
+    assert file.exists()
+
+
+def test_a_link_to_a_folder_is_no_folder_of_a_model(retnet_hf, sources):
+    Path("made/checkpoint-5").symlink_to("../model")
+    refused(retnet_hf("convert", "foreign", "made", "--overwrite"), "made/checkpoint-5 is no part of a model")
+
+
+@pytest.mark.parametrize("command", ["train", "convert"])
+def test_files_that_came_during_the_work_are_not_deleted_at_its_end(retnet_hf, sources, monkeypatch, command):
+    save = PreTrainedModel.save_pretrained
+
+    def saves(self, *arguments, **options):
+        Path("made/notes.txt").write_text("mine", encoding="utf-8")
+        return save(self, *arguments, **options)
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", saves)
+    answer = retnet_hf(*OVERWRITING[command], "--overwrite")
+    assert answer.code == 2
+    assert "made/notes.txt is no part of a model" in answer.err
+    assert Path("made/notes.txt").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_run_that_goes_on_deletes_no_file_that_was_put_beside_its_result(retnet_hf, sources):
+    assert retnet_hf(*OVERWRITING["train"], "--overwrite").code == 0
+    Path("made/notes.txt").write_text("mine", encoding="utf-8")
+    refused(retnet_hf(*OVERWRITING["train"], "--steps", 2, "--resume"), "made/notes.txt is no part of a model")
+    assert Path("made/notes.txt").exists()
+
+
+def test_an_unfinished_run_with_a_file_of_the_user_is_not_deleted(retnet_hf, sources):
+    Path("made.partial").mkdir()
+    Path("made.partial/training_run.json").write_text('{"command": "train"}', encoding="utf-8")
+    Path("made.partial/notes.txt").write_text("mine", encoding="utf-8")
+    refused(retnet_hf(*OVERWRITING["train"], "--overwrite"), "made.partial/notes.txt is no part of a model")
+    assert Path("made.partial/notes.txt").exists()
+
+
+@pytest.mark.parametrize("command", ["train", "train-image", "convert", "export"])
+def test_what_a_command_wrote_itself_is_replaced(retnet_hf, sources, command):
+    for _ in range(2):
+        answer = retnet_hf(*OVERWRITING[command], "--overwrite")
+        assert answer.code == 0, answer.err
+
+
+def test_a_model_that_was_saved_with_its_code_is_replaced(retnet_hf, sources):
+    for name in ("modeling_retnet.py", "configuration_retnet.py"):
+        shutil.copy(Path(inspect.getfile(RetNetConfig)).with_name(name), "made")
+    assert retnet_hf("convert", "foreign", "made", "--overwrite").code == 0
+
+
+def link_weights() -> tuple:
+    Path("foreign/model.safetensors").rename("made/model.safetensors")
+    Path("foreign/model.safetensors").symlink_to("../made/model.safetensors")
+    return ("convert", "foreign", "made")
+
+
+def link_output() -> tuple:
+    Path("there").symlink_to("foreign")
+    return ("convert", "foreign", "there")
+
+
+def link_source() -> tuple:
+    shutil.rmtree("made")
+    shutil.copytree("foreign", "made")
+    Path("here").symlink_to("made")
+    return ("convert", "here", "made")
+
+
+def shard_in_a_folder() -> tuple:
+    Path("foreign/model").mkdir()
+    Path("foreign/model.safetensors").rename("foreign/model/model.safetensors")
+    shutil.copy("foreign/config.json", "foreign/model")
+    names = load_file("foreign/model/model.safetensors")
+    index = {"weight_map": dict.fromkeys(names, "model/model.safetensors")}
+    Path("foreign/model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    return ("convert", "foreign", "foreign/model")
+
+
+def one_file() -> tuple:
+    Path("weights.safetensors").symlink_to("made/model.safetensors")
+    return ("convert", "weights.safetensors", "made")
+
+
+def exported() -> tuple:
+    Path("model/model.safetensors").unlink()
+    Path("model/model.safetensors").symlink_to("../made/model.safetensors")
+    return ("export", "model", "made", "--to", "mlx")
+
+
+def state() -> tuple:
+    Path("made/initial_state.safetensors").touch()
+    return ("export", "model", "made", "--to", "web", "--state", "made/initial_state.safetensors")
+
+
+def configuration() -> tuple:
+    return ("train", "book.txt", "--config", "made/config.json", "-o", "made")
+
+
+def tokenizer() -> tuple:
+    return ("train", "book.txt", "--tokenizer", "made", "-o", "made")
+
+
+def text() -> tuple:
+    return ("train", "made/README.md", "-o", "made")
+
+
+def teacher() -> tuple:
+    Path("llama/model.safetensors").unlink()
+    Path("llama/model.safetensors").symlink_to("../made/model.safetensors")
+    return ("linearize", "llama", *LINEARIZE)
+
+
+def pictures() -> tuple:
+    Path("linked").symlink_to("made")
+    return ("train-image", "linked", "-o", "made")
+
+
+READ = [link_weights, link_output, link_source, shard_in_a_folder, one_file, exported, state, configuration, tokenizer, text]
+
+
+@pytest.mark.parametrize("arrange", [*READ, teacher, pictures], ids=lambda function: function.__name__)
+def test_what_is_read_is_not_deleted_behind_whatever_link_it_is(retnet_hf, sources, arrange):
+    Path("made/README.md").write_text("text", encoding="utf-8")
+    arguments = arrange()
+    before = tree(sources)
+    refused(retnet_hf(*arguments, "--overwrite"), "holds what is to be read, which would be lost: give another folder")
+    assert tree(sources) == before
+
+
+def test_a_snapshot_whose_files_are_links_to_blobs_is_read_and_replaced(retnet_hf, sources):
+    for name in ("foreign", "made"):
+        Path("blobs", name).mkdir(parents=True)
+        for file in Path(name).iterdir():
+            blob = Path("blobs", name, file.name)
+            file.rename(blob)
+            file.symlink_to(blob.resolve())
+    blobs = tree(Path("blobs"))
+    answer = retnet_hf("convert", "foreign", "made", "--overwrite")
+    assert answer.code == 0, answer.err
+    assert not Path("made/model.safetensors").is_symlink()
+    assert tree(Path("blobs")) == blobs

@@ -41,7 +41,7 @@ def convert(
     console = Console(highlight=False, markup=False)
     require_checkpoint(source)
     litter.append(context.with_resource(locked(output)))
-    claim(output, overwrite, Path(source).expanduser())
+    claim(output, overwrite, [Path(source)])
     with loading(console):
         from rich.progress import track
 

@@ -51,7 +51,7 @@ def demo(
     started = time.monotonic()
     output = output or free_name("retnet-demo")
     folder = TrainingFolder(output, "demo")
-    context.with_resource(folder.claim(resume=False, overwrite=overwrite, resumable=False))
+    context.with_resource(folder.claim(False, overwrite, [text], resumable=False))
     source = text or str(SAMPLE_TEXT)
     require_data(source)
     console = Console(highlight=False)

@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 
 import retnet_hf_export
-from retnet_hf_conversion.replaced_folder import claim, locked, require_apart
-from retnet_hf_export.folder import MARKS
+from retnet_hf_conversion.replaced_folder import claim, locked
 
 from ..errors import InputError
 from ..interrupts import leaving_order, litter
@@ -60,8 +59,6 @@ def export(
     """
     console = Console(highlight=False, markup=False)
     name = model_source(model)
-    if Path(name).is_dir():
-        require_apart(output.expanduser().resolve(), Path(name))
     if to == "mlx" and quantize:
         raise InputError("--quantize is for files of ONNX: mlx-lm quantises what it loads")
     kinds = quantize or ["int8" if to == "web" else "float32"]
@@ -70,7 +67,7 @@ def export(
     if state is not None and to != "web":
         raise InputError("--state is for --to web; other runtimes take a state as inputs")
     litter.append(context.with_resource(locked(output)))
-    claim(output, overwrite, marks=MARKS)
+    claim(output, overwrite, [Path(name), *([] if state is None else [state])])
     with loading(console):
         from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 

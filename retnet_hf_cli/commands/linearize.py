@@ -8,8 +8,6 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from retnet_hf_conversion.replaced_folder import require_apart
-
 from .. import options, ranks
 from ..errors import InputError, require_one_of
 from ..libraries import loading
@@ -125,9 +123,8 @@ def linearize(
     recall, memory, speed.
     """
     folder = TrainingFolder(output, "linearize")
-    for given in (source, *(texts or []), *(unseen or [])):
-        require_apart(folder.output, Path(given).expanduser())
-    context.with_resource(folder.claim(resume, overwrite, resumable=folder.partial.exists()))
+    read = (source, *(texts or []), *(unseen or []))
+    context.with_resource(folder.claim(resume, overwrite, read, resumable=folder.partial.exists()))
     is_gguf = source.startswith("package:") or source.endswith(".gguf")
     name = source if is_gguf else model_source(source)
     if not texts:

@@ -64,7 +64,7 @@ def train(
     The folder holds model, tokenizer, loss curve and model card.
     """
     folder = TrainingFolder(output, "train")
-    context.with_resource(folder.claim(resume, overwrite))
+    context.with_resource(folder.claim(resume, overwrite, [*texts, config, tokenizer]))
     if preset is not None and config is not None:
         raise InputError("--preset and --config exclude each other")
     for source in texts:

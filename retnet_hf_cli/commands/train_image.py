@@ -72,7 +72,7 @@ def train_image(
     The folder holds model, image processor, loss curve, confusion matrix in eval_results.json, and model card.
     """
     folder = TrainingFolder(output, "train-image")
-    context.with_resource(folder.claim(resume, overwrite))
+    context.with_resource(folder.claim(resume, overwrite, [source, config]))
     if preset is not None and config is not None:
         raise InputError("--preset and --config exclude each other")
     require_data(source, file_allowed=False)

@@ -9,13 +9,13 @@ Whatever happens before, an earlier result stays as it is, and the partial folde
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from retnet_hf_conversion.errors import first_line
-from retnet_hf_conversion.replaced_folder import claim, locked, restore
+from retnet_hf_conversion.replaced_folder import claim, locked, require_apart, require_replaceable, restore
 
 from .. import ranks
 from ..errors import InputError
@@ -65,8 +65,10 @@ class TrainingFolder:
         return self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir()))
 
     @contextmanager
-    def claim(self, resume: bool, overwrite: bool, resumable: bool = True) -> Iterator[None]:
-        """Keeps the folder for this run inside the block. What would destroy a result is refused before it.
+    def claim(
+        self, resume: bool, overwrite: bool, sources: Iterable[Path | str | None], resumable: bool = True
+    ) -> Iterator[None]:
+        """Keeps the folder for this run inside the block. What would destroy a result, or sources, is refused before it.
 
         `resumable` says whether the command has the option --resume, for the message.
         Raises InputError or CheckpointError if the folder is taken and the flags do not say what to do about it, or if
@@ -77,6 +79,9 @@ class TrainingFolder:
                 litter.append(lock)
             restore(self.output)
             self._refuse(resume, overwrite, resumable)
+            for folder in self.own if resume or overwrite else ():
+                require_apart(folder, (Path(source) for source in sources if source is not None))
+                require_replaceable(folder)
             yield
 
     def _refuse(self, resume: bool, overwrite: bool, resumable: bool) -> None:
