@@ -5,7 +5,6 @@
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import ModelCard
 from transformers.modeling_utils import PreTrainedModel
 
@@ -58,5 +57,5 @@ def licence_of(folder: Path) -> dict[str, Any] | None:
     try:
         data = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict()
         return {field: data[field] for field in ("license", "license_name", "license_link") if field in data}
-    except (ValueError, OSError, yaml.YAMLError):
+    except Exception:  # whatever YAML that is damaged leads to: what is not stated is not known
         return None

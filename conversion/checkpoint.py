@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from .errors import CheckpointError, first_line
 from .shapes import shapes_of
-from .source import PICKLES, SAFETENSORS
+from .source import PICKLES, SAFETENSORS, require_no_adapter
 
 
 # in the order in which from_pretrained looks for them
@@ -29,6 +29,8 @@ _NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bi
 _WRAPPERS = ("model_ema", "state_dict_ema", "model", "state_dict", "module")
 _WRAPPED = re.compile(r"^(module\.|_orig_mod\.)+")  # what distributed training and compiling put before every name
 _GIT_LFS = b"version https://git-lfs.github.com/spec/"
+_COUNTS = re.compile(r"(layers?|depths?|blocks|heads|experts)$")  # fields of a configuration that lists are made by
+_HIGHEST_COUNT = 2**16
 
 # What may be in a pickle beside tensors and plain values: arguments of a script, and a measured loss or accuracy.
 _numpy_scalar = np.float64(0).__reduce__()[0]
@@ -77,19 +79,19 @@ class Checkpoint:
         try:
             handle = safe_open(file, framework="pt")
             return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118, a handle is no dictionary
-        except (SafetensorError, OSError, RuntimeError, KeyError) as error:
+        except Exception as error:  # whatever a damaged header leads the library to
             raise CheckpointError(_what_is_cut_off(file) or f"{file} is damaged: {first_line(error)}") from error
 
     def _pickle(self, file: Path) -> Mapping[str, Tensor]:
         held = _unpickle(file)
-        self.config = self.config or _arguments_in(held)
+        self.config = self.config or _possible(_arguments_in(held), file)
         return _weights_in(held, file)
 
 
 def _weight_files(path: Path) -> list[Path]:
     """The files of weights `path` stands for, every one of them there."""
     if path.is_file():
-        if not path.name.endswith(SAFETENSORS + PICKLES):
+        if not path.name.lower().endswith(SAFETENSORS + PICKLES):
             raise CheckpointError(
                 f"{path} is no file of weights: its name ends with none of {', '.join(SAFETENSORS + PICKLES)}"
             )
@@ -98,11 +100,12 @@ def _weight_files(path: Path) -> list[Path]:
         if (path / name).is_file():
             return _files_of_index(path / name) if name.endswith(".json") else [path / name]
     for suffixes in (SAFETENSORS, PICKLES):
-        files = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(suffixes))
+        files = sorted(file for file in path.iterdir() if file.is_file() and file.name.lower().endswith(suffixes))
         if len(files) > 1:
             raise CheckpointError(f"{path} holds several files of weights and no index: give one of them by name")
         if files:
             return files
+    require_no_adapter(path)
     raise CheckpointError(f"{path} holds no weights: no file in it ends with {', '.join(SAFETENSORS + PICKLES)}")
 
 
@@ -111,6 +114,8 @@ def _files_of_index(index: Path) -> list[Path]:
     if not isinstance(homes, dict) or not all(isinstance(home, str) for home in homes.values()):
         raise CheckpointError(f"{index} has no weight_map from tensors to files")
     for tensor, home in homes.items():
+        if Path(home).is_absolute() or ".." in Path(home).parts:
+            raise CheckpointError(f"{index} places tensor {tensor} outside of its folder, in {home}")
         if not (index.parent / home).is_file():
             raise CheckpointError(f"tensor {tensor} is missing: {home}, which {index.name} names, is not there")
     return [index.parent / home for home in sorted(set(homes.values()))]
@@ -119,7 +124,7 @@ def _files_of_index(index: Path) -> list[Path]:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read as JSON: {first_line(error)}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} holds no JSON object")
@@ -127,7 +132,19 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _read_config(folder: Path) -> dict[str, Any] | None:
-    return _read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+    file = folder / "config.json"
+    return _possible(_read_json(file), file) if file.is_file() else None
+
+
+def _possible(config: dict[str, Any] | None, file: Path) -> dict[str, Any] | None:
+    """Returns a configuration. Raises CheckpointError for numbers of layers, heads or experts that would fill the memory."""
+    for name, value in (config or {}).items():
+        highest = max(
+            [abs(each) for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)], default=0
+        )
+        if _COUNTS.search(str(name)) and highest > _HIGHEST_COUNT:
+            raise CheckpointError(f"{file} has a {name} of {highest}, which no model has: {_HIGHEST_COUNT} is allowed")
+    return config
 
 
 def _require_content(file: Path) -> None:
@@ -156,7 +173,7 @@ def _what_is_cut_off(file: Path) -> str | None:
             for end, name in entries
             if end > available
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, StopIteration):
+    except Exception:  # a header that cannot be read tells nothing
         return None
 
 
@@ -165,16 +182,16 @@ def _unpickle(file: Path) -> Any:
     try:
         with torch.serialization.safe_globals(_HARMLESS):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file) or None)
-    except pickle.UnpicklingError as error:
+    except Exception as error:  # whatever the bytes of no pickle, or of a damaged one, lead torch to
+        if file.stat().st_size == 0:
+            raise CheckpointError(f"{file} is empty") from error
+        if not isinstance(error, pickle.UnpicklingError):
+            raise CheckpointError(f"{file} is damaged, or no file of PyTorch: {first_line(error)}") from error
         refused = _refused_name(error)
         raise CheckpointError(
             f"{file} holds more than tensors and plain values, or is damaged; it could only be read by running code in it, "
             f"which is refused{refused and f': {refused}'}"
         ) from error
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, AttributeError) as error:
-        if file.stat().st_size == 0:
-            raise CheckpointError(f"{file} is empty") from error
-        raise CheckpointError(f"{file} is damaged, or no file of PyTorch: {first_line(error)}") from error
 
 
 def _refused_name(error: Exception) -> str:
@@ -187,12 +204,14 @@ def _weights_in(held: Any, file: Path) -> Mapping[str, Tensor]:
     """The state dict in what was pickled."""
     for _ in range(2):
         if isinstance(held, Mapping):
-            held = next((held[key] for key in _WRAPPERS if held.get(key) and isinstance(held[key], Mapping)), held)
+            held = next((held[key] for key in _WRAPPERS if isinstance(held.get(key), Mapping) and held[key]), held)
     if not isinstance(held, Mapping):
         raise CheckpointError(f"{file} holds a {type(held).__name__}, not a state dict")
     weights = {_WRAPPED.sub("", str(name)): value for name, value in held.items() if isinstance(value, Tensor)}
     if not weights:
         raise CheckpointError(f"{file} holds no tensors")
+    if unreal := next((name for name, value in weights.items() if value.device.type != "cpu"), None):
+        raise CheckpointError(f"tensor {unreal} in {file} is on the device {weights[unreal].device}, and has no values here")
     return weights
 
 

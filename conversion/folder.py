@@ -89,9 +89,11 @@ def write_folder(
 
 def _generation_config(folder: Path, name: str) -> GenerationConfig:
     try:
-        return GenerationConfig.from_pretrained(folder, name, _from_model_config=name == "config.json")
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{folder / name} cannot be read: {first_line(error)}") from error
+        config = GenerationConfig.from_pretrained(folder, name, _from_model_config=name == "config.json")
+        config.validate(strict=True)  # as saving it does
+        return config
+    except Exception as error:  # whatever fields of a wrong type lead to
+        raise CheckpointError(f"{folder / name} cannot be used: {first_line(error)}") from error
 
 
 def save_image_processor(model: PreTrainedModel, folder: Path, options: dict[str, Any]) -> None:

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
-from huggingface_hub.errors import StrictDataclassError
-
 from . import (
     fla,
     hypenet,
@@ -56,10 +54,9 @@ FORMATS: dict[str, Format] = {
     )
 }
 OURS = "retnet_hf"
-# what a configuration raises about its fields, or at values that none of its checks foresees
-CONFIGURATION_ERRORS = (StrictDataclassError, ValueError, TypeError, KeyError, IndexError, ArithmeticError)
 _OUR_MODEL_TYPES = ("retnet", "vir", "rmt", "metaformer")
 # names that only models of this package have
+_TEACHERS = ("llama", "mistral", "qwen2", "qwen3")
 _OUR_SIGN = r"\.(retention\.o_proj|attention\.(o_proj|lepe)|mixer_norm)\.weight$"
 
 
@@ -67,8 +64,11 @@ def format_of(checkpoint: Checkpoint) -> str | None:
     """The name of the format, `OURS` for what needs no conversion, or None."""
     names, config = checkpoint.shapes, checkpoint.config
     for name, form in FORMATS.items():
-        if form.recognises(names, config):
-            return name
+        try:
+            if form.recognises(names, config):
+                return name
+        except Exception as error:  # whatever fields of a wrong type lead to
+            raise CheckpointError(f"the configuration of {checkpoint.path} cannot be used: {reason_of(error)}") from error
     ours = (config or {}).get("model_type") in _OUR_MODEL_TYPES
     if ours and any(re.search(_OUR_SIGN, name) for name in names):
         return OURS
@@ -86,17 +86,18 @@ def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Plan:
         raise CheckpointError(f"{checkpoint.path} is one of our own already: from_pretrained loads it as it is")
     if found is None:
         model_type = (checkpoint.config or {}).get("model_type")
-        declared = f", whose config.json says model_type {model_type!r}," if model_type else ""
+        declared = f", whose config.json says model_type {model_type!r}," if isinstance(model_type, str) else ""
+        hint = f": `retnet-hf linearize` makes a RetNet of a {model_type}" if model_type in _TEACHERS else ""
         raise CheckpointError(
-            f"{checkpoint.path}{declared} is of none of the formats {', '.join(FORMATS)}: "
-            f"its first tensor is {next(iter(checkpoint.shapes))}"
+            f"{checkpoint.path}{declared} is of none of the formats {', '.join(FORMATS)}"
+            + (hint or f": its first tensor is {next(iter(checkpoint.shapes))}")
         )
     try:
         plan = FORMATS[found].plan(checkpoint.shapes, checkpoint.config)
         plan.check(checkpoint.shapes)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{_recognised_instead(checkpoint, found)}") from error
-    except CONFIGURATION_ERRORS as error:
+    except Exception as error:  # what a configuration raises about its fields, or at values that no check foresees
         reason = f"{error} is missing" if isinstance(error, KeyError) else reason_of(error)
         raise CheckpointError(
             f"the configuration of {checkpoint.path} does not fit the format {found}: {reason}"

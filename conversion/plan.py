@@ -164,7 +164,12 @@ class Plan:
 
 def _require_numbers(name: str, tensor: Tensor) -> None:
     """Raises CheckpointError for values that no parameter can have."""
-    if tensor.layout is not torch.strided or tensor.is_complex() or (tensor.is_floating_point() and tensor.itemsize < 2):
+    if (
+        tensor.layout is not torch.strided
+        or tensor.is_complex()
+        or tensor.is_quantized
+        or (tensor.is_floating_point() and tensor.itemsize < 2)
+    ):
         kind = tensor.dtype if tensor.layout is torch.strided else tensor.layout
         raise CheckpointError(f"tensor {name} is of type {kind}: only checkpoints of 16 bits or more can be converted")
     if tensor.is_floating_point() and not tensor.isfinite().all():

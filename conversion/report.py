@@ -14,8 +14,8 @@ from retnet_hf.configuration_retnet import RetNetConfig
 
 from .changes import Change
 from .checkpoint import Checkpoint
-from .errors import CheckpointError
-from .formats import CONFIGURATION_ERRORS, FORMATS, OURS, format_of, plan_of, reason_of
+from .errors import CheckpointError, printable
+from .formats import FORMATS, OURS, format_of, plan_of, reason_of
 from .plan import Move, Plan
 from .shapes import Shape
 
@@ -38,7 +38,7 @@ def moves_table(plan: Plan, shapes: dict[str, Shape]) -> Table:
             " + ".join(_spans(*names)) for names in ((first.sources, last.sources), (first.targets, last.targets))
         )
         lines = [theirs, f"  → {ours}" if ours else "  → nothing"] + ([] if type(first.change) is Change else [f"  {label}"])
-        table.add_row("\n".join(lines), shape, str(sum(len(move.sources) for move in moves)))
+        table.add_row("\n".join(map(printable, lines)), shape, str(sum(len(move.sources) for move in moves)))
     return table
 
 
@@ -70,7 +70,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     facts = Table(box=None, show_header=False)
     facts.add_column(style="bold")
     facts.add_column()
-    facts.add_row("what", str(checkpoint.path))
+    facts.add_row("what", printable(checkpoint.path))
     known = {OURS: "retnet_hf's own", None: "unknown"}
     facts.add_row("format", known.get(format_name) or f"{format_name}: {FORMATS[format_name].DESCRIPTION}")
     files = len(checkpoint.files)
@@ -86,13 +86,13 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     if format_name == OURS:
         try:
             config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
-        except (OSError, *CONFIGURATION_ERRORS) as error:
+        except Exception as error:  # whatever fields of a wrong type lead to
             raise CheckpointError(f"the configuration of {checkpoint.path} cannot be used: {reason_of(error)}") from error
     elif format_name is not None:
         try:
             plan = plan_of(checkpoint)
         except CheckpointError as error:
-            facts.add_row("convertible", f"no: {error}")
+            facts.add_row("convertible", printable(f"no: {error}"))
         else:
             config = plan.config
             facts.add_row("convertible", f"yes, to {plan.model_class.__name__}")

@@ -16,6 +16,15 @@ def is_repository_name(source: str) -> bool:
     return source.count("/") == 1 and not source.startswith((".", "~", "/"))
 
 
+def require_no_adapter(folder: Path) -> None:
+    """Raises CheckpointError for a folder that holds an adapter, as LoRA, and not the model that it belongs to."""
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} holds an adapter of PEFT, not a model: load it with peft's AutoPeftModelForCausalLM, and save what "
+            "its merge_and_unload() returns, and the tokenizer, in another folder"
+        )
+
+
 def locate(source: str) -> Path:
     """The path `source` names; if there is none, the Hugging Face repository of that name, downloaded.
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from retnet_hf_conversion.errors import CheckpointError, first_line
+from retnet_hf_conversion.errors import CheckpointError, first_line, printable
 from retnet_hf_export import ExportError
 
 from . import ranks
@@ -68,5 +68,5 @@ def complain(message: str, code: int) -> int:
             return code
         time.sleep(FIRST_SPEAKS)
         who += f", process {ranks.RANK}"
-    print(f"{who}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{who}: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

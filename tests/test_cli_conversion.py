@@ -189,6 +189,100 @@ def other_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
 
 
+def unknown_model(folder: Path) -> None:
+    other_model(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+
+
+def adapter(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    (folder / "model.safetensors").unlink()
+
+
+def pickled(folder: Path, held: object) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save(held, folder / "pytorch_model.bin")
+
+
+def values_elsewhere(folder: Path) -> None:
+    pickled(folder, {name: value.to("meta") for name, value in weights(folder).items()})
+
+
+def opcodes_of_no_pickle(folder: Path) -> None:
+    pickled(folder, {})
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00(X\x01\x00\x00\x00aK\x01u0000bs.")
+
+
+def tensor_in_the_place_of_weights(folder: Path) -> None:
+    pickled(folder, {"model": torch.ones(3)})
+
+
+def configured(folder: Path, **fields) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def vocabulary_without_end(folder: Path) -> None:
+    configured(folder, vocab_size=10**12)
+
+
+def vocabulary_beyond_integers(folder: Path) -> None:
+    configured(folder, vocab_size=10**30)
+
+
+def layers_without_end(folder: Path) -> None:
+    configured(folder, num_hidden_layers=10**9)
+
+
+DEEP = '{"a":' + "[" * 100_000 + "]" * 100_000 + "}"
+
+
+def deep_config(folder: Path) -> None:
+    (folder / "config.json").write_text(DEEP)
+
+
+def deep_index(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    (folder / "model.safetensors.index.json").write_text(DEEP)
+
+
+def text_for_a_number(folder: Path) -> None:
+    configured(folder, hidden_size="wide")
+
+
+def number_for_a_list(folder: Path) -> None:
+    configured(folder, architectures=5, attn=7, hidden_act=["swish"])
+
+
+def list_for_a_number(folder: Path) -> None:
+    configured(folder, num_hidden_layers=[2], num_heads={"a": 1})
+
+
+def steering_name(folder: Path) -> None:
+    rewrite(folder, weights(folder) | {"model.layers.0.\x1b[31mred": torch.ones(2)})
+
+
+def index_of(folder: Path, home: str) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "source" / "other")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": home}}))
+
+
+def index_above(folder: Path) -> None:
+    index_of(folder, "../other.safetensors")
+
+
+def index_elsewhere(folder: Path) -> None:
+    index_of(folder, str(folder.resolve() / "other.safetensors"))
+
+
+def impossible_generation(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"cache_implementation": "none", "max_new_tokens": -1}))
+
+
+def nonsense_generation(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"watermarking_config": 5, "compile_config": [1]}))
+
+
 def unreadable_config(folder: Path) -> None:
     (folder / "config.json").write_text('{"hidden_size": 32,')
 
@@ -261,7 +355,25 @@ BROKEN = {
     pickled_code: "running code in it, which is refused",
     pickled_code_by_torch: "running code in it, which is refused",
     empty_folder: "holds no weights",
-    other_model: "model_type 'llama', is of none of the formats .* first tensor is model.layers.0.self_attn.q_proj.weight",
+    other_model: "model_type 'llama', is of none of the formats .*: `retnet-hf linearize` makes a RetNet of a llama",
+    unknown_model: "model_type 'gpt2', is of none of the formats .* first tensor is model.layers.0.self_attn.q_proj.weight",
+    adapter: "holds an adapter of PEFT, not a model: load it with peft's AutoPeftModelForCausalLM",
+    values_elsewhere: "tensor .* in .*pytorch_model.bin is on the device meta, and has no values here",
+    opcodes_of_no_pickle: "pytorch_model.bin (is damaged|holds more)",
+    tensor_in_the_place_of_weights: "first tensor is model",
+    vocabulary_without_end: "the configuration of .*source does not fit the format fla|1000000000000, 32",
+    vocabulary_beyond_integers: "the configuration of .*source does not fit the format fla",
+    layers_without_end: "config.json has a num_hidden_layers of 1000000000, which no model has",
+    deep_config: "config.json cannot be read as JSON: (RecursionError|maximum recursion)",
+    deep_index: "index.json cannot be read as JSON: (RecursionError|maximum recursion)",
+    text_for_a_number: "the configuration of .*source does not fit the format fla",
+    number_for_a_list: "the configuration of .*source (does not fit the format|cannot be used)",
+    list_for_a_number: "the configuration of .*source does not fit the format fla",
+    steering_name: r"tensor model\.layers\.0\.\\x1b\[31mred",
+    index_above: "index.json places tensor .* outside of its folder, in ../other.safetensors",
+    index_elsewhere: "index.json places tensor .* outside of its folder, in /",
+    impossible_generation: "generation_config.json cannot be used",
+    nonsense_generation: "generation_config.json cannot be used",
     unreadable_config: "config.json cannot be read as JSON",
     impossible_config: "the configuration of .*source does not fit the format fla: .*expansion must be",
     no_config: "the format fla needs a config.json",
@@ -287,6 +399,10 @@ def test_a_broken_checkpoint_ends_in_one_sentence_and_nothing_is_written(retnet_
     assert "Traceback" not in answer.err
     assert re.search(BROKEN[breakage], answer.err), answer.err
     assert [path.name for path in source.parent.iterdir()] == ["source"], "nothing is written, no code is run"
+    answer = retnet_hf("inspect", "source")
+    assert answer.code in (0, 2)
+    assert answer.err.count("\n") == answer.code // 2
+    assert "\x1b" not in answer.out + answer.err
 
 
 @pytest.mark.parametrize("content", [b"hello", b"\x80\x02" + b"junk" * 9, pickle.dumps(object()), bytes(range(256))])
