@@ -62,7 +62,7 @@ class Checkpoint:
         self.tensors: dict[str, Tensor] = {}  # mapped from the files: values are read when they are used
         for file in self.files:
             _require_content(file)
-            for name, tensor in (self._safetensors if file.suffix in SAFETENSORS else self._pickle)(file).items():
+            for name, tensor in (self._safetensors if file.suffix.lower() in SAFETENSORS else self._pickle)(file).items():
                 if name in self.tensors:
                     raise CheckpointError(f"tensor {name} is in more than one file, the second being {file.name}")
                 self.tensors[name] = tensor
@@ -96,6 +96,7 @@ def _weight_files(path: Path) -> list[Path]:
                 f"{path} is no file of weights: its name ends with none of {', '.join(SAFETENSORS + PICKLES)}"
             )
         return [path]
+    require_no_adapter(path)
     for name in _NAMES:
         if (path / name).is_file():
             return _files_of_index(path / name) if name.endswith(".json") else [path / name]
@@ -105,7 +106,6 @@ def _weight_files(path: Path) -> list[Path]:
             raise CheckpointError(f"{path} holds several files of weights and no index: give one of them by name")
         if files:
             return files
-    require_no_adapter(path)
     raise CheckpointError(f"{path} holds no weights: no file in it ends with {', '.join(SAFETENSORS + PICKLES)}")
 
 

@@ -30,7 +30,7 @@ def gguf_file(source: str) -> Path | None:
     """
     if not source.startswith(PACKAGE):
         path = Path(source).expanduser()
-        return path if path.suffix == ".gguf" and path.is_file() else None
+        return path if path.suffix.lower() == ".gguf" and path.is_file() else None
     name = source.removeprefix(PACKAGE)
     try:
         files = [file for file in importlib.metadata.files(name) or () if file.suffix == ".gguf"]

@@ -17,7 +17,7 @@ from retnet_hf_export import ExportError
 
 from . import ranks
 from .app import Abort, UsageError, app
-from .errors import InputError, Interrupted, missing_package
+from .errors import InputError, Interrupted, is_full, missing_package
 from .interrupts import INTERRUPTED
 
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         context = getattr(error, "ctx", None)
         return complain(f"{error.format_message()} (see: {context.command_path if context else 'retnet-hf'} --help)", 2)
     except (InputError, CheckpointError, ExportError) as error:
-        return complain(str(error), 2)
+        return complain(str(error), 1 if is_full(error) else 2)
     except ModuleNotFoundError as error:
         return complain(missing_package(error), 1)
     except Interrupted as error:
@@ -54,8 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain(f"{error.filename}: {error.strerror}" if error.filename else first_line(error), 1)
     except ranks.FailedElsewhere:
         return complain("another process has failed", 1)
-    except RuntimeError as error:
-        if not ranks.is_lost_connection(error):
+    except Exception as error:
+        if is_full(error):
+            return complain(f"no space is left on the disk: {first_line(error)}", 1)
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            return complain("out of memory", 1)
+        if not (isinstance(error, RuntimeError) and ranks.is_lost_connection(error)):
             raise
         return complain("another process has ended", 1)
 

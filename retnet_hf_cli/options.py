@@ -37,7 +37,11 @@ EvalFraction = Annotated[float, data_option(min=0.001, max=0.5, help="Share of t
 Steps = Annotated[int | None, training_option(min=1, help="Optimizer steps, in the place of epochs.")]
 Minutes = Annotated[
     float | None,
-    training_option(min=0.001, help="Train no longer than this from now on; the learning rate decays by then."),
+    training_option(
+        min=0.001,
+        help="The most that it may take from now on, not how long it lasts: --steps or --epochs may end it before. The "
+        "learning rate decays by then.",
+    ),
 ]
 BatchSize = Annotated[int, training_option(min=1, help="Sequences in a step, of all processes together.")]
 LearningRate = Annotated[float, training_option(min=0.0, help="Highest learning rate.")]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from retnet_hf_conversion.errors import first_line
-from retnet_hf_conversion.source import is_repository_name
+from retnet_hf_conversion.source import is_repository_name, require_no_adapter
 
 from .errors import InputError
 
@@ -27,7 +27,7 @@ def looks_like_path(name: str) -> bool:
     is_repository = name.count("/") <= 1 and not name.startswith((".", "/", "~")) and not name.endswith("/")
     return (
         not is_repository
-        or path.suffix in (*TEXT_SUFFIXES, ".json", ".text")
+        or path.suffix.lower() in (*TEXT_SUFFIXES, ".json", ".text")
         or (len(path.parts) > 1 and path.parent.exists())
     )
 
@@ -37,6 +37,7 @@ def model_source(name: str) -> str:
     require_name(name)
     path = Path(name).expanduser()
     if path.is_dir():
+        require_no_adapter(path)
         if not (path / "config.json").exists():
             raise InputError(f"{path} does not hold a model: there is no config.json in it")
         return str(path)

@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`retnet-hf chat`: the model has read what was said, once and in order, whatever was taken back, saved or branched."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -13,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from retnet_hf import RetNetState
 from retnet_hf_cli.errors import InputError
-from retnet_hf_cli.text.conversation import Conversation
+from retnet_hf_cli.text.conversation import REWINDS, Conversation
 from retnet_hf_cli.text.generation import sampling
 
 
@@ -239,3 +240,81 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(retnet_hf, folder, monkeypatc
     assert answer.code == 0
     assert "stopped" in answer.err.splitlines()[1]
     assert len(answer.out.splitlines()) == 2
+
+
+def test_as_many_turns_can_be_taken_back_as_the_help_says_and_no_more_states_are_kept(folder, retnet_hf):
+    talk = conversation(tokens=2)
+    for turn in range(REWINDS + 3):
+        say(talk, f"w{10 + turn}")
+    assert len(talk.before) == REWINDS
+    talk.branch().rewind()
+    assert len(talk.before) == REWINDS  # of a branch alone
+    said = ["w10"] * (REWINDS + 1) + ["/help"] + ["/rewind"] * (REWINDS + 1)
+    answer = retnet_hf("chat", folder, "-n", 2, "--temperature", 0, stdin="\n".join(said).encode())
+    assert f"the last {REWINDS} can be taken back" in answer.err
+    assert answer.err.count("back after: w10") == REWINDS
+    assert f"only the last {REWINDS} turns can be taken back" in answer.err.splitlines()[-1]
+    assert f"The last {REWINDS} turns can be taken back." in retnet_hf("chat", "--help").out
+
+
+SAID = {"messages": [{"role": "user", "content": "w10"}], "read": [3], "unread": [4]}
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        "[]",
+        "5",
+        "{}",
+        "[" * 100_000,
+        json.dumps(SAID | {"messages": 5}),
+        json.dumps(SAID | {"messages": ["w10"]}),
+        json.dumps(SAID | {"messages": [{"role": "user", "content": 5}]}),
+        json.dumps(SAID | {"messages": [{"role": "user"}]}),
+        json.dumps(SAID | {"read": "w10"}),
+        json.dumps(SAID | {"read": [[1]]}),
+        json.dumps(SAID | {"read": {"1": 2}}),
+        json.dumps(SAID | {"unread": None}),
+        json.dumps(SAID | {"unread": [VOCAB_SIZE]}),
+        json.dumps(SAID | {"unread": [-1]}),
+        json.dumps(SAID | {"unread": [True]}),
+        b"\xff\xfe",
+    ],
+    ids=range(16),
+)
+def test_a_file_of_something_else_beside_a_state_is_one_line_and_loses_nothing(folder, retnet_hf, tmp_path, beside):
+    talk = conversation(tokens=2)
+    say(talk, "w10")
+    talk.save(tmp_path / "state")
+    (tmp_path / "state.json").write_bytes(beside if isinstance(beside, bytes) else beside.encode())
+    memory = talk.memory
+    with pytest.raises(InputError, match="state holds no conversation with this model"):
+        talk.load(tmp_path / "state")
+    assert talk.memory is memory
+    assert len(talk.before) == 1
+    answer = retnet_hf("chat", folder, "-n", 2, stdin=f"/load {tmp_path / 'state'}\nw5\n".encode())
+    assert answer.code == 0, answer.err
+    assert sum("holds no conversation" in line for line in answer.err.splitlines()) == 1
+    assert "2 tokens" in answer.err
+
+
+def test_the_state_of_several_sequences_is_no_conversation(tmp_path):
+    talk = conversation(tokens=2)
+    with torch.no_grad():
+        talk.model(torch.tensor([[3, 4], [5, 6]]), use_cache=True).past_key_values.save(tmp_path / "state")
+    with pytest.raises(InputError, match="holds the state of 2 sequences"):
+        talk.load(tmp_path / "state")
+
+
+def test_what_was_said_cannot_steer_the_terminal(folder, retnet_hf, tmp_path):
+    talk = conversation(tokens=2)
+    for text in ("w10", "w11"):
+        say(talk, text)
+    talk.save(tmp_path / "state")
+    held = json.loads((tmp_path / "state.json").read_text())
+    held["messages"][-2]["content"] = "\x1b[31mred"
+    (tmp_path / "state.json").write_text(json.dumps(held))
+    said = f"/load {tmp_path / 'state'}\nw5\n/rewind\n"
+    answer = retnet_hf("chat", folder, "-n", 2, stdin=said.encode())
+    assert answer.code == 0, answer.err
+    assert r"back after: \x1b[31mred" in answer.err

@@ -101,7 +101,8 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(pa
     command = [sys.executable, "-c", program, *arguments.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
     sentence = (
-        f'retnet-hf: {package.split(".")[0]} is not installed, which the command needs: pip install "retnet-hf[cli]"\n'
+        f"retnet-hf: {package.split('.')[0]} is not installed, which the command needs: "
+        'pip install ".[cli]" in the folder of the checkout of retnet_hf\n'
     )
     assert (done.returncode, done.stderr) == (1, sentence)
 

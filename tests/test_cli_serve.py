@@ -197,7 +197,8 @@ def test_a_missing_engine_is_named_with_the_command_that_installs_it(folder, eng
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
     answer = retnet_hf("serve", folder, "--engine", engine)
     assert answer.code == 2
-    assert answer.err == f'retnet-hf: the server of {engine} is not installed: pip install "retnet-hf[{extra}]"\n'
+    command = f'pip install ".[{extra}]" in the folder of the checkout of retnet_hf'
+    assert answer.err == f"retnet-hf: the server of {engine} is not installed: {command}\n"
 
 
 def test_a_model_of_another_kind_is_refused(tmp_path, retnet_hf):

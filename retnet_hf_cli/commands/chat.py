@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
-from retnet_hf_conversion.errors import first_line
+from retnet_hf_conversion.errors import first_line, printable
 
 from ..errors import InputError
 from ..interrupts import handling
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "/save FILE": "write the state, and beside it what was said",
     "/load FILE": "go on from a saved state",
-    "/rewind": "take the last turn back",
+    "/rewind": "take the last turn back; the last 8 can be taken back",
     "/branch [N]": "go on with a second conversation from here; with a number, in that one",
     "/help": "show this",
     "/exit": "end, as Ctrl-D does; Ctrl-C ends an answer",
@@ -53,6 +53,8 @@ def chat(
 
     retnet-hf chat my-model --system "You answer in verse." --temperature 0
 
+    The last 8 turns can be taken back.
+
     In the conversation: /save FILE, /load FILE, /rewind, /branch, /help, /exit.
     """
     name = model_source(model)
@@ -72,7 +74,10 @@ def chat(
     arguments = sampling(max_new_tokens, temperature, top_k, top_p, repetition_penalty)
     conversation = Conversation(network, tokenizer, arguments, system)
     if system is not None and not conversation.uses_template:
-        raise InputError("--system is for a model with a chat template, and this one has none")
+        raise InputError(
+            "--system is for a model with a chat template, and this one has none: leave it out, or save the template as "
+            f"chat_template.jinja in {name}"
+        )
     talk(conversation, console)
 
 
@@ -93,7 +98,7 @@ def talk(conversation: "Conversation", console: Console) -> None:
             elif line.strip():
                 answer(branches[current], line.strip(), console)
         except (InputError, RuntimeError, ValueError) as error:  # generation raises the latter two; nothing is lost by them
-            console.print(first_line(error), style="red", markup=False)
+            console.print(printable(first_line(error)), style="red", markup=False, soft_wrap=True)
 
 
 def lines(console: Console) -> Iterator[str]:
@@ -124,10 +129,14 @@ def obey(conversation: "Conversation", command: str, argument: str, console: Con
     """A command on one conversation. Raises InputError for one that cannot be obeyed."""
     if command == "/rewind":
         if not conversation.rewind():
-            raise InputError("there is no turn to take back")
+            raise InputError(
+                "only the last 8 turns can be taken back" if conversation.forgets else "there is no turn to take back"
+            )
         messages = conversation.memory.messages or []
         last = next((message["content"] for message in reversed(messages) if message["role"] == "user"), None)
-        console.print("back at the beginning" if last is None else f"back after: {last}", style="dim", markup=False)
+        console.print(
+            "back at the beginning" if last is None else printable(f"back after: {last}"), style="dim", markup=False
+        )
     elif command in ("/save", "/load"):
         if not argument:
             raise InputError(f"{command} needs the name of a file")

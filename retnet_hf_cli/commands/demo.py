@@ -31,7 +31,9 @@ def demo(
     context: typer.Context,
     output: Annotated[Path | None, run_option("--output", "-o", help="Absent: retnet-demo, or retnet-demo-2, …")] = None,
     text: Annotated[str | None, data_option(help="Train on this file in the place of the one of the package.")] = None,
-    minutes: Annotated[float, training_option(min=0.01, max=600, help="Time for everything.")] = 2.5,
+    minutes: Annotated[
+        float, training_option(min=0.01, max=600, help="The most that all of it may take; four epochs may end before.")
+    ] = 2.5,
     overwrite: Overwrite = False,
     threads: Annotated[int, run_option(min=1, help="CPU threads.")] = 1,
     browser: Annotated[bool, run_option("--browser", help="Show the model in a page then, until Ctrl-C.")] = False,

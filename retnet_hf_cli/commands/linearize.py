@@ -82,8 +82,8 @@ def linearize(
         float | None,
         training_option(
             min=0.001,
-            help="What all of it may take: steps, batch size and report are planned by the speed of this machine. Steps "
-            "that are given end by the clock.",
+            help="The most that all of it may take: steps, batch size and report are planned by the speed of this machine, "
+            "but where steps or --batch-size are given, which the clock then ends. It may be done before.",
         ),
     ] = None,
     align_steps: Annotated[int, training_option(min=0, help="Stage 1: each layer learns what attention computes.")] = 500,
@@ -125,7 +125,7 @@ def linearize(
     folder = TrainingFolder(output, "linearize")
     read = (source, *(texts or []), *(unseen or []))
     context.with_resource(folder.claim(resume, overwrite, read, resumable=folder.partial.exists()))
-    is_gguf = source.startswith("package:") or source.endswith(".gguf")
+    is_gguf = source.startswith("package:") or source.lower().endswith(".gguf")
     name = source if is_gguf else model_source(source)
     if not texts:
         texts, subset = [DEFAULT_TEXT], subset or DEFAULT_SUBSET

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 from rich.console import Console
 
-from ..errors import InputError
+from ..errors import InputError, how_to_install
 from ..libraries import loading
 from ..options import Model, run_option
 from ..sources import model_source
@@ -55,7 +55,7 @@ def serve(
     engine = engine or (installed or ["transformers"])[0]
     if engine not in installed:
         extra = {"vllm": "vllm", "transformers": "serve"}[engine]
-        raise InputError(f'the server of {engine} is not installed: pip install "retnet-hf[{extra}]"')
+        raise InputError(f"the server of {engine} is not installed: {how_to_install(extra)}")
     for option, value in (("--requests", requests), ("--length", length)):
         if engine != "vllm" and value is not None:
             raise InputError(f"{option} is for the other engine: --engine vllm")
@@ -65,8 +65,9 @@ def serve(
         from ..text.corpus import load_tokenizer
 
     config = retnet_config(name)
-    if "--trust-remote-code" not in context.args:
-        load_tokenizer(name)  # the servers would say at length what is wrong with it
+    # the servers would say at length what is wrong with the tokenizer
+    if "--trust-remote-code" not in context.args and load_tokenizer(name).chat_template is None:
+        print("The model has no chat template: /v1/completions answers, /v1/chat/completions does not", file=sys.stderr)
     shared = ["--host", host, "--port", str(port), "--dtype", dtype_of(config, dtype)]
     if engine == "vllm":
         own = vllm_arguments(config, requests or 64, length, context.args)

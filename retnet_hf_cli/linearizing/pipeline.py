@@ -133,11 +133,11 @@ class Linearization:
         Raises InputError if something stands in the way; Interrupted after Ctrl-C, with a checkpoint saved.
         """
         ranks.wait()  # until all have looked at what is in the folder
-        ranks.of_first(self.start.begin)
-        if self.layer_costs:  # by all processes together; what follows asks for them in the first one alone
-            self.console.print(f"softmax attention stays in layers {', '.join(map(str, self.kept))}")
         start, before = time.monotonic(), None
         try:
+            ranks.of_first(self.start.begin)
+            if self.layer_costs:  # by all processes together; what follows asks for them in the first one alone
+                self.console.print(f"softmax attention stays in layers {', '.join(map(str, self.kept))}")
             with room_for(self.folder.partial, StageRun.smaller_options):
                 for stage in self.recipe.steps:
                     before = self._trained(stage, before)

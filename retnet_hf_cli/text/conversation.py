@@ -8,6 +8,7 @@ a copy of the state: for a RetNet a copy of constant size, however long the conv
 
 import copy
 import json
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,9 @@ from retnet_hf_conversion.errors import first_line
 from ..errors import InputError
 from ..training.folder import write_whole
 from .generation import continue_text, encode_prompt, load_state
+
+
+REWINDS = 8  # turns that can be taken back: each keeps a state, which grows with the text in a hybrid
 
 
 @dataclass
@@ -53,6 +57,25 @@ class Memory:
     cache: Cache | None = None
 
 
+def memory_of(said: Any, vocabulary: int) -> Memory:
+    """Returns what `Conversation.save` wrote beside a state. Raises ValueError for anything else."""
+
+    def is_message(each: Any) -> bool:
+        return type(each) is dict and each.keys() == {"role", "content"} and all(type(text) is str for text in each.values())
+
+    def is_token(each: Any) -> bool:
+        return type(each) is int and 0 <= each < vocabulary
+
+    if said is None:
+        return Memory(None, None)
+    for name, fits in (("messages", is_message), ("read", is_token), ("unread", is_token)):
+        value = said.get(name, False) if isinstance(said, dict) else False
+        unknown = value is None and name != "unread"
+        if not unknown and not (isinstance(value, list) and all(map(fits, value))):
+            raise ValueError(f'the file beside it has no conversation in its field "{name}"')
+    return Memory(said["messages"], said["read"], said["unread"])
+
+
 class _Stop(StoppingCriteria):
     def __init__(self, asked: Callable[[], bool]) -> None:
         self.asked = asked
@@ -68,7 +91,8 @@ class Conversation:
         arguments: of `generate`. system: the first message, if there is one.
 
     Attributes:
-        memory: what the model has read. before: of each turn that can be taken back, the memory before it.
+        memory: what the model has read. before: of each of the last turns, which can be taken back, the memory before it.
+        forgets: whether there were turns that cannot be taken back any more.
     """
 
     def __init__(
@@ -80,7 +104,8 @@ class Conversation:
     ) -> None:
         self.model, self.tokenizer, self.arguments = model, tokenizer, arguments
         self.memory = Memory([] if system is None else [{"role": "system", "content": system}])
-        self.before: list[Memory] = []
+        self.before: deque[Memory] = deque(maxlen=REWINDS)
+        self.forgets = False
         ends = model.generation_config.eos_token_id
         self.ends = {ends} if isinstance(ends, int) else set(ends or ())
 
@@ -107,14 +132,13 @@ class Conversation:
             self.model, self.tokenizer, [*(memory.read or ()), *new], arguments, write, past
         )
         answer = self.tokenizer.decode([token for token in written if token not in self.ends], skip_special_tokens=True)
-        self.before.append(self.memory)
         messages = memory.messages
         if messages is not None:
             messages = [*messages, {"role": "user", "content": text}, {"role": "assistant", "content": answer}]
         # the last token was written and not read; the end of a turn comes again with the next one, from the template
         unread = written[-1:] if not (self.uses_template and written[-1] in self.ends) else []
         read = None if memory.read is None else [*memory.read, *new, *written[:-1]]
-        self.memory = Memory(messages, read, unread, cache)
+        self._go_on(Memory(messages, read, unread, cache))
         return Turn(answer, len(written), speed, getattr(cache, "nbytes", None), stop())
 
     def _ids_of(self, text: str, memory: Memory) -> list[int]:
@@ -141,6 +165,11 @@ class Conversation:
     def _tokens(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
+    def _go_on(self, memory: Memory) -> None:
+        self.forgets |= len(self.before) == REWINDS
+        self.before.append(self.memory)
+        self.memory = memory
+
     def rewind(self) -> bool:
         """Takes the last turn back, if there is one: as if it had never been read."""
         if self.before:
@@ -151,7 +180,7 @@ class Conversation:
     def branch(self) -> "Conversation":
         """A second conversation with the same past."""
         twin = copy.copy(self)
-        twin.memory, twin.before = copy.deepcopy(self.memory), list(self.before)
+        twin.memory, twin.before = copy.deepcopy(self.memory), self.before.copy()
         return twin
 
     def save(self, file: Path) -> None:
@@ -174,13 +203,14 @@ class Conversation:
         beside = file.with_name(f"{file.name}.json")
         try:
             cache = load_state(file, self.model)
+            if cache.layers[0].batch_size != 1:
+                raise ValueError(f"it holds the state of {cache.layers[0].batch_size} sequences")
             said = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else None
-            memory = Memory(None, None) if said is None else Memory(said["messages"], said["read"], list(said["unread"]))
+            memory = memory_of(said, self.model.config.vocab_size)
             if memory.read is not None and len(memory.read) != int(cache.get_seq_length()):
                 memory = Memory(None, None)  # of another state
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{file} holds no conversation with this model: {first_line(error)}") from error
         memory.cache = cache
-        self.before.append(self.memory)
-        self.memory = memory
+        self._go_on(memory)
         return memory.messages is not None

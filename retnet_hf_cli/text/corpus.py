@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retnet_hf_conversion.errors import first_line
+from retnet_hf_conversion.model_files import TOKENIZER
 
 from ..errors import InputError
 from ..sources import TEXT_SUFFIXES, load, load_data, looks_like_path, require_data
@@ -77,8 +78,11 @@ def read_enough(
 
 
 def digest_of(documents: Iterable[str]) -> str:
-    """SHA-256 of the documents, to detect another text when a run is resumed."""
-    return hashlib.sha256("\0".join(documents).encode()).hexdigest()
+    """SHA-256 of the documents, to detect another text when a run is resumed. It makes no copy of them all."""
+    digest = hashlib.sha256()
+    for number, document in enumerate(documents):
+        digest.update(b"\0" * (number > 0) + document.encode())
+    return digest.hexdigest()
 
 
 def _read(
@@ -92,10 +96,10 @@ def _read(
     """The documents of a source that have any text. `streaming`: a data set of the Hub is not downloaded first."""
     require_data(source)
     path = Path(source).expanduser()
-    found = (file for file in path.rglob("*") if file.suffix in TEXT_SUFFIXES and file.is_file())
+    found = (file for file in path.rglob("*") if file.suffix.lower() in TEXT_SUFFIXES and file.is_file())
     own = (file for file in found if not any(file.resolve().is_relative_to(other) for other in apart_from))
     files = [path] if path.is_file() else sorted(own)
-    parts = [_read_lines(file, field) if file.suffix == ".jsonl" else _read_text(file) for file in files]
+    parts = [_read_lines(file, field) if file.suffix.lower() == ".jsonl" else _read_text(file) for file in files]
     parts = parts or [_read_dataset(source, field, split, subset, streaming)]
     return (text for text in itertools.chain.from_iterable(parts) if text and not text.isspace())
 
@@ -113,7 +117,7 @@ def _read_lines(file: Path, field: str) -> Iterator[str | None]:
         if line.strip():
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{file}, line {number} is not JSON: {error}") from error
             yield _text_of(row, field, f"{file}, line {number}")
 
@@ -198,20 +202,17 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> "PreTrainedTok
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a folder or a repository of the Hub. Raises InputError if none with an eos token can be loaded."""
+    """The tokenizer of a folder or a repository of the Hub. Raises InputError if none can be loaded."""
     from transformers import AutoTokenizer
 
-    if Path(name).is_dir() and not any(Path(name).glob("tokenizer*")):
+    if Path(name).is_dir() and not any((Path(name) / file).exists() for file in TOKENIZER):
         raise InputError(
             f"there is no tokenizer in {name}, and text is read and written through one: copy tokenizer.json and "
             "tokenizer_config.json of the model's tokenizer into that folder"
         )
     if not Path(name).is_dir() and looks_like_path(name):
         raise InputError(f"no such folder: {name}")
-    tokenizer = load(AutoTokenizer, name, "tokenizer")
-    if tokenizer.eos_token_id is None:
-        raise InputError(f"the tokenizer {name} has no eos token, which is needed to separate documents")
-    return tokenizer
+    return load(AutoTokenizer, name, "tokenizer")
 
 
 def document_end(tokenizer: "PreTrainedTokenizerBase") -> int:
@@ -240,11 +241,13 @@ def encode(documents: list[str], tokenizer: "PreTrainedTokenizerBase", end: int 
     """All documents as one stream of int32 token ids.
 
     Each ends with `end`, which is eos if absent, and begins with bos where the tokenizer puts that before every prompt;
-    without it the first one has that before it, as all others have.
+    without it the first one has that before it, as all others have. Raises InputError for a tokenizer without eos.
     """
     import numpy as np
 
     end, bos = tokenizer.eos_token_id if end is None else end, tokenizer.bos_token_id
+    if end is None:
+        raise InputError(f"the tokenizer {tokenizer.name_or_path} has no eos token, which is needed to separate documents")
     with_bos = bos is not None and bos != end and tokenizer("a")["input_ids"][:1] == [bos]
     begin, ending = np.array([bos] if with_bos else [], dtype=np.int32), np.array([end], dtype=np.int32)
     stream = [] if with_bos else [ending]

@@ -113,9 +113,12 @@ def load_state(file: Path, model: PreTrainedModel) -> retnet_hf.RetNetState:
 
 
 def encode_prompt(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> list[int]:
-    """Ids of a prompt; those of the beginning of a document for an empty one."""
+    """Ids of a prompt; those of the beginning of a document for an empty one. Raises InputError where there is none."""
     begin = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    return tokenizer(prompt)["input_ids"] or [begin]
+    ids = tokenizer(prompt)["input_ids"] or [begin]
+    if None in ids:
+        raise InputError("the tokenizer has neither a bos nor an eos token, with which an empty text begins: give a prompt")
+    return ids
 
 
 def continue_text(
@@ -130,8 +133,16 @@ def continue_text(
 
     Args:
         prompt: a text, or ids. past: tokens before it that are in the cache among the arguments.
+
+    Raises:
+        InputError: for a tokenizer of another model.
     """
     ids = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
+    if max(ids) >= (known := model.config.get_text_config().vocab_size):
+        raise InputError(
+            f"the tokenizer has a token {max(ids)}, and the model knows {known} tokens: copy the tokenizer that the model "
+            "was trained with into its folder"
+        )
     writer = Writer(tokenizer, write)
     output = model.generate(
         torch.tensor([ids], device=model.device),

@@ -28,8 +28,11 @@ RECORD = "training_run.json"
 def write_whole(file: Path, text: str) -> None:
     """Writes a file that is there as a whole or not at all, whatever interrupts it."""
     partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -141,7 +144,7 @@ class TrainingFolder:
         """What a run wrote about itself when it began. Raises InputError if it cannot be read, or is of another command."""
         try:
             record = dict(json.loads((folder / RECORD).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise InputError(f"{folder / RECORD} cannot be read: {first_line(error)}") from error
         if (command := record.get("command")) != self.command:
             raise InputError(f"{folder} holds a run of retnet-hf {command}, which retnet-hf {self.command} cannot resume")
@@ -149,7 +152,8 @@ class TrainingFolder:
 
     def discard(self) -> None:
         """Drops the partial folder if there is nothing in it to resume from."""
-        kept = ("checkpoint-*", "*/checkpoint-*", "*/config.json", "*/part-*.safetensors")  # of a run, or of its stages
+        whole = "checkpoint-*/trainer_state.json"  # which is written last
+        kept = (whole, f"*/{whole}", "[!c]*/config.json", "*/part-*.safetensors")  # of a run, or of its stages
         if self.partial.exists() and not any(any(self.partial.glob(pattern)) for pattern in kept):
             shutil.rmtree(self.partial, ignore_errors=True)
 

@@ -3,9 +3,7 @@
 """A training run, whatever it is on: how it begins, stops and goes on, and how it ends in a folder."""
 
 import dataclasses
-import errno
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from retnet_hf_conversion.errors import first_line
 from retnet_hf_conversion.replaced_folder import replace
 
 from .. import ranks
-from ..errors import SAVED, InputError, Interrupted
+from ..errors import SAVED, InputError, Interrupted, is_full
 from .folder import step_of
 from .report import CURVE, draw_loss_curve
 from .schedule import Supervisor
@@ -103,18 +101,18 @@ class TrainingRun:
                 f"train on; try a --batch-size of no more than that"
             )
         ranks.wait()  # until all have looked at what is in the folder
-        ranks.of_first(lambda: self.start.begin(self.course.steps))
-        if not self.folder.partial.exists():
-            raise InputError(f"there is no {self.folder.partial} here; all processes need the same folder")
-        supervisor = Supervisor(self.course, self.rate_option)
-        trainer = self.trainer(
-            model=self.model,
-            train_dataset=self.training,
-            eval_dataset=self.evaluation,
-            callbacks=[supervisor, *callbacks],
-        )
-        trainer.remove_callback(PrinterCallback)
         try:
+            ranks.of_first(lambda: self.start.begin(self.course.steps))
+            if not self.folder.partial.exists():
+                raise InputError(f"there is no {self.folder.partial} here; all processes need the same folder")
+            supervisor = Supervisor(self.course, self.rate_option)
+            trainer = self.trainer(
+                model=self.model,
+                train_dataset=self.training,
+                eval_dataset=self.evaluation,
+                callbacks=[supervisor, *callbacks],
+            )
+            trainer.remove_callback(PrinterCallback)
             with room_for(self.folder.partial, self.smaller_options), supervisor.listening():
                 if self.steps_done < self.course.steps:
                     trainer.train(resume_from_checkpoint=None if self.checkpoint is None else str(self.checkpoint))
@@ -189,8 +187,7 @@ def room_for(folder: Path, smaller_options: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        if is_full or re.search(r"No space left on device|failed writing file", str(error)):
+        if is_full(error):
             raise InputError(f"no space is left on the disk of {folder}: {first_line(error)}") from error
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             raise InputError(f"out of memory; try a smaller {smaller_options}") from error
@@ -201,7 +198,7 @@ def read_config(file: Path, config_class: type) -> dict[str, Any]:
     """Fields of a configuration from a JSON file. Raises InputError if it holds something else."""
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{file} cannot be read as JSON: {first_line(error)}") from error
     if not isinstance(fields, dict):
         raise InputError(f"{file} must hold a JSON object with fields of {config_class.__name__}")

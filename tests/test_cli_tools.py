@@ -1,0 +1,184 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What users bring along: tokenizers of other models, adapters, a Llama, files named in capitals, full disks."""
+
+import errno
+import json
+import resource
+import shutil
+from pathlib import Path
+
+import PIL.Image
+import pytest
+import torch
+from safetensors import SafetensorError
+from small_models import VOCAB_SIZE, small_llama, small_model, word_tokenizer
+from test_checkpoint_loading import foreign, write_folder
+from test_cli import refused, tree
+from torchrun import free_port
+
+from retnet_hf_cli.commands import serve
+from retnet_hf_cli.images.corpus import read_corpus
+from retnet_hf_cli.text.corpus import read_documents
+
+
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
+
+TRAIN = ("train", "book.txt", "--config", "small.json", "--block-size", 8, "--steps", 1, "-o", "made")
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch) -> Path:
+    """A working directory with a text, a model whose tokenizer has no eos token, a foreign checkpoint and a Llama."""
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").write_text("w5 w6 w7 w8 " * 500, encoding="utf-8")
+    Path("small.json").write_text(json.dumps(SIZES), encoding="utf-8")
+    for name, model in (("model", small_model("fla", num_hidden_layers=1)), ("llama", small_llama())):
+        model.save_pretrained(name)
+        tokenizer = word_tokenizer()
+        tokenizer.eos_token = tokenizer.bos_token = None
+        tokenizer.save_pretrained(name)
+    _, state_dict, config = foreign("fla")
+    write_folder(tmp_path / "foreign", state_dict, config)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("generate", "model", "w5", "-n", 2), ("chat", "model", "-n", 2), ("export", "model", "made", "--to", "mlx")],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_tokenizer_without_eos_is_enough_to_write_and_to_export(retnet_hf, workplace, arguments):
+    answer = retnet_hf(*arguments, stdin=b"w5 w6\n")
+    assert answer.code == 0, answer.err
+
+
+def test_a_tokenizer_without_eos_cannot_separate_documents(retnet_hf, workplace):
+    refused(retnet_hf(*TRAIN, "--tokenizer", "model"), "the tokenizer model has no eos token, which is needed to separate")
+    assert not Path("made").exists()
+
+
+def test_an_empty_prompt_needs_a_token_to_begin_with(retnet_hf, workplace):
+    refused(retnet_hf("generate", "model", ""), "has neither a bos nor an eos token, with which an empty text begins")
+
+
+def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_named(retnet_hf, workplace):
+    tokenizer = word_tokenizer()
+    tokenizer.add_tokens("surplus")
+    tokenizer.save_pretrained("model")
+    said = f"the tokenizer has a token {VOCAB_SIZE}, and the model knows {VOCAB_SIZE} tokens: copy the tokenizer that"
+    refused(retnet_hf("generate", "model", "surplus", "--no-echo"), said)
+    answer = retnet_hf("chat", "model", "-n", 2, stdin=b"surplus\nw5\n")
+    assert answer.code == 0, answer.err
+    assert said in answer.err
+    assert "2 tokens" in answer.err
+    assert retnet_hf("generate", "model", "w5", "-n", 2).code == 0  # what it knows, it reads
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "export", "convert", "inspect", "serve", "linearize"])
+def test_an_adapter_is_told_from_a_model_and_how_to_merge_it(retnet_hf, workplace, monkeypatch, command):
+    Path("lora").mkdir()
+    Path("lora/adapter_config.json").write_text('{"peft_type": "LORA"}')
+    torch.save({}, "lora/training_args.bin")
+    monkeypatch.setattr(serve, "ENGINES", {"transformers": ()})
+    output = ["made"] if command in ("export", "convert") else ["--port", free_port()] if command == "serve" else []
+    refused(
+        retnet_hf(command, "lora", *output, stdin=b"w5"), "lora holds an adapter of PEFT, not a model", "merge_and_unload()"
+    )
+
+
+def test_a_llama_is_not_converted_but_linearized(retnet_hf, workplace):
+    refused(retnet_hf("convert", "llama", "made"), "model_type 'llama'", "`retnet-hf linearize` makes a RetNet of a llama")
+
+
+def test_a_system_message_without_a_template_says_what_to_do(retnet_hf, workplace):
+    answer = retnet_hf("chat", "model", "--system", "w5", stdin=b"w5\n")
+    refused(answer, "this one has none: leave it out, or save the template as chat_template.jinja in model")
+
+
+def test_a_server_of_a_model_without_a_template_says_what_it_answers(retnet_hf, workplace, monkeypatch):
+    monkeypatch.setattr(serve, "ENGINES", {"transformers": ()})
+    monkeypatch.setattr(serve, "become", lambda command: None)
+    answer = retnet_hf("serve", "model", "--engine", "transformers", "--port", free_port())
+    assert answer.code == 0
+    assert "no chat template: /v1/completions answers, /v1/chat/completions does not" in answer.err
+
+
+def test_endings_mean_the_same_in_capitals_texts(workplace):
+    Path("texts").mkdir()
+    Path("texts/a.txt").write_text("one")
+    Path("texts/B.TXT").write_text("two")
+    Path("texts/c.Md").write_text("three")
+    Path("texts/D.JSONL").write_text('{"text": "four"}\n')
+    assert sorted(read_documents(["texts"])) == ["four", "one", "three", "two"]
+    assert read_documents(["texts/D.JSONL"]) == ["four"]
+
+
+def test_endings_mean_the_same_in_capitals_weights(retnet_hf, workplace):
+    Path("foreign/model.safetensors").rename("foreign/WEIGHTS.SAFETENSORS")
+    answer = retnet_hf("convert", "foreign", "made")
+    assert answer.code == 0, answer.err
+    torch.save(dict(small_model("fla").state_dict()), "WEIGHTS.PT")
+    assert retnet_hf("inspect", "WEIGHTS.PT").code == 0
+
+
+@pytest.mark.parametrize("names", [("train", "test"), ("Train", "TEST")])
+def test_parts_and_pictures_mean_the_same_in_capitals(workplace, names):
+    for part, count in zip(names, (3, 2), strict=True):
+        for label in ("cat", "dog"):
+            Path("pictures", part, label).mkdir(parents=True)
+            for number in range(count):
+                PIL.Image.new("RGB", (8, 8), (number, 0, 0)).save(f"pictures/{part}/{label}/{number}.PNG")
+    corpus = read_corpus("pictures")
+    assert corpus.classes == ["cat", "dog"]
+    assert (len(corpus.training), len(corpus.evaluation)) == (6, 4)
+
+
+@pytest.fixture
+def full_disk():
+    """A function after which no file of more than 2000 bytes can be written."""
+    limit, before = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda: resource.setrlimit(limit, (2000, before[1]))
+    resource.setrlimit(limit, before)
+
+
+FULL = {
+    "convert": ("convert", "foreign", "made"),
+    "export": ("export", "model", "made", "--to", "mlx"),
+    "train": (*TRAIN, "--vocab-size", 258),
+}
+
+
+@pytest.mark.parametrize("command", FULL)
+def test_a_full_disk_is_one_line_and_leaves_everything_as_it_was(retnet_hf, workplace, full_disk, command):
+    shutil.copytree("model", "made")
+    before = tree(workplace)
+    full_disk()
+    answer = retnet_hf(*FULL[command], "--overwrite")
+    assert answer.code == 1, answer.err
+    assert answer.err.count("\n") == 1
+    assert "Traceback" not in answer.err
+    assert tree(workplace) == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded", "made/model.safetensors"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        RuntimeError("[enforce fail at inline_container.cc] . PytorchStreamWriter failed writing file data/0"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_full_disk_is_one_line_however_libraries_say_it(retnet_hf, workplace, monkeypatch, error):
+    def fails(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", fails)
+    before = tree(workplace)
+    words = "out of memory" if isinstance(error, MemoryError) else ""
+    refused(retnet_hf("convert", "foreign", "made"), words, code=1)
+    assert tree(workplace) == before
