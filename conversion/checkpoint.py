@@ -116,7 +116,7 @@ def _files_of_index(index: Path) -> list[Path]:
     for tensor, home in homes.items():
         if Path(home).is_absolute() or ".." in Path(home).parts:
             raise CheckpointError(f"{index} places tensor {tensor} outside of its folder, in {home}")
-        if not (index.parent / home).is_file():
+        if not os.path.isfile(index.parent / home):  # of Path the same raises OSError for a name that is too long
             raise CheckpointError(f"tensor {tensor} is missing: {home}, which {index.name} names, is not there")
     return [index.parent / home for home in sorted(set(homes.values()))]
 

@@ -94,6 +94,7 @@ def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Plan:
         )
     try:
         plan = FORMATS[found].plan(checkpoint.shapes, checkpoint.config)
+        plan.config.model_type = type(plan.config).model_type  # whatever the file says
         plan.check(checkpoint.shapes)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{_recognised_instead(checkpoint, found)}") from error

@@ -21,6 +21,7 @@ from .errors import InputError, Interrupted, is_full, missing_package
 from .interrupts import INTERRUPTED
 
 
+MOST_SAID = 2000  # characters of an error, in which a file may have its say
 FIRST_SPEAKS = 3.0  # seconds; what started several processes has ended the others by then, if the first one has failed
 
 
@@ -72,5 +73,6 @@ def complain(message: str, code: int) -> int:
             return code
         time.sleep(FIRST_SPEAKS)
         who += f", process {ranks.RANK}"
-    print(f"{who}: {printable(' '.join(message.split()))}", file=sys.stderr)
+    line = printable(" ".join(message.split()))
+    print(f"{who}: {line if len(line) < MOST_SAID else line[:MOST_SAID] + '…'}", file=sys.stderr)
     return code

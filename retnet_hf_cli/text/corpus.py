@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retnet_hf_conversion.errors import first_line
-from retnet_hf_conversion.model_files import TOKENIZER
 
 from ..errors import InputError
 from ..sources import TEXT_SUFFIXES, load, load_data, looks_like_path, require_data
@@ -205,7 +204,7 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of a folder or a repository of the Hub. Raises InputError if none can be loaded."""
     from transformers import AutoTokenizer
 
-    if Path(name).is_dir() and not any((Path(name) / file).exists() for file in TOKENIZER):
+    if Path(name).is_dir() and not any(any(Path(name).glob(pattern)) for pattern in ("tokenizer*", "vocab.*", "*.model")):
         raise InputError(
             f"there is no tokenizer in {name}, and text is read and written through one: copy tokenizer.json and "
             "tokenizer_config.json of the model's tokenizer into that folder"

@@ -81,9 +81,10 @@ class TrainingFolder:
             if lock is not None:
                 litter.append(lock)
             restore(self.output)
+            for folder in self.own:
+                require_apart(folder, (Path(source) for source in sources if source is not None))
             self._refuse(resume, overwrite, resumable)
             for folder in self.own if resume or overwrite else ():
-                require_apart(folder, (Path(source) for source in sources if source is not None))
                 require_replaceable(folder)
             yield
 
