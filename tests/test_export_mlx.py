@@ -1,11 +1,21 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Models for mlx-lm, run by MLX on a CPU: logits, tokens, 4 bits, prompt caches, and what is refused."""
+"""Models for mlx-lm, run by MLX on a CPU: logits, tokens, 4 bits, prompt caches, batches, a server, and what is refused."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
-from small_models import HEIRS, greedy, random_ids, small_model
+from small_models import HEIRS, greedy, random_ids, small_model, word_tokenizer
 
 from retnet_hf_export import ExportError, export_mlx
 
@@ -84,6 +94,139 @@ def test_a_prompt_cache_is_saved_and_resumed(tmp_path):
     again = load_prompt_cache(str(tmp_path / "cache.safetensors"))
     found = np.array(own(mlx.array(ids[:, 20:].numpy()), cache=again))
     torch.testing.assert_close(torch.from_numpy(found), model(ids).logits[:, 20:], rtol=1e-4, atol=2e-4)
+
+
+def written_in_a_batch(own, prompts, most, later=(), caches=None, **sizes):
+    """Tokens, logits and prompt cache of each row of a batch, in the order of the rows; `later` join after three tokens."""
+    from mlx_lm.generate import BatchGenerator
+
+    batch = BatchGenerator(own, **sizes)
+    uids = batch.insert(prompts, most[: len(prompts)], caches=caches)
+    rows = {uid: ([], [], None) for uid in uids}
+    while any(row[2] is None for row in rows.values()):
+        for each in batch.next_generated():
+            tokens, logits, _ = rows[each.uid]
+            rows[each.uid] = ([*tokens, each.token], [*logits, np.array(each.logprobs)], each.prompt_cache)
+        if later and len(rows[uids[-1]][0]) == 3:
+            rows |= {uid: ([], [], None) for uid in batch.insert(later, most[len(prompts) :])}
+            later = ()
+    return list(rows.values())
+
+
+def require_rows_alone(model, prompts, rows, most):
+    """The rows of a batch are what PyTorch writes after each prompt alone."""
+    for prompt, (tokens, logits, _), count in zip(prompts, rows, most, strict=True):
+        ids = torch.tensor([prompt])
+        assert tokens == greedy(model, ids, count, eos_token_id=None)[0, len(prompt) :].tolist()
+        whole = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        torch.testing.assert_close(torch.from_numpy(np.stack(logits)), whole, rtol=1e-3, atol=1e-3)
+
+
+def prompts_of(*lengths):
+    return [random_ids(1, length)[0].tolist() for length in lengths]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_rows_of_a_batch_are_those_of_each_prompt_alone(dialect, tmp_path):
+    """Rows of different lengths, longer than a step of the prompt and than a chunk, that end early and that join later."""
+    model, most = small_model(dialect), [12, 2, 7, 12, 5, 9]
+    prompts = prompts_of(9, 1, 290, 64, 33, 3)
+    own, sizes = loaded(model, tmp_path / "model"), {"prefill_step_size": 140, "completion_batch_size": 5}
+    rows = written_in_a_batch(own, prompts[:4], most, prompts[4:], **sizes)
+    require_rows_alone(model, prompts, rows, most)
+
+
+def test_padding_on_either_side_changes_nothing(tmp_path):
+    from mlx_lm.models.cache import ArraysCache
+
+    model, (short, whole) = small_model("fla"), prompts_of(20, 150)
+    own, expected = loaded(model, tmp_path / "model"), model(torch.tensor([short])).logits[0]
+    for side in ("left", "right"):
+        caches = [ArraysCache(2, left_padding=[130, 0] if side == "left" else None) for _ in own.layers]
+        for cache in caches if side == "right" else ():
+            cache.prepare(lengths=[20, 150])
+        padded = [0] * 130 + short if side == "left" else short + [0] * 130
+        ids, found = mlx.array([padded, whole]), []
+        for part in (ids[:, :70], ids[:, 70:]):
+            found.append(np.array(own(part, cache=caches)))
+        row = np.concatenate(found, axis=1)[0]
+        logits = torch.from_numpy(row[130:] if side == "left" else row[:20])
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=2e-4)
+        for cache in caches:
+            cache.finalize()
+        after = torch.from_numpy(np.array(own(mlx.array([[7], [7]]), cache=caches))[:, 0])
+        alone = torch.stack([model(torch.tensor([[*row, 7]])).logits[0, -1] for row in (short, whole)])
+        torch.testing.assert_close(after, alone, rtol=1e-4, atol=2e-4)
+
+
+def test_prompt_caches_of_rows_are_saved_and_joined_in_another_batch(tmp_path):
+    from mlx_lm.models.cache import load_prompt_cache, save_prompt_cache
+
+    model, most = small_model("fla"), [4, 6]
+    own, prompts, files = loaded(model, tmp_path / "model"), prompts_of(11, 40), []
+    rows = written_in_a_batch(own, prompts, most)
+    begun = [prompt + tokens for prompt, (tokens, _, _) in zip(prompts, rows)]
+    for index, (_, _, cache) in enumerate(rows):
+        save_prompt_cache(str(tmp_path / f"{index}.safetensors"), cache)
+        files.append(load_prompt_cache(str(tmp_path / f"{index}.safetensors")))
+    more = prompts_of(5, 17, 8)
+    caches = [*files, own.make_cache()]  # the last row has read nothing
+    rows = written_in_a_batch(own, more, [8] * 3, caches=caches)
+    require_rows_alone(model, [begun[0] + more[0], begun[1] + more[1], more[2]], rows, [8] * 3)
+
+
+def test_batch_generate_writes_what_generate_writes(tmp_path):
+    from mlx_lm import batch_generate, generate, load
+
+    export_mlx(small_model("fla"), tmp_path / "model", word_tokenizer())
+    own, tokenizer = load(str(tmp_path / "model"), trust_remote_code=True)
+    prompts = prompts_of(7, 30, 2)
+    written = batch_generate(own, tokenizer, prompts, max_tokens=9).texts
+    assert written == [generate(own, tokenizer, prompt=prompt, max_tokens=9) for prompt in prompts]
+
+
+def test_the_server_of_mlx_lm_answers_two_at_once(tmp_path):
+    """As it is started by its own command; each answer is what PyTorch writes alone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    model = small_model("fla", eos_token_id=None)
+    export_mlx(model, tmp_path / "model", tokenizer := word_tokenizer())
+    arguments = ["--model", str(tmp_path / "model"), "--port", str(port), "--trust-remote-code", "--temp", "0"]
+    command = [sys.executable, "-m", "mlx_lm", "server", *arguments]
+    prompts = [tokenizer.decode(prompt) for prompt in prompts_of(9, 60)]
+
+    def asked(prompt):
+        body = json.dumps({"prompt": prompt, "max_tokens": 12}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        return json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["text"]
+
+    with open(tmp_path / "log", "w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    try:
+        wait_until_it_listens(server, port, tmp_path / "log")
+        with ThreadPoolExecutor() as pool:
+            answers = list(pool.map(asked, prompts))
+        again = asked(prompts[1])  # by the prompt cache of the first time
+    finally:
+        server.terminate()
+        server.wait(20)
+    for prompt, answer in zip([*prompts, prompts[1]], [*answers, again], strict=True):
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        expected = tokenizer.decode(greedy(model, ids, 12, eos_token_id=None)[0, ids.shape[1] :])
+        assert answer.split() == expected.split()
+
+
+def wait_until_it_listens(server, port, log):
+    until = time.monotonic() + 60
+    while True:
+        assert server.poll() is None, log.read_text()
+        assert time.monotonic() < until, log.read_text()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
 
 
 def test_quantised_weights_are_near(tmp_path):

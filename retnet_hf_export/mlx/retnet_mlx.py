@@ -69,7 +69,7 @@ class Rotation:
         self.cos, self.sin = (mx.array(table.astype(np.float32)) for table in (np.cos(angle), np.sin(angle)))
 
     def __call__(self, position: mx.array) -> tuple:
-        """(T,) -> cos, sin (T, K/2)."""
+        """(…) -> cos, sin (…, K/2)."""
         digits = [(position // BASE**power) % BASE for power in range(DIGITS)]
         cos, sin = self.cos[0][digits[0]], self.sin[0][digits[0]]
         for power in range(1, DIGITS):
@@ -84,24 +84,26 @@ def rotated(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     return mx.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
 
 
-def retention(q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, state: mx.array) -> tuple:
+def retention(q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, state: mx.array, count: mx.array) -> tuple:
     """The chunkwise form: q (B, M, R, T, K), k (B, M, T, K), v (B, M, T, V), state (B, M, K, V) -> (B, M, R, T, V), state.
 
-    R heads share a state; `log_decay` (M,) is of each state.
+    R heads share a state; `log_decay` (M,) is of each state. `count` (B|1, T) is how many tokens a row has up to each one.
+    Padding is not counted, and its keys are 0: then it changes neither the state nor the outputs of tokens.
     """
     outputs, log_decay = [], log_decay[:, None]  # (M, 1)
+    before = mx.zeros_like(count[:, :1])
     for start in range(0, q.shape[3], CHUNK):
         part = slice(start, start + CHUNK)
         query, key, value = q[:, :, :, part], k[:, :, part], v[:, :, part]
-        place = mx.arange(query.shape[3])
-        distance = place[:, None] - place
-        decay = mx.where(distance >= 0, mx.exp(mx.maximum(distance, 0) * log_decay[:, None]), 0)  # (M, C, C)
-        scores = (query @ key[:, :, None].swapaxes(-1, -2)) * decay[:, None]
-        before = mx.exp((place + 1) * log_decay)[:, None, :, None]  # (M, 1, C, 1)
-        outputs.append(scores @ value[:, :, None] + (query * before) @ state[:, :, None])
-        after = mx.exp((query.shape[3] - 1 - place) * log_decay)[..., None]  # (M, C, 1)
-        whole = mx.exp(query.shape[3] * log_decay)[..., None]  # (M, 1, 1)
-        state = whole * state + (key * after).swapaxes(-1, -2) @ value
+        place = (count[:, part] - before)[:, None]  # (B|1, 1, C)
+        before, last = count[:, part][:, -1:], place[..., -1:]
+        distance = place[..., None] - place[..., None, :]
+        decay = mx.where(distance >= 0, mx.exp(mx.maximum(distance, 0) * log_decay[..., None]), 0)  # (B|1, M, C, C)
+        scores = (query @ key[:, :, None].swapaxes(-1, -2)) * decay[:, :, None]
+        of_state = mx.exp(place * log_decay)[:, :, None, :, None]  # (B|1, M, 1, C, 1)
+        outputs.append(scores @ value[:, :, None] + (query * of_state) @ state[:, :, None])
+        after = mx.exp((last - place) * log_decay)[..., None]  # (B|1, M, C, 1)
+        state = mx.exp(last * log_decay)[..., None] * state + (key * after).swapaxes(-1, -2) @ value
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=3), state
 
 
@@ -129,7 +131,7 @@ class Retention(nn.Module):
         self._log_decay = mx.array(own["log_decays"], dtype=mx.float32)
         self._feature_map = ACTIVATIONS[own["feature_map"]]
 
-    def __call__(self, x: mx.array, turn: tuple, cache: ArraysCache) -> mx.array:
+    def __call__(self, x: mx.array, turn: tuple, cache: ArraysCache, mask: mx.array, count: mx.array) -> mx.array:
         (batch, length, _), sizes = x.shape, self.sizes
         heads, groups, states = sizes["heads"], sizes["groups"], len(self._log_decay)
         shape = (batch, length, -1)
@@ -145,10 +147,12 @@ class Retention(nn.Module):
         query = (query * sizes["query_scale"]).reshape(batch, states, heads // states, length, -1)
         if states > groups:  # heads that share keys and values, but not a decay
             key, value = (mx.repeat(each, states // groups, axis=1) for each in (key, value))
+        if mask is not None:
+            key = mx.where(mask[:, None, :, None], key, 0)
         state = cache[0]
         if state is None:
             state = mx.zeros((batch, states, sizes["head_dim"], sizes["value_head_dim"]))
-        output, cache[0] = retention(query, key, value, self._log_decay, state)
+        output, cache[0] = retention(query, key, value, self._log_decay, state, count)
         output = output.reshape(batch, heads, length, -1).swapaxes(1, 2)  # (B, T, H, V)
         if sizes["head_norm"] is not None:
             rows = output.reshape(*shape, self.norm_size)
@@ -182,12 +186,12 @@ class Layer(nn.Module):
         self.retention, self.mlp = Retention(sizes, layer), MLP(sizes)
         self.retention_norm, self.mlp_norm = (Norm(sizes["hidden_size"], sizes["eps"], sizes["affine"]) for _ in range(2))
 
-    def __call__(self, x: mx.array, turn: tuple, cache: ArraysCache) -> mx.array:
+    def __call__(self, x: mx.array, *call) -> mx.array:
         first, second = self.sizes["residual_multipliers"]
         if self.sizes["pre_norm"]:
-            x = x * first + self.retention(self.retention_norm(x), turn, cache)
+            x = x * first + self.retention(self.retention_norm(x), *call)
             return x * second + self.mlp(self.mlp_norm(x))
-        x = self.retention_norm(x * first + self.retention(x, turn, cache))
+        x = self.retention_norm(x * first + self.retention(x, *call))
         return self.mlp_norm(x * second + self.mlp(x))
 
 
@@ -206,13 +210,18 @@ class Stack(nn.Module):
         self._rotation = None if frequencies is None else Rotation(frequencies, sizes["rotary_scaling"])
 
     def __call__(self, ids: mx.array, cache: list) -> mx.array:
-        read = 0 if cache[0][1] is None else cache[0][1]  # tokens before
-        turn = None if self._rotation is None else self._rotation(read + mx.arange(ids.shape[1]))
+        batch, length = ids.shape
+        mask = cache[0].make_mask(length)  # (B, T): which are no padding; None where none is
+        count = mx.arange(1, length + 1)[None] if mask is None else mx.cumsum(mask.astype(mx.int32), axis=1)
+        read = mx.zeros((batch,), mx.int32) if cache[0][1] is None else cache[0][1]  # (B,) tokens before
+        position = mx.maximum(read[:, None] + count - 1, 0)
+        turn = None if self._rotation is None else [each[:, None] for each in self._rotation(position)]
         x = self.embed_tokens(ids) * self.sizes["embedding_multiplier"]
         x = self.embed_norm(x) if "embed_norm" in self else x
         for layer, own in zip(self.layers, cache):
-            x = layer(x, turn, own)
-            own[1] = mx.array(read + ids.shape[1])
+            x = layer(x, turn, own, mask, count)
+            own[1] = read + count[:, -1]
+            own.advance(length)
         return self.norm(x) if "norm" in self else x
 
 
