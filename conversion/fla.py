@@ -100,7 +100,7 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         "use_output_gate": ours.use_output_gate,
         "elementwise_affine": ours.head_norm_affine,
         "norm_eps": ours.rms_norm_eps,
-        "max_position_embeddings": ours.max_position_embeddings or 2048,
+        "max_position_embeddings": getattr(ours, "max_position_embeddings", 2048),
         "fuse_norm": ours.use_output_gate,
     }
 

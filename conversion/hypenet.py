@@ -113,7 +113,7 @@ def to_hypenet(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         "head_dim": ours.attention_head_dim or ours.head_dim,
         "mixer_types": ["lightning-attn" if kind == "linear_attention" else "attn" for kind in ours.layer_types],
         "hidden_act": ours.hidden_act,
-        "max_position_embeddings": ours.max_position_embeddings or 32768,
+        "max_position_embeddings": getattr(ours, "max_position_embeddings", 32768),
         "rms_norm_eps": ours.rms_norm_eps,
         "rope_theta": ours.rope_parameters["rope_theta"],
         "attn_use_rope": ours.use_rotary and ours.rotary_layers != "linear_attention",

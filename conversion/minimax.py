@@ -169,7 +169,7 @@ def to_minimax(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         "head_dim": ours.head_dim,
         "hidden_act": ours.hidden_act,
         "layer_types": ours.layer_types,
-        "max_position_embeddings": ours.max_position_embeddings or 4096 * 32,
+        "max_position_embeddings": getattr(ours, "max_position_embeddings", 4096 * 32),
         "rms_norm_eps": ours.rms_norm_eps,
         "rope_parameters": {name: value for name, value in ours.rope_parameters.items() if name != "partial_rotary_factor"},
         "num_local_experts": ours.num_experts,

@@ -118,7 +118,7 @@ def to_ring(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]
         "layer_group_size": group,
         "group_norm_size": ours.head_norm_groups,
         "hidden_act": ours.hidden_act,
-        "max_position_embeddings": ours.max_position_embeddings or 131072,
+        "max_position_embeddings": getattr(ours, "max_position_embeddings", 131072),
         "rms_norm_eps": ours.rms_norm_eps,
         "rope_theta": rope["rope_theta"],
         "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0),

@@ -150,7 +150,8 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         kernels (`str`): what computes retention on a GPU: "torch", operations of PyTorch; "triton", kernels of this package;
             or "fla", those of flash-linear-attention. What they do not cover, and where they do not run, PyTorch computes.
             Read when a model is made; the environment variable RETNET_HF_KERNELS overrides it.
-        max_position_embeddings (`int`, *optional*): the length trained on, for tools that ask. Nothing is limited by it.
+        max_position_embeddings (`int`, *optional*): the length trained on, for tools that ask. Nothing is limited by it. The
+            attribute exists only where it is given.
         tie_word_embeddings (`bool`), use_cache (`bool`), pad_token_id, bos_token_id, eos_token_id: as everywhere.
 
     Raises:
@@ -251,7 +252,6 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     retention_form: str = "auto"
     chunk_size: int | None = None
     kernels: str = "torch"
-    max_position_embeddings: int | None = None
     use_cache: bool = True
     tie_word_embeddings: bool = False
     pad_token_id: int | None = None
@@ -314,6 +314,14 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
             self.moe_intermediate_size = self.intermediate_size
         if self.router_aux_loss_coef is None:  # TRL takes a model with a weight for one that has experts
             self.router_aux_loss_coef = 0.0 if self.num_experts is None else 0.001
+        positions = kwargs.pop("max_position_embeddings", None)
+        if positions is not None:  # tools take an attribute that is there for a number
+            self.max_position_embeddings = positions
+        rope_type = (self.rope_parameters or kwargs.get("rope_scaling") or {}).get("rope_type")
+        if positions is None and rope_type in ("llama3", "yarn"):
+            raise ValueError(
+                f"max_position_embeddings must be the number of tokens trained on with a rope_type of {rope_type}, got None."
+            )
         self.base_model_tp_plan = self._tensor_parallel_plan()
         super().__post_init__(**kwargs)
 
@@ -364,11 +372,6 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
             ),
         ):
             check.require(condition, "rope_parameters", f"a dict with {allowed}")
-        check.require(
-            rope_type not in ("llama3", "yarn") or self.max_position_embeddings is not None,
-            "max_position_embeddings",
-            f"the number of tokens trained on, since rope_parameters are of rope_type {rope_type}",
-        )
         super().validate_rope()
 
     @property
@@ -508,6 +511,10 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
             not self.use_rotary or self.head_dim % 2 == 0,
             "key_expansion",
             f"such that the size of a query head ({self.head_dim}) is even, since use_rotary is True",
+        )
+        positions = getattr(self, "max_position_embeddings", 1)
+        check.require(
+            isinstance(positions, int) and positions > 0, "max_position_embeddings", "a positive integer, or absent"
         )
         check.one_of("retention_form", FORMS)
         check.one_of("kernels", KERNELS)

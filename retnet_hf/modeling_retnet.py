@@ -407,6 +407,8 @@ class RetNetModel(RetNetPreTrainedModel):
         """
         require_known_arguments(self, kwargs)
         past_key_values = past_key_values if cache is None else cache
+        if isinstance(attention_mask, dict):  # of a model around this one, such as Llava: by the kind of layer
+            attention_mask = attention_mask.get("linear_attention")
         if (input_ids is None) ^ (inputs_embeds is not None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds.")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds

@@ -436,12 +436,14 @@ class ViRModel(ViRPreTrainedModel):
             states = [None] * len(self.layers)
 
         log_decay = self.decay(hidden_states.dtype, hidden_states.device)
-        plans = {
-            size: ViRPlan(retention_operator(form, log_decay, size, chunk_size, config.bidirectional, output_maps), states)
-            for size in set(lengths)
-        }
-        pieces = hidden_states.split(lengths, dim=1)
-        outputs = [self._transform(piece, plans[piece.shape[1]], return_dict=True, **kwargs) for piece in pieces]
+
+        def plan(size: int) -> ViRPlan:
+            return ViRPlan(retention_operator(form, log_decay, size, chunk_size, config.bidirectional, output_maps), states)
+
+        whole, last = plan(lengths[0]), lengths[-1]  # the last piece alone may be shorter, and its length may be symbolic
+        plans = [*[whole] * (len(lengths) - 1), whole if last == lengths[0] else plan(last)]
+        pieces = zip(hidden_states.split(lengths, dim=1), plans)
+        outputs = [self._transform(piece, own, return_dict=True, **kwargs) for piece, own in pieces]
         if len(outputs) == 1:
             return outputs[0]
 

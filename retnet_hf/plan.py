@@ -216,7 +216,7 @@ def _new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> T
             f"those before them, got {tuple(attention_mask.shape)} for a batch of {batch}."
         )
     if attention_mask.is_floating_point() and not needs_autograd() and bool((attention_mask < 0).any()):
-        raise ValueError("attention_mask must be 0 where a token is absent, got numbers below 0, as masks to add to scores have.")
+        raise ValueError("attention_mask must be 0 where a token is absent and 1 elsewhere, got numbers below 0.")
     if width == length:
         return attention_mask != 0
     past_length = 0 if past is None else past.get_seq_length()

@@ -72,7 +72,7 @@ def needs_autograd(constants: Tensor | None = None) -> bool:
 
 
 def cached_outside_modes(function: Callable[..., T]) -> Callable[..., T]:
-    """Caches the results of a function, but not those under a mode such as FakeTensorMode, which are of no use outside it."""
+    """Caches the results of a function, but not those under a mode such as FakeTensorMode, which mean nothing outside it."""
     cached = functools.lru_cache(maxsize=64)(function)
 
     @functools.wraps(function)

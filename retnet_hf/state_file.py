@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.configuration_utils import PreTrainedConfig

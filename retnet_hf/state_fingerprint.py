@@ -17,24 +17,6 @@ WITHOUT_EFFECT = (
     *("output_router_logits", "router_aux_loss_coef"),
     *("retention_form", "chunk_size", "kernels"),  # one function, computed in another order
     *("use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
-    "max_position_embeddings",  # unless the rotation depends on it: see `_rotation`
-)
-# Fields that came later. They join the fingerprint where they are not the default, so that older states keep theirs.
-LATER = (
-    *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
-    *("attention_log_base", "attention_residual_multiplier", "mlp_residual_multiplier", "rotary_layers"),
-    *(
-        "learned_rotary_layers",
-        "layer_decay_factors",
-        "head_norm_groups",
-        "head_norm_eps",
-        "value_act",
-        "query_scale",
-        "norm_affine",
-    ),
-    *("num_experts", "num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts"),
-    *("attention_sinks", "attention_sink_distance"),
-    *("router_act", "use_router_bias", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"),
 )
 _OF_TRANSFORMERS = frozenset(field.name for field in fields(PreTrainedConfig))
 _SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_pytorch_tanh"}
@@ -59,9 +41,6 @@ def state_fingerprint(config: PreTrainedConfig) -> str:
         "head_norm_affine": config.head_norm_affine and config.use_head_norm,
         "sliding_window": config.sliding_window if "sliding_attention" in config.layer_types else None,
     }
-    for field in own:
-        if field.name in LATER and facts[field.name] == field.default:
-            del facts[field.name]
     return hashlib.sha256(json.dumps(_plain(facts), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

@@ -58,7 +58,8 @@ class ServingChecks(MambaModelConfig):
     def verify_and_update_model_config(model_config: "ModelConfig") -> None:
         config = model_config.hf_config
         if model_config.original_max_model_len is None:
-            trained, alone = config.max_position_embeddings or DEFAULT_LENGTH, RETENTION_ALONE in config.architectures
+            trained = getattr(config, "max_position_embeddings", DEFAULT_LENGTH)
+            alone = RETENTION_ALONE in config.architectures
             model_config.max_model_len = max(trained, DEFAULT_LENGTH) if alone else trained
 
     @classmethod
