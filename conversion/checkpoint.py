@@ -96,6 +96,8 @@ def _weight_files(path: Path) -> list[Path]:
                 f"{path} is no file of weights: its name ends with none of {', '.join(SAFETENSORS + PICKLES)}"
             )
         return [path]
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is neither a file nor a folder")
     require_no_adapter(path)
     for name in _NAMES:
         if (path / name).is_file():

@@ -7,6 +7,7 @@
 
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if is_full(error):
             return complain(f"no space is left on the disk: {first_line(error)}", 1)
-        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        if isinstance(error, MemoryError) or re.search("can't allocate memory|out of memory", str(error)):
             return complain("out of memory", 1)
         if not (isinstance(error, RuntimeError) and ranks.is_lost_connection(error)):
             raise

@@ -76,6 +76,52 @@ def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_named(retnet_hf, work
     assert retnet_hf("generate", "model", "w5", "-n", 2).code == 0  # what it knows, it reads
 
 
+UNUSABLE = {  # files of a model, and what is said about them
+    "eos": ("generation_config.json", '{"eos_token_id": "x"}', "the model cannot continue this text: new()"),
+    "words": (
+        "generation_config.json",
+        '{"bad_words_ids": [[1, "a"]]}',
+        "the model cannot continue this text: Each list in",
+    ),
+    "bias": ("generation_config.json", '{"sequence_bias": 5}', "the model cannot continue this text: `sequence_bias` has"),
+    "depth": ("tokenizer_config.json", '{"a":' + "[" * 100_000, "does not hold a tokenizer that can be loaded: maximum"),
+    "tokenizer": ("tokenizer.json", "{}", "does not hold a tokenizer that can be loaded: KeyError"),
+    "shapes": ("config.json", json.dumps({"vocab_size": VOCAB_SIZE + 1}), "do not fit its config.json: 2 are missing or of"),
+    "memory": ("config.json", json.dumps({"vocab_size": 10**12}), "does not hold a model that can be loaded"),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_what_cannot_be_used_in_a_folder_is_one_line(retnet_hf, workplace, command, case):
+    name, content, said = UNUSABLE[case]
+    file = Path("model", name)
+    if name == "config.json":
+        content = json.dumps(json.loads(file.read_text()) | json.loads(content))
+    file.write_text(content)
+    answer = retnet_hf(command, "model", "-n", 2, stdin=b"w5\n")
+    assert answer.code == (0 if command == "chat" and "continue" in said else 2)  # a conversation goes on
+    assert len([line for line in answer.err.splitlines() if "/help" not in line]) == 1
+    assert said in answer.err
+
+
+def test_beams_that_a_folder_asks_for_do_not_keep_text_from_being_written_at_once(retnet_hf, workplace):
+    Path("model/generation_config.json").write_text('{"num_beams": 3}')
+    answer = retnet_hf("generate", "model", "w5", "-n", 2)
+    assert answer.code == 0, answer.err
+
+
+def test_a_chat_template_that_writes_nothing_is_named(retnet_hf, workplace):
+    Path("model/chat_template.jinja").write_text("{# nothing #}")
+    answer = retnet_hf("chat", "model", "-n", 2, stdin=b"w5\n")
+    assert answer.code == 0
+    assert "the chat template has written nothing" in answer.err
+
+
+def test_what_is_neither_a_file_nor_a_folder_is_no_checkpoint(retnet_hf, workplace):
+    refused(retnet_hf("inspect", "/dev/null"), "/dev/null is neither a file nor a folder")
+
+
 @pytest.mark.parametrize("command", ["generate", "chat", "export", "convert", "inspect", "serve", "linearize"])
 def test_an_adapter_is_told_from_a_model_and_how_to_merge_it(retnet_hf, workplace, monkeypatch, command):
     Path("lora").mkdir()

@@ -73,13 +73,13 @@ def export(
 
         from retnet_hf import MetaFormerConfig, RMTConfig, ViRConfig
 
-        from ..text.generation import load_model, load_state, whole
+        from ..text.generation import REPORTED, load_model, load_state, whole
 
     config = load(AutoConfig, name)
     if getattr(config, "bidirectional", False) and not isinstance(config, ViRConfig):
         raise InputError("an encoder cannot be exported: its state does not go from one token to the next")
     if isinstance(config, (MetaFormerConfig, RMTConfig, ViRConfig)):
-        loaded = whole(*load(AutoModelForImageClassification, name, output_loading_info=True), name)
+        loaded = whole(*load(AutoModelForImageClassification, name, **REPORTED), name)
         processor = load(AutoImageProcessor, name, "image processor")
     else:
         loaded, processor = load_model(name)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # of `from_pretrained`, for `whole`
+
+
 def sampling(
     max_new_tokens: int = 200,
     temperature: float = 0.8,
@@ -99,7 +102,7 @@ def load_model(name: str) -> tuple[PreTrainedModel, "PreTrainedTokenizerBase"]:
 
     Raises InputError if they cannot be loaded, or weights are missing.
     """
-    model = whole(*load(AutoModelForCausalLM, name, dtype="auto", output_loading_info=True), name)
+    model = whole(*load(AutoModelForCausalLM, name, dtype="auto", **REPORTED), name)
     tokenizer = load_tokenizer(name)
     return model.to(device()).eval(), tokenizer
 
@@ -135,23 +138,29 @@ def continue_text(
         prompt: a text, or ids. past: tokens before it that are in the cache among the arguments.
 
     Raises:
-        InputError: for a tokenizer of another model.
+        InputError: for a tokenizer of another model, and for options in its folder that `generate` refuses.
     """
     ids = encode_prompt(tokenizer, prompt) if isinstance(prompt, str) else prompt
+    if not ids:
+        raise InputError("there is nothing to go on from: the chat template has written nothing")
     if max(ids) >= (known := model.config.get_text_config().vocab_size):
         raise InputError(
             f"the tokenizer has a token {max(ids)}, and the model knows {known} tokens: copy the tokenizer that the model "
             "was trained with into its folder"
         )
     writer = Writer(tokenizer, write)
-    output = model.generate(
-        torch.tensor([ids], device=model.device),
-        attention_mask=torch.ones(1, past + len(ids), dtype=torch.long, device=model.device),
-        streamer=writer,
-        use_cache=True,
-        return_dict_in_generate=True,
-        **arguments,
-    )
+    try:
+        output = model.generate(
+            torch.tensor([ids], device=model.device),
+            attention_mask=torch.ones(1, past + len(ids), dtype=torch.long, device=model.device),
+            streamer=writer,
+            use_cache=True,
+            num_beams=1,  # text is written as soon as it is certain
+            return_dict_in_generate=True,
+            **arguments,
+        )
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:  # whatever options in its folder lead to
+        raise InputError(f"the model cannot continue this text: {first_line(error)}") from error
     read, *times = writer.times  # of the prompt, then of every new token
     speed = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 1 / (times[0] - read)
     return Generation(output.sequences[0, len(ids) :].tolist(), speed, output.past_key_values)
