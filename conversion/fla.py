@@ -17,8 +17,8 @@ from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .changes import Tied
 from .errors import CheckpointError
-from .plan import Move, Plan, dialect_moves, model_from, saved_tensors
-from .requirements import fields_of_transformers, require_fields, require_plain_retnet, require_published_decays
+from .plan import Move, Plan, dialect_moves, model_from, saved_tensors, written
+from .requirements import fields_of_transformers
 from .shapes import Shape
 
 
@@ -71,19 +71,6 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         ValueError: naming the field of the configuration that fla has no option for.
     """
     ours = model.config
-    require_fields(
-        ours,
-        NAME,
-        ("rotary_endpoint", False),
-        ("embedding_multiplier", 1),
-        ("use_embedding_norm", False),
-        ("norm_position", "pre"),
-        ("residual_multiplier", 1),
-        ("output_gate_act", "silu", "swish"),
-        ("hidden_act", "silu", "swish"),
-    )
-    require_published_decays(ours, NAME)
-    require_plain_retnet(ours, NAME)
 
     config = {
         "attn_mode": "chunk",
@@ -111,4 +98,4 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
     moves = dialect_moves(
         FLA, ours, saved_tensors(model), theirs, copy="lm_head.weight" if ours.tie_word_embeddings else None
     )
-    return Plan(NAME, RetNetForCausalLM, ours, moves).reverse(model), config | fields_of_transformers(model)
+    return written(Plan(NAME, RetNetForCausalLM, ours, moves), model, config | fields_of_transformers(model), plan)

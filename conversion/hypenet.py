@@ -17,10 +17,9 @@ from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.dialects import HYPENET, dialect_of
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
-from .alibi import require_alibi
 from .errors import CheckpointError
-from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors
-from .requirements import fields_of_transformers, require_fields
+from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
+from .requirements import fields_of_transformers
 from .shapes import Shape
 
 
@@ -66,37 +65,6 @@ def to_hypenet(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
     """
     ours = model.config
     heads, scale = ours.num_attention_heads, ours.query_scale
-    require_fields(
-        ours,
-        NAME,
-        ("value_head_dim", ours.head_dim),
-        ("rotary_endpoint", False),
-        ("learned_rotary_layers", None),
-        ("retention_window", None),
-        ("sliding_window", None),
-        ("qkv_bias", False),
-        ("use_qk_norm", True),
-        ("use_output_gate", True),
-        ("output_gate_act", "sigmoid"),
-        ("attention_gate_act", None, "sigmoid"),
-        ("use_head_norm", True),
-        ("head_norm_groups", 1),
-        ("head_norm_affine", True),
-        ("head_norm_eps", None, ours.rms_norm_eps),
-        ("use_gated_mlp", True),
-        ("feature_map", None),
-        ("value_act", None),
-        ("query_scale", None, 1.0, 1 / ours.head_dim),
-        ("embedding_multiplier", 1),
-        ("use_embedding_norm", False),
-        ("norm_position", "pre"),
-        ("residual_multiplier", 1),
-        ("attention_residual_multiplier", None, 1),
-        ("mlp_residual_multiplier", None, 1),
-        ("num_experts", None),
-        ("bidirectional", False),
-    )
-    require_alibi(ours, NAME, None)
     if ours.rope_parameters.get("rope_type") != "default" or ours.rope_parameters.get("partial_rotary_factor", 1) != 1:
         raise ValueError(
             f"rope_parameters must be of rope_type default for the format {NAME}, got {ours.rope_parameters!r}."
@@ -118,7 +86,7 @@ def to_hypenet(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         "rope_theta": ours.rope_parameters["rope_theta"],
         "attn_use_rope": ours.use_rotary and ours.rotary_layers != "linear_attention",
         "attn_use_output_gate": ours.attention_gate_act is not None,
-        "attn_logits_scaling": None if base is None else f"hype {base:g}",
+        "attn_logits_scaling": None if base is None else f"hype {base}",
         "lightning_nh": heads,
         "lightning_nkv": ours.num_key_value_heads,
         "lightning_head_dim": ours.head_dim,
@@ -126,4 +94,4 @@ def to_hypenet(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         "lightning_scale": "1/sqrt(d)" if scale is None else "1/d" if scale == 1 / ours.head_dim else "1",
         **{name: True for name, value in FIXED_IN_HYPENET.items() if value is True},
     }
-    return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours, tied_twice=False)).reverse(model), config
+    return written(Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours, tied_twice=False)), model, config, plan)

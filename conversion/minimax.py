@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from retnet_hf.configuration_minimax import (
-    EPSILON,
     FACTORS,
     MODEL_TYPES,
-    depth_factors,
     factors_of_branches,
     fields_beside_factors,
 )
@@ -27,11 +25,10 @@ from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.dialects import MINIMAX, MINIMAX_IN_MEMORY
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
-from .alibi import require_alibi
 from .changes import Known, Scaled
 from .errors import CheckpointError
-from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors
-from .requirements import fields_of_transformers, require_fields
+from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
+from .requirements import fields_of_transformers
 from .shapes import Shape
 
 
@@ -109,47 +106,7 @@ def to_minimax(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
     """
     ours = model.config
     heads, hidden = ours.num_attention_heads, ours.hidden_size
-    require_fields(
-        ours,
-        NAME,
-        ("num_key_value_heads", heads),
-        ("value_head_dim", ours.head_dim),
-        ("attention_num_heads", None, heads),
-        ("attention_head_dim", None, ours.head_dim),
-        ("attention_gate_act", None),
-        ("attention_log_base", None),
-        ("use_rotary", True),
-        ("rotary_layers", "softmax_attention"),
-        ("rotary_endpoint", False),
-        ("learned_rotary_layers", None),
-        ("retention_window", None),
-        ("qkv_bias", False),
-        ("use_qk_norm", False),
-        ("use_output_gate", True),
-        ("output_gate_act", "sigmoid"),
-        ("use_head_norm", True),
-        ("head_norm_groups", 1),
-        ("head_norm_affine", True),
-        ("head_norm_eps", EPSILON),
-        ("use_gated_mlp", True),
-        ("feature_map", ours.hidden_act),
-        ("value_act", ours.hidden_act),
-        ("query_scale", 1),
-        ("embedding_multiplier", 1),
-        ("use_embedding_norm", True),
-        ("norm_position", "post"),
-        ("first_k_dense_replace", 0),
-        ("n_shared_experts", 0),
-        ("router_act", "softmax"),
-        ("use_router_bias", False),
-        ("n_group", None),
-        ("norm_topk_prob", True),
-        ("routed_scaling_factor", 1),
-        ("moe_intermediate_size", ours.intermediate_size),
-        ("bidirectional", False),
-    )
     layers = ours.num_hidden_layers
-    require_alibi(ours, NAME, depth_factors(layers), interleaved=False)
     if ours.num_experts is None:
         raise ValueError(f"num_experts must be a number for the format {NAME}, got None.")
     partial = ours.rope_parameters.get("partial_rotary_factor", 1.0)
@@ -180,4 +137,4 @@ def to_minimax(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         **({"rotary_dim": int(ours.head_dim * partial)} if partial != 1 else {}),
     }
     moves = planned_moves(ours, dict.fromkeys(FACTORS, 1.0), together=True) + decay_buffers(ours, block_size=256)
-    return Plan(NAME, RetNetForCausalLM, ours, moves).reverse(model), config
+    return written(Plan(NAME, RetNetForCausalLM, ours, moves), model, config, plan)

@@ -6,6 +6,7 @@ A plan is a list of moves. It is checked against the model it makes: every forei
 of the model is filled exactly once, and every shape fits. Run forwards it reads a checkpoint, backwards it writes one.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.initialization import no_init_weights
@@ -21,6 +23,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.dialects import Dialect, renamed
+from retnet_hf.state_fingerprint import meaning
 from retnet_hf.weight_changes import Change
 
 from .changes import Dropped, Joined, Known, Tied
@@ -248,6 +251,34 @@ def experts_move(parts: tuple[str, str, str], name: str, experts: int, theirs: C
     parts = parts[:2] if joint == "gate_up_proj" else parts[2:]
     sources = tuple(theirs(f"{prefix}.{number}.{part}.weight") for number in range(experts) for part in parts)
     return Move(sources, (name,), Joined(experts, len(parts)))
+
+
+def written(
+    planned: Plan, model: PreTrainedModel, config: dict[str, Any], plan: Callable[[dict[str, Shape], dict | None], Plan]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What every `to_<format>` of a RetNet returns: the foreign state dict, and `config`, once they were read back.
+
+    So a format is closed: an option that it cannot express is refused, whether or not anybody has thought of it.
+
+    Args:
+        planned: of the model. plan: the reader of the format.
+
+    Raises:
+        ValueError: naming the field of the configuration that would be read as something else.
+    """
+    ours, state_dict = model.config, planned.reverse(model)
+    shapes = shapes_of(state_dict)
+    try:
+        again = plan(shapes, json.loads(json.dumps(config)))
+        differing = [name for name, value in meaning(ours).items() if meaning(again.config)[name] != value]
+        if not differing:
+            again.check(shapes)
+    except (CheckpointError, StrictDataclassError, TypeError, KeyError, IndexError) as error:
+        raise ValueError(f"the format {planned.format} cannot express this model: {error}") from error
+    for name in sorted(differing, key=lambda name: getattr(ours, name) == getattr(again.config, name)):  # the cause first
+        value, allowed = getattr(ours, name), getattr(again.config, name)
+        raise ValueError(f"{name} must be {allowed!r} for the format {planned.format}, which cannot express {value!r}.")
+    return state_dict, config
 
 
 def model_from(plan: Callable[[dict[str, Shape], dict | None], Plan], state_dict: Mapping[str, Tensor], config: Any):

@@ -11,14 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.configuration_ring import FIXED, MODEL_TYPES, depth_factors, fields_of_ring, kinds_of
+from retnet_hf.configuration_ring import FIXED, MODEL_TYPES, fields_of_ring, kinds_of
 from retnet_hf.dialects import RING
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
-from .alibi import require_alibi
 from .errors import CheckpointError
-from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors
-from .requirements import fields_of_transformers, require_fields
+from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
+from .requirements import fields_of_transformers
 from .shapes import Shape
 
 
@@ -63,41 +62,6 @@ def to_ring(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]
     """
     ours = model.config
     heads, layers = ours.num_attention_heads, ours.num_hidden_layers
-    require_fields(
-        ours,
-        NAME,
-        ("num_key_value_heads", heads),
-        ("value_head_dim", ours.head_dim),
-        ("attention_num_heads", None, heads),
-        ("attention_head_dim", None, ours.head_dim),
-        ("attention_gate_act", None),
-        ("attention_log_base", None),
-        ("use_rotary", True),
-        ("rotary_layers", None),
-        ("rotary_endpoint", False),
-        ("learned_rotary_layers", None),
-        ("retention_window", None),
-        ("qkv_bias", False),
-        ("use_qk_norm", True),
-        ("use_output_gate", True),
-        ("output_gate_act", "sigmoid"),
-        ("use_head_norm", True),
-        ("head_norm_affine", True),
-        ("head_norm_eps", None, ours.rms_norm_eps),
-        ("norm_affine", True),
-        ("use_gated_mlp", True),
-        ("feature_map", None),
-        ("value_act", None),
-        ("query_scale", None, ours.head_dim**-0.5),
-        ("embedding_multiplier", 1),
-        ("use_embedding_norm", False),
-        ("norm_position", "pre"),
-        ("residual_multiplier", 1),
-        ("attention_residual_multiplier", None, 1),
-        ("mlp_residual_multiplier", None, 1),
-        ("bidirectional", False),
-    )
-    require_alibi(ours, NAME, depth_factors(layers))
     group = next((group for group in range(1, layers + 1) if kinds_of(layers, group) == ours.layer_types), None)
     if group is None or ours.head_norm_groups is None or ours.num_experts is None:
         raise ValueError(
@@ -134,4 +98,4 @@ def to_ring(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]
         "routed_scaling_factor": ours.routed_scaling_factor,
         **{name: value for name, value in FIXED.items() if value is not None},
     }
-    return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours)).reverse(model), config
+    return written(Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours)), model, config, plan)

@@ -14,7 +14,7 @@ from torch import Tensor
 from retnet_hf.dialects import TORCHSCALE, dialect_of
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
-from .plan import Plan, model_from
+from .plan import Plan, model_from, written
 from .requirements import fields_of_transformers
 from .shapes import Shape
 from .torchscale import of_syncdoth, plan_with_prefixes, planned_moves, torchscale_arguments
@@ -56,12 +56,8 @@ def to_syncdoth(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, 
         ValueError: naming the field of the configuration that it has no option for.
     """
     ours = model.config
-    config = torchscale_arguments(ours, NAME)
+    config = torchscale_arguments(ours)
     del config["share_decoder_input_output_embed"]
-    if ours.decay_schedule not in ("power_of_two", "log_linear"):
-        raise ValueError(
-            f"decay_schedule must be 'power_of_two' or 'log_linear' for the format syncdoth, got {ours.decay_schedule!r}."
-        )
     config |= {
         "use_lm_decay": ours.decay_schedule == "log_linear",
         "use_glu": True,
@@ -69,4 +65,4 @@ def to_syncdoth(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, 
         "forward_impl": "parallel",
     }
     moves = planned_moves(ours, body="model.", head="lm_head.weight", tied_twice=True)
-    return Plan(NAME, RetNetForCausalLM, ours, moves).reverse(model), config | fields_of_transformers(model)
+    return written(Plan(NAME, RetNetForCausalLM, ours, moves), model, config | fields_of_transformers(model), plan)

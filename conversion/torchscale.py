@@ -16,8 +16,7 @@ from retnet_hf.dialects import TORCHSCALE, dialect_of
 from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .errors import CheckpointError
-from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, xpos_buffers
-from .requirements import require_fields, require_plain_retnet, require_published_decays
+from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written, xpos_buffers
 from .shapes import Shape
 
 
@@ -131,32 +130,13 @@ def to_torchscale(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str
     Raises:
         ValueError: naming the field of the configuration that torchscale has no option for.
     """
-    config = torchscale_arguments(model.config, NAME)
-    require_published_decays(model.config, NAME)
+    config = torchscale_arguments(model.config)
     moves = planned_moves(model.config, body="", head="output_projection.weight", tied_twice=True)
-    return Plan(NAME, RetNetForCausalLM, model.config, moves).reverse(model), config
+    return written(Plan(NAME, RetNetForCausalLM, model.config, moves), model, config, plan)
 
 
-def torchscale_arguments(ours: RetNetConfig, target_format: str) -> dict[str, Any]:
+def torchscale_arguments(ours: RetNetConfig) -> dict[str, Any]:
     """Arguments of torchscale's RetNetConfig, most of which syncdoth's config.json shares, for this configuration."""
-    require_fields(
-        ours,
-        target_format,
-        ("key_expansion", 1),
-        ("rotary_endpoint", True),
-        ("use_output_gate", True),
-        ("output_gate_act", "silu", "swish"),
-        ("head_norm_affine", False),
-        ("feature_map", None),
-        ("num_key_value_heads", ours.num_attention_heads),
-    )
-    require_plain_retnet(ours, target_format)
-    scaled, deep = ours.hidden_size**0.5, (2 * ours.num_hidden_layers) ** 0.25
-    for field, value in (("embedding_multiplier", scaled), ("residual_multiplier", deep)):
-        if min(abs(getattr(ours, field) - allowed) for allowed in (1.0, value)) > 1e-6 * value:
-            raise ValueError(
-                f"{field} must be 1 or {value:.6g} for the format {target_format}, got {getattr(ours, field)!r}."
-            )
     return {
         "decoder_embed_dim": ours.hidden_size,
         "decoder_value_embed_dim": round(ours.hidden_size * ours.value_expansion),

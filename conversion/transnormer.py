@@ -12,13 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.configuration_transnormer import ACTIVATIONS, EPSILON, depth_factors, fields_of_transnormer
+from retnet_hf.configuration_transnormer import ACTIVATIONS, fields_of_transnormer
 from retnet_hf.dialects import TRANSNORMER, dialect_of
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 
-from .alibi import require_alibi
 from .errors import CheckpointError
-from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors
+from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
 from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
@@ -63,41 +62,9 @@ def to_transnormer(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[st
         ValueError: naming the field of the configuration that TransNormerLLM has no option for.
     """
     ours = model.config
+    require_fields(ours, NAME, ("feature_map", *ACTIVATIONS.values()), ("tie_word_embeddings", False))
     layers, hidden = ours.num_hidden_layers, ours.hidden_size
     maps = {own: theirs for theirs, own in ACTIVATIONS.items()}
-    require_fields(
-        ours,
-        NAME,
-        ("layer_types", ["linear_attention"] * layers),
-        ("num_key_value_heads", ours.num_attention_heads),
-        ("value_head_dim", ours.head_dim),
-        ("use_rotary", False),
-        ("retention_window", None),
-        ("qkv_bias", False),
-        ("use_qk_norm", False),
-        ("feature_map", *maps),
-        ("value_act", None),
-        ("query_scale", 1),
-        ("use_output_gate", True),
-        ("output_gate_act", "linear"),
-        ("use_head_norm", True),
-        ("head_norm_groups", 1),
-        ("head_norm_affine", False),
-        ("head_norm_eps", None, ours.rms_norm_eps),
-        ("norm_affine", False),
-        ("rms_norm_eps", EPSILON),
-        ("use_gated_mlp", True),
-        ("hidden_act", "linear"),
-        ("embedding_multiplier", 1, hidden**0.5),
-        ("use_embedding_norm", False),
-        ("norm_position", "pre"),
-        ("residual_multiplier", 1),
-        ("mlp_residual_multiplier", None, 1),
-        ("tie_word_embeddings", False),
-        ("num_experts", None),
-        ("bidirectional", False),
-    )
-    require_alibi(ours, NAME, depth_factors(layers))
     turned = [int(layer in (ours.learned_rotary_layers or ())) for layer in range(layers)]
     config = fields_of_transformers(model) | {
         "architectures": ["TransnormerForCausalLM"],
@@ -114,4 +81,4 @@ def to_transnormer(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[st
         "init_std": ours.initializer_range,
         "bias": False,
     }
-    return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours)).reverse(model), config
+    return written(Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours)), model, config, plan)

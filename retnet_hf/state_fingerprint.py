@@ -22,26 +22,60 @@ _OF_TRANSFORMERS = frozenset(field.name for field in fields(PreTrainedConfig))
 _SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_pytorch_tanh"}
 
 
+# Fields that mean something beside another one only.
+_OF_SOFTMAX = (
+    *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
+    *("attention_log_base", "attention_residual_multiplier"),
+)
+_OF_EXPERTS = (
+    *("num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts", "router_act"),
+    *("use_router_bias", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor"),
+)
+
+
 def state_fingerprint(config: PreTrainedConfig) -> str:
     """16 hexadecimal digits. RetNetConfigs with the same digits make models whose states mean the same."""
-    own = [field for field in fields(config) if field.name not in (*_OF_TRANSFORMERS, *WITHOUT_EFFECT)]
-    facts = {field.name: getattr(config, field.name) for field in own}
+    return hashlib.sha256(json.dumps(meaning(config), sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def meaning(config: PreTrainedConfig) -> dict[str, Any]:
+    """What each field of a RetNetConfig with an effect says, in one spelling; None where it does nothing beside others."""
+    own = [field.name for field in fields(config) if field.name not in (*_OF_TRANSFORMERS, *WITHOUT_EFFECT)]
+    facts = {name: getattr(config, name) for name in own}
     retains = [kind == "linear_attention" for kind in config.layer_types]
     maps = [_activation(config.feature_map_of(layer)) if kept else None for layer, kept in enumerate(retains)]
-    facts |= {  # fields that can say one thing in several ways, or that do nothing beside others
+    turns = config.use_rotary and (config.rotary_layers != "softmax_attention" and any(retains))
+    turns_softmax = config.use_rotary and (config.rotary_layers != "linear_attention" and not all(retains))
+    facts |= {
         "key_expansion": config.head_dim,
         "value_expansion": config.value_head_dim,
         "decay_schedule": [_rounded(config.decays(layer)) if kept else None for layer, kept in enumerate(retains)],
-        "decay_range": None,  # it is in the decays
+        "decay_range": None,  # it is in the decays, as the factors are
+        "layer_decay_factors": None,
         "feature_map": maps,
-        "rope_parameters": _rotation(config) if config.use_rotary else None,
-        "rotary_endpoint": config.rotary_endpoint and config.use_rotary,
+        "value_act": _activation(config.value_act),
+        "query_scale": config.head_dim**-0.5 if config.query_scale is None else config.query_scale,
+        "use_rotary": [turns, turns_softmax],
+        "rotary_layers": None,
+        "learned_rotary_layers": sorted(config.learned_rotary_layers or []),
+        "rope_parameters": _rotation(config) if turns or turns_softmax else None,
+        "rotary_endpoint": config.rotary_endpoint and (turns or turns_softmax),
         "hidden_act": _activation(config.hidden_act),
         "output_gate_act": _activation(config.output_gate_act) if config.use_output_gate else None,
         "head_norm_affine": config.head_norm_affine and config.use_head_norm,
+        "head_norm_eps": (config.head_norm_eps or config.rms_norm_eps) if config.use_head_norm else None,
         "sliding_window": config.sliding_window if "sliding_attention" in config.layer_types else None,
+        "attention_num_heads": [config.mixer_sizes(layer) for layer, kept in enumerate(retains) if not kept],
+        "attention_num_key_value_heads": None,  # in the sizes
+        "attention_head_dim": None,
+        "attention_gate_act": _activation(config.attention_gate_act),
+        "attention_residual_multiplier": config.attention_residual_multiplier or config.residual_multiplier,
+        "mlp_residual_multiplier": config.mlp_residual_multiplier or config.residual_multiplier,
+        "n_group": config.n_group or 1,
+        "topk_group": config.topk_group or 1,
     }
-    return hashlib.sha256(json.dumps(_plain(facts), sort_keys=True, default=str).encode()).hexdigest()[:16]
+    without = (*(_OF_SOFTMAX if all(retains) else ()), *(_OF_EXPERTS if config.num_experts is None else ()))
+    return _plain(facts | dict.fromkeys(without))
 
 
 def _rotation(config: PreTrainedConfig) -> dict[str, Any]:
@@ -63,9 +97,9 @@ def _activation(name: str | None) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it, and numbers in one spelling: 1 and 1.0 are equal fields."""
+    """The value as JSON has it, and numbers in one spelling: 1 and 1.0 are equal fields, as are roots with other last bits."""
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+    return float(f"{value:.12g}") if isinstance(value, (int, float)) and not isinstance(value, bool) else value
