@@ -26,7 +26,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from golden import SMALL, golden
 from small_models import small_model, word_tokenizer
+from small_rmt import small_rmt
+from small_vir import small_vir
 from test_checkpoint_loading import foreign, write_folder
 
 from retnet_hf import RetNetState
@@ -34,6 +37,9 @@ from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.main import main as command
 from retnet_hf_cli.text.conversation import Conversation
 from retnet_hf_cli.text.generation import sampling
+from retnet_hf_conversion.rmt import to_rmt
+from retnet_hf_conversion.torchscale import to_torchscale
+from retnet_hf_conversion.vir_official import to_vir_official
 
 
 MARKER = "executed"
@@ -210,6 +216,20 @@ def templates(folder: Path) -> dict[str, Path]:
         made[name] = write_folder(folder / name, state_dict, config, layout)
         (made[name] / "generation_config.json").write_text('{"max_new_tokens": 7, "do_sample": false, "pad_token_id": 0}')
         (made[name] / "README.md").write_text("---\nlicense: mit\n---\n\n# A model\n")
+    foreigners = {
+        "vir_official": to_vir_official(small_vir()),
+        "rmt": to_rmt(small_rmt()),
+    }
+    for name in ("hypenet", "transnormer", "ring"):
+        case = golden(f"{name}/published_like", SMALL)
+        foreigners[name] = (case.state_dict, case.config)
+    for name, (state_dict, config) in foreigners.items():
+        made[name] = write_folder(folder / name, state_dict, config)
+    state_dict, config = to_torchscale(small_model("torchscale", decay_schedule="power_of_two", residual_multiplier=4**0.25))
+    weights = {f"decoder.{name}": value for name, value in state_dict.items()}
+    made["torchscale"] = folder / "torchscale"
+    made["torchscale"].mkdir()
+    torch.save({"args": argparse.Namespace(**config), "model": weights}, made["torchscale"] / "pytorch_model.bin")
     made["own"] = folder / "own"
     small_model("hybrid").save_pretrained(made["own"])
     return made

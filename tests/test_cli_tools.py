@@ -228,3 +228,17 @@ def test_a_full_disk_is_one_line_however_libraries_say_it(retnet_hf, workplace, 
     words = "out of memory" if isinstance(error, MemoryError) else ""
     refused(retnet_hf("convert", "foreign", "made"), words, code=1)
     assert tree(workplace) == before
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train", "not how long it lasts: --steps or --epochs may end it before"),
+        ("train-image", "not how long it lasts: --steps or --epochs may end it before"),
+        ("linearize", "The most that all of it may take"),
+        ("demo", "The most that all of it may take; four epochs may end before"),
+    ],
+)
+def test_the_help_says_that_minutes_are_a_limit(retnet_hf, monkeypatch, command, words):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert words in " ".join(retnet_hf(command, "--help").out.replace("│", " ").split())
