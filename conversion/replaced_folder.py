@@ -73,7 +73,7 @@ def restore(output: Path) -> None:
 
 def require_apart(output: Path, sources: Iterable[Path]) -> None:
     """Raises CheckpointError for a folder that holds what is read, itself or behind a link: it would be lost."""
-    if not output.exists():
+    if not output.is_dir():
         return
     for source in sources:
         source = source.expanduser()
