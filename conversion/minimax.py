@@ -21,6 +21,7 @@ from retnet_hf.configuration_minimax import (
     factors_of_branches,
     fields_beside_factors,
 )
+from retnet_hf.configuration_minimax import depth_factors as depth_factors
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.dialects import MINIMAX, MINIMAX_IN_MEMORY
 from retnet_hf.modeling_retnet import RetNetForCausalLM

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.configuration_ring import FIXED, MODEL_TYPES, fields_of_ring, kinds_of
+from retnet_hf.configuration_ring import depth_factors as depth_factors
 from retnet_hf.dialects import RING
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.configuration_transnormer import ACTIVATIONS, fields_of_transnormer
+from retnet_hf.configuration_transnormer import EPSILON as EPSILON
+from retnet_hf.configuration_transnormer import depth_factors as depth_factors
 from retnet_hf.dialects import TRANSNORMER, dialect_of
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 

@@ -97,7 +97,7 @@ def _activation(name: str | None) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it, and numbers in one spelling: 1 and 1.0 are equal fields, as are roots with other last bits."""
+    """The value as JSON has it, and numbers in one spelling: 1 and 1.0 are equal, as are roots with other last bits."""
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

@@ -150,11 +150,12 @@ class TokenStreams(IterableDataset):
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         worker = get_worker_info()  # a loader takes one batch from each of its workers in turn
-        length = self.streams.shape[-1]
-        batches = self.streams.transpose(0, 1).reshape(-1, self.batch_size, length)  # (segments * processes, B, T)
-        for batch in batches if worker is None else batches[worker.id :: worker.num_workers]:
-            for segment in batch:
-                yield {"input_ids": segment, "labels": segment}
+        streams, length, _ = self.streams.shape
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        batches = itertools.product(range(length), range(0, streams, self.batch_size))
+        for segment, row in itertools.islice(batches, first, None, step):
+            for tokens in self.streams[row : row + self.batch_size, segment]:
+                yield {"input_ids": tokens, "labels": tokens}
 
 
 class CarryState(TrainerCallback):
@@ -167,9 +168,8 @@ class CarryState(TrainerCallback):
         Trainer(model, args, train_dataset=TokenStreams(tokens, batch_size, 512), callbacks=[CarryState()])
 
     Raises:
-        ValueError: when training begins with gradient checkpointing, which drops every state; with another dataset, another
-            batch size or number of processes, so that rows would not continue each other; or from a checkpoint without a
-            state of these rows.
+        ValueError: when training begins with another dataset, another batch size or number of processes, so that rows would
+            not continue each other; or from a checkpoint without a state of these rows.
     """
 
     FILE = "carried_state.safetensors"  # of one process; of several, carried_state.1-of-2.safetensors
@@ -179,8 +179,6 @@ class CarryState(TrainerCallback):
         self._hooks: list = []
 
     def on_train_begin(self, args, state, control, model: nn.Module = None, train_dataloader=None, **kwargs) -> None:
-        if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-            raise ValueError("gradient checkpointing must be off with CarryState: it drops the state of every layer.")
         dataset = getattr(train_dataloader, "dataset", None)
         dataset = getattr(dataset, "dataset", dataset)  # within that of accelerate which shares it out
         if not isinstance(dataset, TokenStreams):
@@ -264,7 +262,8 @@ class CarryState(TrainerCallback):
         self._hooks = []
 
     def _give(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return args, kwargs | {"past_key_values": self.state, "use_cache": True}
+        state = RetNetState(model.config) if self.state is None else self.state
+        return args, kwargs | {"past_key_values": state, "use_cache": True}
 
     def _take(self, model: nn.Module, args: tuple, outputs) -> None:
         self.state = outputs.past_key_values.clone()

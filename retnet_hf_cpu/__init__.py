@@ -71,8 +71,8 @@ def compile(
 
     Args:
         model: a causal RetNet, usually a `RetNetForCausalLM` or `RetNetModel`, on a CPU in float32 or half precision.
-        folder: where programs are kept. They are code that is executed: name a folder that nobody else writes to. By
-            default, a folder in the cache of huggingface_hub.
+        folder: where programs are kept. They are code that is executed: a folder that other users may write to is refused.
+            By default, a folder in the cache of huggingface_hub.
         programs: whether to compile. Otherwise projections are fused.
         measure: whether a trial decides which projections are fused, once in a process for each kind of product and in a
             second or two in all. Otherwise everything that can be is fused.
@@ -84,7 +84,7 @@ def compile(
 
     Raises:
         ValueError: for another model, numbers of sequences that are not one or several, each 1 or more, or `prompts` without
-            `programs`.
+            `programs`, or a folder that other users may write to.
         OSError: if the folder cannot be written to.
         RuntimeError: if a program has to be compiled and cannot be, as without a C++ compiler.
     """

@@ -52,9 +52,10 @@ class CompiledLayer(RetNetDecoderLayer):
                 f"retnet_hf_cpu.compile made no program for steps of {batch} sequences: name their number in batch_sizes."
             )
         program, past = self.programs.get(batch), state.layers[self.retention.layer_idx]
-        if program is None or not program.computes(hidden_states, plan, past) or not self.may_use(program.snapshot):
+        keep = None if program is None else program.decay(hidden_states, plan, past)
+        if keep is None or not self.may_use(program.snapshot):
             return None
-        return program(hidden_states, plan, past)
+        return program(hidden_states, plan, past, keep)
 
     def prompt(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
         """The output for several tokens of each sequence, by programs; None where the layer has to compute it."""

@@ -21,6 +21,7 @@ import itertools
 import json
 import os
 import platform
+import stat
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
@@ -178,28 +179,30 @@ class LayerProgram:
         self.run, self.dtype, self.state_shape = run, hidden_states.dtype, state.shape
         self.layer_idx, self.snapshot = layer.retention.layer_idx, ModuleSnapshot([layer])
 
-    def computes(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> bool:
-        """Whether the program computes what the layer would: present tokens, with a state that may be overwritten."""
+    def decay(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor | None:
+        """The decay (1, M, 1, 1) of a step that the program computes as the layer would; None where it does not.
+
+        It computes present tokens, with a state that may be overwritten.
+        """
         operator, rotate, state = plan.operators[self.layer_idx], plan.rotate, past.recurrent_states
         if getattr(operator, "func", None) is not recurrent_step_:
-            return False
+            return None
         keep, write = operator.keywords["decay"]
         if write is not None or len(keep) > 1:
-            return False
+            return None
         if past.record_past or not past.is_initialized or not past.can_be_overwritten() or torch.is_autocast_enabled("cpu"):
-            return False
+            return None
         if hidden_states.dtype != self.dtype or not hidden_states.is_contiguous() or not state.is_contiguous():
-            return False
+            return None
         if self.rotations and (rotate.turn is not rotate_step or self.dtype in rotate.narrows):
-            return False
-        return state.dtype == keep.dtype == torch.float32 and state.shape == self.state_shape
+            return None
+        return keep if state.dtype == keep.dtype == torch.float32 and state.shape == self.state_shape else None
 
-    def __call__(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor:
-        """(B, 1, D) -> (B, 1, D). The state reads the tokens."""
+    def __call__(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer, keep: Tensor) -> Tensor:
+        """(B, 1, D) -> (B, 1, D), with the decay of `decay`. The state reads the tokens."""
         rotations = [*plan.rotate.of_query, *plan.rotate.of_key] if self.rotations else []
         if len(hidden_states) > 1:
             rotations = [table.expand(len(hidden_states), -1, -1, -1).contiguous() for table in rotations]
-        keep = plan.operators[self.layer_idx].keywords["decay"].keep
         output = self.run([hidden_states, past.recurrent_states, keep, *rotations, *self.operands])[0]
         plan.layout.advance_(past.next_position, past.cumulative_length)
         return output
@@ -268,7 +271,6 @@ def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
         OSError: if the folder cannot be written to.
         RuntimeError: if a program cannot be compiled.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as beside, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of PyTorch about itself
         made = []
@@ -283,7 +285,9 @@ def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
                 raise RuntimeError(
                     f"retnet_hf_cpu.compile could not compile a program, which takes a C++ compiler: {error}"
                 ) from error
-        os.replace(made[0] if len(made) == 1 or is_faster_program(*made, inputs) else made[1], path)
+        kept = made[0] if len(made) == 1 or is_faster_program(*made, inputs) else made[1]
+        kept.chmod(0o600)
+        os.replace(kept, path)
 
 
 @torch.no_grad()
@@ -299,6 +303,24 @@ def load(path: Path) -> Run:
     return torch._inductor.aoti_load_package(str(path)).loader.run
 
 
+def require_private(path: Path) -> None:
+    """Raises ValueError for a folder or file of programs, which are code, that another user may write to.
+
+    Systems that have no owners and modes of files, such as Windows, are not asked.
+    """
+    if os.name != "posix" or not path.exists():
+        return
+    places = [(path, 0o022), *((parent, 0o002) for parent in path.resolve().parents)]
+    for place, forbidden in places:
+        status = place.stat()
+        sticky = place != path and status.st_mode & stat.S_ISVTX  # as of /tmp, where others cannot replace a folder
+        if status.st_uid not in (0, os.getuid()) or (status.st_mode & forbidden and not sticky):
+            raise ValueError(
+                f"{place} can be written to by other users (mode {stat.filemode(status.st_mode)}), and programs are code: take "
+                "that permission away (chmod go-w), or name another folder."
+            )
+
+
 def kept_or_made(path: Path, step_of: Callable[[bool], TracedStep], inputs: list[tuple]) -> Run:
     """The program in a file, which is made if there is none that can be loaded.
 
@@ -306,6 +328,9 @@ def kept_or_made(path: Path, step_of: Callable[[bool], TracedStep], inputs: list
         step_of: makes the module to compile, with products by sums or, for False, by PyTorch's kernels.
         inputs: as those of `make`.
     """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    require_private(path.parent)
+    require_private(path)
     if path.is_file():
         try:
             return load(path)

@@ -76,7 +76,7 @@ def test_compiled_programs_compute_what_the_layers_do_and_are_kept(tmp_path, mon
     assert len(files) == 2  # of layers, and of the head
     same(decoded(fast), expected)
     assert greedy(fast, PROMPT).equal(text)
-    monkeypatch.setattr(cpu_programs.LayerProgram, "computes", lambda *arguments: False)
+    monkeypatch.setattr(cpu_programs.LayerProgram, "decay", lambda *arguments: None)
     same(decoded(fast), expected)
     monkeypatch.undo()
 
@@ -343,7 +343,7 @@ def test_a_program_is_asked_for_what_it_was_made_for_alone(made, tmp_path, chang
             plan.rotate.narrows = (torch.float32,)
         elif change == "shape of the state":
             past.recurrent_states = past.recurrent_states[..., :-1].contiguous()
-        assert layer.programs[1].computes(hidden_states, plan, past) == (change == "none")
+        assert (layer.programs[1].decay(hidden_states, plan, past) is not None) == (change == "none")
 
 
 def test_hidden_states_of_another_type_are_an_error_as_in_the_model(made, tmp_path):

@@ -329,15 +329,6 @@ def test_a_state_of_another_batch_size_gets_a_sentence():
                 model(torch.randint(0, 50, (batch, length)), past_key_values=state)
 
 
-def test_gradient_checkpointing_in_training_refuses_a_state_that_it_would_drop():
-    model = build().train()
-    tokens = torch.randint(0, 50, (1, 4))
-    state = model(tokens, use_cache=True).past_key_values
-    model.gradient_checkpointing_enable()
-    with pytest.raises(ValueError, match="past_key_values must be empty when training with gradient checkpointing"):
-        model(tokens, past_key_values=state, use_cache=True)
-
-
 def test_a_compiled_forward_reads_the_same_mask_columns():
     """A mask of static width, with columns for tokens that are still to come."""
     model = build().double()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_models import random_ids, small_model
+from small_models import random_ids, same_state, small_model
 
 from retnet_hf import RetNetState, packed_retention, recurrent_retention
 from retnet_hf.retention_forms import step_decay
@@ -312,12 +312,23 @@ def test_compiled_with_documents_that_come_and_go(sequences):
     close(read(compiled, [later[0], later[3]], slots, state_rows=[2, 3]), [logits[0][1], logits[3][1]])
 
 
-def test_training_with_checkpointing_has_no_states_to_go_on_from(sequences):
+@pytest.mark.parametrize("sequences", ["grouped"], indirect=True)
+def test_training_with_checkpointing_goes_on_from_states_with_the_same_gradients(sequences):
     model, prompts, _, _ = sequences
+    row, bounds = torch.cat(prompts, dim=1), torch.tensor(offsets(LENGTHS))
+
+    def gradients() -> tuple[list[torch.Tensor], RetNetState]:
+        model.zero_grad()
+        state = empty(model)
+        model(row, past_key_values=state, cu_seq_lens_q=bounds, labels=row).loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()], state
+
+    expected, state = gradients()
     model.train().gradient_checkpointing_enable()
     try:
-        with pytest.raises(ValueError, match="past_key_values must be empty when training with gradient checkpointing"):
-            read(model, prompts, empty(model))
-        read(model, prompts, RetNetState(model.config))
+        found, again = gradients()
     finally:
         model.eval().gradient_checkpointing_disable()
+    for one, other in zip(found, expected):
+        close(one, other, 1e-6)
+    same_state(again, state)

@@ -138,10 +138,15 @@ def test_training_carries_the_state_from_step_to_step(tmp_path):
     assert not model._forward_pre_hooks
 
 
-def test_gradient_checkpointing_is_refused(tmp_path):
-    run = trainer(build(), tmp_path, [CarryState()], torch.randint(0, 40, (64,)), gradient_checkpointing=True)
-    with pytest.raises(ValueError, match="gradient checkpointing must be off with CarryState"):
-        run.train()
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing_carries_the_same_state(use_reentrant, tmp_path):
+    tokens, weights = torch.randint(0, 40, (2 * 48,)), []
+    for checkpointing in (False, True):
+        model = build()
+        options = {"gradient_checkpointing_kwargs": {"use_reentrant": use_reentrant}}
+        trainer(model, tmp_path, [CarryState()], tokens, gradient_checkpointing=checkpointing, **options).train()
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert torch.allclose(*weights, atol=1e-6)
 
 
 def test_workers_share_the_batches(tmp_path):
