@@ -512,10 +512,12 @@ class ViRForMaskedImageModeling(ViRPreTrainedModel):
         self,
         pixel_values: torch.FloatTensor | None = None,
         bool_masked_pos: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        retention_form: str | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedImageModelingOutput:
         r"""
-        Takes all arguments of `ViRModel.forward`; those after `bool_masked_pos` by name.
+        Takes the arguments of `ViRModel.forward`.
 
         Returns:
             reconstruction: (B, num_channels, height, width). loss: with `bool_masked_pos`, the mean absolute error of the
@@ -533,7 +535,8 @@ class ViRForMaskedImageModeling(ViRPreTrainedModel):
         torch.Size([1, 3, 224, 224])
         ```
         """
-        outputs = self.vir(pixel_values, bool_masked_pos=bool_masked_pos, return_dict=True, **kwargs)
+        options = {"interpolate_pos_encoding": interpolate_pos_encoding, "retention_form": retention_form, **kwargs}
+        outputs = self.vir(pixel_values, bool_masked_pos=bool_masked_pos, return_dict=True, **options)
         decoded = self.decoder(feature_map(self.config, outputs.last_hidden_state, pixel_values))
         pixels = decoded.unflatten(1, (self.config.num_channels, *self.config.patch_shape))
         reconstruction = pixels.permute(0, 1, 4, 2, 5, 3).reshape(pixel_values.shape)

@@ -11,10 +11,11 @@ from transformers import PreTrainedModel
 
 from retnet_hf import ViRForImageClassification
 
+from .causal_graph import in_float32
 from .onnx_file import write
 
 
-STRIDE = 32  # pixels, of which the sides of pictures of any size are multiples in RMT and MetaFormer
+STRIDE = 32  # pixels: all strides of RMT or MetaFormer together
 CHECKED_BATCH = 3
 
 
@@ -27,13 +28,18 @@ class ImageGraph(nn.Module):
 
     def __init__(self, model: PreTrainedModel, any_size: bool) -> None:
         super().__init__()
-        self.model = model
-        self.options = (
-            {"interpolate_pos_encoding": True} if any_size and isinstance(model, ViRForImageClassification) else {}
-        )
+        self.model = in_float32(model)
+        self.options = size_options(model, any_size)
+        if hasattr(model.config, "retention_form"):  # a graph has no loop over tokens, whose number may be open
+            self.model.config.retention_form = "parallel" if any_size else "auto"
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         return self.model(pixel_values, **self.options).logits
+
+
+def size_options(model: PreTrainedModel, any_size: bool) -> dict[str, bool]:
+    """Returns the arguments by which `forward` reads pictures of any size."""
+    return {"interpolate_pos_encoding": True} if any_size and isinstance(model, ViRForImageClassification) else {}
 
 
 def picture_size(model: PreTrainedModel) -> tuple[int, int, int]:
@@ -43,16 +49,21 @@ def picture_size(model: PreTrainedModel) -> tuple[int, int, int]:
     return model.config.num_channels, height, width
 
 
+def size_steps(model: PreTrainedModel) -> tuple[int, int]:
+    """Returns the sides of a patch, or `STRIDE`: pictures of any size have multiples of them."""
+    step = getattr(model.config, "patch_size", STRIDE)
+    return (step, step) if isinstance(step, int) else tuple(step)
+
+
 def write_classifier(model: PreTrainedModel, file: Path, any_size: bool = False) -> None:
     """Writes an image classifier. The input is `pixel_values`, of any batch, and the output is `logits`.
 
     Args:
-        any_size: whether height and width are open too, multiples of the size of a patch, or of `STRIDE`.
+        any_size: whether height and width are open too, multiples of `size_steps`.
     """
     shape, traced = {0: torch.export.Dim("batch_size", min=1)}, picture_size(model)
     if any_size:
-        step = getattr(model.config, "patch_size", STRIDE)
-        sides = (step, step) if isinstance(step, int) else step
+        sides = size_steps(model)
         shape |= {axis + 2: side * torch.export.Dim(f"rows_{axis}", min=1) for axis, side in enumerate(sides)}
         traced = traced[0], 3 * sides[0], 2 * sides[1]  # neither 1, which would be taken for a fixed size, nor equal
     pixels = torch.zeros(2, *traced)
@@ -60,12 +71,25 @@ def write_classifier(model: PreTrainedModel, file: Path, any_size: bool = False)
 
 
 @torch.no_grad()
-def check_classifier(model: PreTrainedModel, file: Path) -> float:
-    """The largest difference of a logit from the model's, over the largest logit, on random pictures."""
+def check_classifier(model: PreTrainedModel, file: Path, any_size: bool = False) -> float:
+    """Returns the largest difference of a logit from the model's, over the largest logit, on pictures of `checked_sizes`."""
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    pixels = torch.randn(CHECKED_BATCH, *picture_size(model), generator=torch.Generator().manual_seed(0))
-    [logits] = session.run(None, {"pixel_values": pixels.numpy()})
-    expected = model(pixels).logits
-    return ((torch.from_numpy(logits) - expected).abs().max() / expected.abs().max()).item()
+    generator, errors = torch.Generator().manual_seed(0), []
+    for size in checked_sizes(model, any_size):
+        pixels = torch.randn(CHECKED_BATCH, model.config.num_channels, *size, generator=generator)
+        [logits] = session.run(None, {"pixel_values": pixels.numpy()})
+        expected = model(pixels, **size_options(model, any_size)).logits
+        errors.append(((torch.from_numpy(logits) - expected).abs().max() / expected.abs().max()).item())
+    return torch.tensor(errors).max().item()  # or it is not a number
+
+
+def checked_sizes(model: PreTrainedModel, any_size: bool) -> list[tuple[int, int]]:
+    """Returns height and width of the model's pictures and, if any size is allowed, of a column, a row and larger ones."""
+    height, width = picture_size(model)[1:]
+    if not any_size:
+        return [(height, width)]
+    down, across = size_steps(model)
+    own = max(1, height // down), max(1, width // across)
+    return [(rows * down, columns * across) for rows, columns in (own, (2, 1), (1, 3), (5, 4))]

@@ -14,10 +14,7 @@ import onnx_ir
 import torch
 from torch import Tensor
 
-from retnet_hf_conversion.errors import first_line
-
 from .causal_graph import CausalGraph
-from .errors import ExportError
 
 
 TRACED_BATCH, TRACED_TOKENS, TRACED_PAST = 2, 21, 5
@@ -77,7 +74,7 @@ def write(
     dynamic_shapes: tuple,
     passed_through: Sequence[str] = (),
 ) -> None:
-    """`torch.onnx.export` without its messages, and state tensors that go through. Raises ExportError where that fails."""
+    """`torch.onnx.export` without its messages, and state tensors that go through."""
     try:
         with quietly(), torch.no_grad():
             program = torch.onnx.export(
@@ -93,8 +90,6 @@ def write(
             for name in passed_through:
                 _pass_through(program.model.graph, name)
             program.save(file, external_data=False)
-    except torch.onnx.OnnxExporterError as error:
-        raise ExportError(f"torch.onnx cannot export this model: {first_line(error.__cause__ or error)}") from error
     finally:
         gc.collect()  # exported programs hold themselves in cycles, and the weights with them
 

@@ -99,7 +99,7 @@ def write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_
             if kind != "float32":
                 with quietly():
                     quantize(whole, file, kind)
-            found = check(reference, file) if is_language_model else (check_classifier(reference, file), None)
+            found = check(reference, file) if is_language_model else (check_classifier(reference, file, any_size), None)
             exported.append(ExportedFile(f"{folder.name}/{file.name}", kind, file.stat().st_size, *found))
             _require_near(exported[-1])
     if "float32" not in kinds:

@@ -53,11 +53,12 @@ def test_a_folder_for_onnx_runtime(retnet_hf, workplace):
     refused(retnet_hf("export", "model", "out"), "is not empty", "--overwrite")
 
 
-def test_a_folder_for_pictures(retnet_hf, workplace):
+@pytest.mark.parametrize("options", [[], ["--any-size"]])
+def test_a_folder_for_pictures(retnet_hf, workplace, options):
     vision = VISION_FAMILIES["vir"]
-    vision.model().save_pretrained("vir")
+    vision.model(**vision.smallest).save_pretrained("vir")
     vision.processor().save_pretrained("vir")
-    answer = retnet_hf("export", "vir", "out")
+    answer = retnet_hf("export", "vir", "out", *options)
     assert answer.code == 0, answer.err
     assert "onnx/model.onnx: " in answer.out
     assert Path("out/preprocessor_config.json").is_file()

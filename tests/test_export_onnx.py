@@ -22,7 +22,7 @@ from retnet_hf_export import ExportError, export_onnx, onnx_folder
 from retnet_hf_export.causal_graph import CausalGraph, in_float32
 from retnet_hf_export.check import Runner, check
 from retnet_hf_export.digit_rotation import DigitRotation
-from retnet_hf_export.image_graph import check_classifier
+from retnet_hf_export.image_graph import check_classifier, size_options, size_steps, write_classifier
 from retnet_hf_export.onnx_file import write_causal
 from retnet_hf_export.onnx_folder import genai_config
 from retnet_hf_export.quantization import with_plain_weights
@@ -182,18 +182,49 @@ def test_an_image_classifier_for_any_batch(family, tmp_path):
     assert (tmp_path / "out" / "preprocessor_config.json").is_file()
 
 
-def test_an_image_classifier_for_pictures_of_any_size(tmp_path):
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("vir", {"pooling": "class_token", "retention_form": "recurrent"}),
+        ("vir", {"pooling": "mean", "bidirectional": True, "patch_size": [8, 4], "retention_form": "chunkwise"}),
+        ("vir", {"pooling": "mean_but_first", "mirror_sequence": True, "use_per_head_projections": True}),
+        ("vir", {"pooling": "last_patch", "use_retention_norm": True, "chunk_size": 4, "segment_size": 8}),
+        ("rmt", {"depths": [1], "attention_types": ["decomposed"]}),
+        ("rmt", {"depths": [1], "attention_types": ["whole"]}),
+        ("metaformer", {"token_mixers": ["retention"]}),
+        ("metaformer", {"token_mixers": ["attention"]}),
+    ],
+)
+def test_an_image_classifier_for_pictures_of_any_size(family, fields, tmp_path):
+    """In every form of retention, and for sizes that neither the export nor its check has seen."""
     import onnxruntime
 
-    vision = VISION_FAMILIES["rmt"]
-    per_stage = {name: values[:2] for name, values in vision.fields.items() if isinstance(values, list)}
-    model = vision.model(**per_stage)  # one of whole and one of decomposed retention
+    vision = VISION_FAMILIES[family]
+    model = vision.model(**vision.smallest | fields)
     [file] = export_onnx(model, tmp_path / "out", any_size=True)
     session = onnxruntime.InferenceSession(tmp_path / "out" / file.name)
-    for size in ((32, 32), (64, 96)):
-        pixels = torch.randn(2, 3, *size)
+    (down, across), options = size_steps(model), size_options(model, any_size=True)
+    for batch, rows, columns in ((2, 4, 4), (1, 9, 11), (3, 1, 2), (1, 6, 1)):
+        pixels = torch.randn(batch, 3, rows * down, columns * across)
         [found] = session.run(None, {"pixel_values": pixels.numpy()})
-        torch.testing.assert_close(torch.from_numpy(found), model(pixels).logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(torch.from_numpy(found), model(pixels, **options).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_file_for_one_size_is_no_file_for_any(tmp_path):
+    """The check reads pictures of several sizes, whatever the exporter has made a constant."""
+    vision = VISION_FAMILIES["vir"]
+    model = vision.model(**vision.smallest)
+    write_classifier(model, tmp_path / "model.onnx")
+    assert check_classifier(model, tmp_path / "model.onnx") < 1e-5
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        check_classifier(model, tmp_path / "model.onnx", any_size=True)
+
+
+def test_what_a_runtime_refuses_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_folder, "write_classifier", lambda model, file, any_size: file.write_bytes(b"no graph"))
+    with pytest.raises(ExportError, match=r"out could not be exported: \[ONNXRuntimeError\][^\n]*\Z"):
+        export_onnx(VISION_FAMILIES["vir"].model(), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path):
