@@ -212,6 +212,8 @@ def _weights_in(held: Any, file: Path) -> Mapping[str, Tensor]:
     weights = {_WRAPPED.sub("", str(name)): value for name, value in held.items() if isinstance(value, Tensor)}
     if not weights:
         raise CheckpointError(f"{file} holds no tensors")
+    if nested := next((name for name, value in weights.items() if value.is_nested), None):
+        raise CheckpointError(f"tensor {nested} in {file} is a list of tensors of several shapes, and no parameter")
     if unreal := next((name for name, value in weights.items() if value.device.type != "cpu"), None):
         raise CheckpointError(f"tensor {unreal} in {file} is on the device {weights[unreal].device}, and has no values here")
     return weights

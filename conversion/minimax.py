@@ -29,7 +29,7 @@ from retnet_hf.modeling_retnet import RetNetForCausalLM
 from .changes import Known, Scaled
 from .errors import CheckpointError
 from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
-from .requirements import fields_of_transformers
+from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
 
@@ -107,6 +107,7 @@ def to_minimax(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
     """
     ours = model.config
     heads, hidden = ours.num_attention_heads, ours.hidden_size
+    require_fields(ours, NAME, ("num_key_value_heads", heads), ("value_head_dim", ours.head_dim))
     layers = ours.num_hidden_layers
     if ours.num_experts is None:
         raise ValueError(f"num_experts must be a number for the format {NAME}, got None.")

@@ -266,14 +266,15 @@ def written(
     Raises:
         ValueError: naming the field of the configuration that would be read as something else.
     """
-    ours, state_dict = model.config, planned.reverse(model)
-    shapes = shapes_of(state_dict)
+    ours = model.config
     try:
+        state_dict = planned.reverse(model)
+        shapes = shapes_of(state_dict)
         again = plan(shapes, json.loads(json.dumps(config)))
         differing = [name for name, value in meaning(ours).items() if meaning(again.config)[name] != value]
         if not differing:
             again.check(shapes)
-    except (CheckpointError, StrictDataclassError, TypeError, KeyError, IndexError) as error:
+    except (CheckpointError, StrictDataclassError, TypeError, LookupError, RuntimeError) as error:
         raise ValueError(f"the format {planned.format} cannot express this model: {error}") from error
     for name in sorted(differing, key=lambda name: getattr(ours, name) == getattr(again.config, name)):  # the cause first
         value, allowed = getattr(ours, name), getattr(again.config, name)

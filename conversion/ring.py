@@ -18,7 +18,7 @@ from retnet_hf.modeling_retnet import RetNetForCausalLM
 
 from .errors import CheckpointError
 from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
-from .requirements import fields_of_transformers
+from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
 
@@ -63,6 +63,7 @@ def to_ring(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]
     """
     ours = model.config
     heads, layers = ours.num_attention_heads, ours.num_hidden_layers
+    require_fields(ours, NAME, ("value_head_dim", ours.head_dim), ("attention_head_dim", None, ours.head_dim))
     group = next((group for group in range(1, layers + 1) if kinds_of(layers, group) == ours.layer_types), None)
     if group is None or ours.head_norm_groups is None or ours.num_experts is None:
         raise ValueError(

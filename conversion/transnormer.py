@@ -64,7 +64,9 @@ def to_transnormer(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[st
         ValueError: naming the field of the configuration that TransNormerLLM has no option for.
     """
     ours = model.config
-    require_fields(ours, NAME, ("feature_map", *ACTIVATIONS.values()), ("tie_word_embeddings", False))
+    require_fields(
+        ours, NAME, ("feature_map", *ACTIVATIONS.values()), ("tie_word_embeddings", False), ("use_output_gate", True)
+    )
     layers, hidden = ours.num_hidden_layers, ours.hidden_size
     maps = {own: theirs for theirs, own in ACTIVATIONS.items()}
     turned = [int(layer in (ours.learned_rotary_layers or ())) for layer in range(layers)]

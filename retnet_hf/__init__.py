@@ -93,7 +93,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "PIL":
             raise
-        raise ImportError(f'{name} needs Pillow, which is not installed: pip install "retnet-hf[vision]"') from error
+        raise ImportError(f"{name} needs Pillow, which is not installed: pip install Pillow") from error
     globals()[name] = value
     return value
 

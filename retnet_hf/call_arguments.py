@@ -3,8 +3,10 @@
 """Names that are no arguments of `forward`, but mean something in another library or are misspelt."""
 
 import difflib
+import functools
 import inspect
 import re
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -37,3 +39,20 @@ def require_known_arguments(model: nn.Module, given: dict[str, Any]) -> None:
             elif "attention_mask" in known:
                 error += ": absent tokens are given as attention_mask, documents in one row as cu_seq_lens_q or seq_idx."
             raise ValueError(error)
+
+
+def with_arguments_of(base: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The `forward` of a head, whose signature also names the arguments that it hands on to the `forward` of its base model.
+
+    Tools such as Trainer decide by the signature which columns of a dataset, and which options, a model takes.
+    """
+
+    @functools.wraps(function)
+    def forward(*arguments, **options):
+        return function(*arguments, **options)
+
+    own, handed_on = (inspect.signature(each).parameters for each in (function, base))
+    *named, rest = own.values()
+    further = [argument for name, argument in handed_on.items() if name not in own]
+    forward.__signature__ = inspect.Signature([*named, *further, rest])
+    return forward

@@ -39,7 +39,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .call_arguments import require_known_arguments
+from .call_arguments import require_known_arguments, with_arguments_of
 from .cards import ModelCardMixin
 from .computed_buffers import ComputedBuffer
 from .configuration_retnet import RetNetConfig
@@ -680,6 +680,10 @@ class RetNetWithHead(RetNetPreTrainedModel):
     """
 
     accepts_loss_kwargs = False  # Trainer then divides the loss by the steps of gradient accumulation
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.forward = with_arguments_of(RetNetModel.forward, cls.forward)
 
     def __init__(self, config: RetNetConfig) -> None:
         if type(config).__name__ == RetNetConfig.__name__:  # a configuration derived from it has a model of its own

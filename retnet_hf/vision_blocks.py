@@ -22,7 +22,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .call_arguments import require_known_arguments
+from .call_arguments import require_known_arguments, with_arguments_of
 from .cards import ModelCardMixin
 from .computed_buffers import ComputedBuffer
 from .retention_forms import (
@@ -221,6 +221,10 @@ class ImageClassifierMixin:
 
     model_class: type[PreTrainedModel]
     accepts_loss_kwargs = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.forward = with_arguments_of(cls.model_class.forward, cls.forward)
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)

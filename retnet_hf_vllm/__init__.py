@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""RetNet in vLLM: `pip install "retnet-hf[vllm]"`, and vLLM serves RetNets as it serves transformers.
+"""RetNet in vLLM: `pip install ".[vllm]"` in a checkout, and vLLM serves RetNets as it serves transformers.
 
 vLLM finds `register` by itself, as an entry point of the group `vllm.general_plugins`. Made for vLLM 0.32.
 """

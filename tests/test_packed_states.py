@@ -330,5 +330,5 @@ def test_training_with_checkpointing_goes_on_from_states_with_the_same_gradients
     finally:
         model.eval().gradient_checkpointing_disable()
     for one, other in zip(found, expected):
-        close(one, other, 1e-6)
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
     same_state(again, state)
