@@ -396,9 +396,9 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         super().__setattr__(name, value)
         if name != "num_hidden_layers" or not getattr(self, "layer_types", None):
             return
-        if not self.is_hybrid and value > len(self.layer_types):
-            self.layer_types = ["linear_attention"] * value
         whole = vars(self).get("_whole", {})
+        if not self.is_hybrid and value > len(whole.get("layer_types", self.layer_types)):
+            self.layer_types = ["linear_attention"] * value
         for field in ("layer_types", "layer_decay_factors", "feature_map", "decay_schedule", "decay_range"):
             stated = getattr(self, field)
             of_layers = field in ("layer_types", "layer_decay_factors", "feature_map") or isinstance(stated[0], list)

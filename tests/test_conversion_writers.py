@@ -1,3 +1,5 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Writers are closed: of every field of a configuration, a foreign file says what it means, or the writer names the field."""
 
 import inspect

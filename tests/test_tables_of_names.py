@@ -1,0 +1,157 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Tools decide by tables of names, and by what a signature or a configuration has: our models stand in them.
+
+| table | who decides by it |
+|---|---|
+| MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | Trainer: whether label smoothing shifts labels; lm-eval; BLIP-2's decoder |
+| the MAPPING_NAMES of each Auto class | pipelines, model cards, `transformers serve` |
+| TRANSFORMERS_MODELS_TO_…_TARGET_MODULES_MAPPING of PEFT | target modules by default: test_works_with_peft.py |
+| `config.auto_map` | TRL: which Auto class loads a folder given by its name |
+| the signature of `forward` | Trainer: which columns of a dataset are kept |
+| `accepts_loss_kwargs` | Trainer: who divides a loss by the steps of gradient accumulation |
+| `config.max_position_embeddings` | sentence-transformers: where texts are cut |
+"""
+
+import inspect
+import re
+
+import pytest
+import torch
+from small_models import random_ids, small_config, small_model
+from small_vision_models import VISION_FAMILIES
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers.models.auto import modeling_auto
+from trl.trainer.utils import create_model_from_path
+
+import retnet_hf
+from retnet_hf import (
+    RetNetConfig,
+    RetNetForCausalLM,
+    RetNetForSequenceClassification,
+    RetNetForTokenClassification,
+    RetNetModel,
+    ViRModel,
+)
+
+
+CLASSES = {name: getattr(retnet_hf, name) for name in retnet_hf.__all__ if re.search("[a-zTR]For[A-Z]", name)}
+
+
+def settings(folder, **options) -> TrainingArguments:
+    quiet = {"report_to": [], "save_strategy": "no", "disable_tqdm": True, "use_cpu": True}
+    return TrainingArguments(folder, max_steps=1, logging_steps=1, **quiet, **options)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_stands_in_the_table_of_its_task(name):
+    model_type, task = CLASSES[name].config_class.model_type, name[name.index("For") :]
+    CLASSES[name].config_class()  # models are registered once a configuration is made
+    tables = {"ForCausalLM": "CAUSAL_LM", "ForMaskedLM": "MASKED_LM", "ForMaskedImageModeling": "MASKED_IMAGE_MODELING"}
+    table = (
+        tables.get(task)
+        or {
+            "ForImageClassification": "IMAGE_CLASSIFICATION",
+            "ForSequenceClassification": "SEQUENCE_CLASSIFICATION",
+            "ForTokenClassification": "TOKEN_CLASSIFICATION",
+            "ForQuestionAnswering": "QUESTION_ANSWERING",
+        }[task]
+    )
+    prefix = "MODEL" if table == "MASKED_LM" else "MODEL_FOR"
+    names = getattr(modeling_auto, f"{prefix}_{table}_MAPPING_NAMES", None) or getattr(
+        modeling_auto, f"MODEL_FOR_{table}_MAPPING_NAMES"
+    )
+    assert names[model_type] == name
+
+
+class Derived(RetNetForCausalLM):
+    """A model that a user derives, and does not register."""
+
+
+@pytest.mark.parametrize("model_class", [RetNetForCausalLM, Derived])
+def test_label_smoothing_shifts_labels(model_class, tmp_path):
+    ids, smoothing = random_ids(4, 12), 0.1
+    model = small_model(model_class=model_class)
+    with torch.no_grad():
+        logits = model(ids).logits[:, :-1].flatten(0, 1)
+    expected = F.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=smoothing).item()
+    trainer = Trainer(model, settings(tmp_path, label_smoothing_factor=smoothing))
+    assert trainer.compute_loss(model, {"input_ids": ids, "labels": ids}).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("model_class", [RetNetForSequenceClassification, RetNetForTokenClassification])
+def test_losses_of_classifiers_do_not_grow_with_the_steps_of_gradient_accumulation(model_class, tmp_path):
+    of_tokens = model_class is RetNetForTokenClassification
+    rows = [{"input_ids": ids, "labels": ids % 3 if of_tokens else ids[0] % 3} for ids in random_ids(8, 6)]
+    logged = []
+    for steps in (1, 4):
+        model = small_model(model_class=model_class, num_labels=3)
+        arguments = settings(tmp_path, per_device_train_batch_size=8 // steps, gradient_accumulation_steps=steps)
+        trainer = Trainer(model, arguments, train_dataset=rows)
+        trainer.train()
+        logged.append([trainer.state.log_history[0][name] for name in ("loss", "grad_norm")])
+    assert logged[1] == pytest.approx(logged[0], rel=1e-4)
+
+
+def test_trl_loads_a_folder_by_its_name(tmp_path):
+    small_model().save_pretrained(tmp_path)
+    assert type(create_model_from_path(str(tmp_path), device_map=None)) is RetNetForCausalLM
+    assert "auto_map" not in small_config().to_dict()
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_signature_of_a_head_names_what_its_base_model_takes(name):
+    base = RetNetModel if name.startswith("RetNet") else ViRModel if name.startswith("ViR") else None
+    taken = inspect.signature(CLASSES[name].forward).parameters
+    wanted = {"pixel_values"} if base is None else set(inspect.signature(base.forward).parameters)
+    if name == "RetNetForMaskedLM":  # an encoder has no state
+        wanted -= {"past_key_values", "cache", "use_cache"}
+    assert wanted <= set(taken)
+    assert list(taken)[-1] == "kwargs"
+
+
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_a_classifier_takes_positional_arguments_as_before(family):
+    model = VISION_FAMILIES[family].model().eval()
+    size = getattr(model.config, "image_size", 32)
+    height, width = (size, size) if isinstance(size, int) else size
+    pixels, labels = torch.rand(2, model.config.num_channels, height, width), torch.tensor([0, 1])
+    assert torch.equal(model(pixels, labels).loss, model(pixel_values=pixels, labels=labels).loss)
+
+
+def test_a_length_that_was_not_given_is_no_attribute(tmp_path):
+    """sentence-transformers takes the smaller of the tokenizer's length and this attribute, if there is one."""
+    config = small_config()
+    assert not hasattr(config, "max_position_embeddings")
+    assert not hasattr(RetNetConfig(max_position_embeddings=None), "max_position_embeddings")
+    assert RetNetConfig.from_dict(small_config(max_position_embeddings=77).to_dict()).max_position_embeddings == 77
+    config.save_pretrained(tmp_path)
+    assert not hasattr(RetNetConfig.from_pretrained(tmp_path), "max_position_embeddings")
+
+
+def test_the_hooks_of_accelerate_leave_the_state_where_it_is():
+    """By whatever name it is given: accelerate moves every other argument to the device of a module."""
+    assert {"past_key_values", "cache", "state"} <= set(small_model()._skip_keys_device_placement)
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_fewer_layers_of_a_preset_are_saved_and_read_back(layers, tmp_path):
+    kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+    config = RetNetConfig.from_preset("tiny", vocab_size=40, num_hidden_layers=4, layer_types=kinds)
+    RetNetForCausalLM(config).save_pretrained(tmp_path / "whole")
+    fewer = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", num_hidden_layers=layers)
+    fewer.save_pretrained(tmp_path / "fewer")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "fewer")
+    assert again.config.layer_types == kinds[:layers]
+    ids = random_ids(1, 9) % 40
+    assert torch.equal(again(ids).logits, fewer(ids).logits)
+
+
+@pytest.mark.parametrize("dialect", ["fla", "hybrid", "from scratch"])
+def test_drafts_by_early_exit_change_no_token_and_leave_the_configuration(dialect):
+    model, ids = small_model(dialect), random_ids(1, 6)
+    stated = model.config.to_dict()
+    expected = model.generate(ids, max_new_tokens=8, do_sample=False)
+    assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False, assistant_early_exit=1), expected)
+    assert model.config.to_dict() == stated
