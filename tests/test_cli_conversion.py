@@ -204,6 +204,10 @@ def pickled(folder: Path, held: object) -> None:
     torch.save(held, folder / "pytorch_model.bin")
 
 
+def nested_tensors(folder: Path) -> None:
+    pickled(folder, {name: torch.nested.nested_tensor([value, value]) for name, value in weights(folder).items()})
+
+
 def values_elsewhere(folder: Path) -> None:
     pickled(folder, {name: value.to("meta") for name, value in weights(folder).items()})
 
@@ -358,6 +362,7 @@ BROKEN = {
     other_model: "model_type 'llama', is of none of the formats .*: `retnet-hf linearize` makes a RetNet of a llama",
     unknown_model: "model_type 'gpt2', is of none of the formats .* first tensor is model.layers.0.self_attn.q_proj.weight",
     adapter: "holds an adapter of PEFT, not a model: load it with peft's AutoPeftModelForCausalLM",
+    nested_tensors: "tensor .* in .*pytorch_model.bin is a list of tensors of several shapes",
     values_elsewhere: "tensor .* in .*pytorch_model.bin is on the device meta, and has no values here",
     opcodes_of_no_pickle: "pytorch_model.bin (is damaged|holds more)",
     tensor_in_the_place_of_weights: "first tensor is model",
