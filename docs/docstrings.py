@@ -3,8 +3,8 @@
 """For the API reference: what the sources say in fewer words than the parser of docstrings understands.
 
 One line may describe several arguments, `query, key: (B, H, T, K). value: (B, H, T, V).`; the parser wants a line each. The
-arguments of a configuration are its fields; the parser looks for an `__init__`. `output_attentions` and its like travel in
-`**kwargs`; the parser looks for them in the signature.
+arguments of a configuration are its fields; the parser looks for an `__init__`. Some arguments travel in `**kwargs`; the
+parser looks for them in the signature.
 """
 
 import re
@@ -14,6 +14,7 @@ import griffe
 
 _ARGUMENT = r"\w+(?: \([^)]*\))?"
 _HEAD = re.compile(rf"(?:^|(?<=[.;] )){_ARGUMENT}(?:, {_ARGUMENT})*: ")
+_IN_KWARGS = re.compile(r"^ {4}(output_\w+|state_rows|max_position_embeddings)[ :]", flags=re.MULTILINE)
 _SECTION = re.compile(r"^((?:Args|Attributes):\n)((?: {4}.*(?:\n|\Z)|\n(?= {4}))+)", flags=re.MULTILINE)
 
 
@@ -22,8 +23,8 @@ class SpelledOut(griffe.Extension):
 
     def on_function(self, *, func: griffe.Function, **kwargs) -> None:
         if "kwargs" in func.parameters and func.docstring is not None:
-            for name in re.findall(r"^ {4}(output_\w+): ", func.docstring.value, flags=re.MULTILINE):
-                func.parameters.add(griffe.Parameter(name, annotation="bool", kind=griffe.ParameterKind.keyword_only))
+            for name in set(_IN_KWARGS.findall(func.docstring.value)) - {parameter.name for parameter in func.parameters}:
+                func.parameters.add(griffe.Parameter(name, kind=griffe.ParameterKind.keyword_only))
         _spell_out(func, {parameter.name for parameter in func.parameters})
 
     def on_class(self, *, cls: griffe.Class, **kwargs) -> None:
@@ -43,6 +44,8 @@ def _constructor(config: griffe.Class) -> griffe.Function:
         for field in fields
         if "property" not in field.labels
     ]
+    documented = "" if config.docstring is None else config.docstring.value
+    parameters += [griffe.Parameter(name, kind=keyword_only) for name in _IN_KWARGS.findall(documented)]
     return griffe.Function("__init__", parameters=griffe.Parameters(*parameters), parent=config)
 
 

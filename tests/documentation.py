@@ -47,6 +47,32 @@ def blocks(markdown: str, language: str = "python") -> list[Block]:
     return [Block(markdown[: match.start(1)].count("\n"), match[1]) for match in found]
 
 
+def anchors(markdown: str) -> set[str]:
+    """What GitHub names the headings of a page."""
+    found: dict[str, int] = {}
+    for heading in re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE), flags=re.MULTILINE
+    ):
+        name = re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-")
+        found[name] = found.get(name, -1) + 1
+    return {name if number == 0 else f"{name}-{number}" for name, most in found.items() for number in range(most + 1)}
+
+
+def dead_links(page: Path) -> list[str]:
+    """Returns the links of a page that are dead on GitHub: to no file, to no heading, or to a name that only the site knows."""
+    markdown = page.read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    dead = re.findall(r"\]\[[^\]]*\]", prose)
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"https?://", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            dead.append(link)
+    return dead
+
+
 def session(page: Path) -> Session:
     """All Python of a page."""
     return Session(page, page.stem, blocks(page.read_text(encoding="utf-8")))

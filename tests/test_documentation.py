@@ -12,7 +12,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-from documentation import Session, blocks, session, sessions
+from documentation import Session, blocks, dead_links, session, sessions
 
 import retnet_hf
 from retnet_hf import RetNetConfig, RetNetForCausalLM
@@ -144,6 +144,24 @@ def test_names_side_by_side_are_those_of_the_converters(form):
         named = {"lm_head.weight" if name == "output_projection.weight" else f"model.{name}" for name in named}
     assert named == set(state_dict)
     assert {name.replace("N", "0") for _, ours, *_ in weights for name in in_code(ours)} == set(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG"))], ids=lambda page: page.stem
+)
+def test_links_lead_somewhere_on_github(page):
+    assert dead_links(page) == []
+
+
+def test_a_link_to_no_file_to_no_heading_and_to_a_name_of_the_site_is_dead(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A b\n\n[a](#a-b) [b](#b) [c](page.md) [d](none.md) [`e`][package.name] `[f](g)` [h](https://h)\n")
+    assert sorted(dead_links(page)) == ["#b", "][package.name]", "none.md"]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
+def test_no_page_installs_a_distribution_that_no_index_has(page):
+    assert re.findall(r"pip install \S*retnet.hf.*", page.read_text(encoding="utf-8")) == []
 
 
 def test_the_changelog_names_the_version():
