@@ -87,8 +87,8 @@ def _rotation(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _rounded(decays: list[float]) -> list[str]:
-    """ln γ to six digits, because the last bits of exp differ from one library of mathematics to the next."""
-    return [f"{math.log(decay):.5e}" for decay in decays]
+    """Time constants -1 / ln γ to six digits, because the last bits of exp differ from one library to the next."""
+    return [f"{-1 / math.log(decay):.5e}" if decay < 1 else "inf" for decay in decays]
 
 
 def _activation(name: str | None) -> str | None:

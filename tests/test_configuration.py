@@ -456,6 +456,6 @@ def test_a_configuration_has_the_same_fingerprint_after_it_was_saved(fields, tmp
 
 def test_the_fingerprint_follows_the_number_of_layers_and_does_not_change_from_process_to_process():
     config = RetNetConfig(**SMALL)
-    assert config.state_fingerprint == "7180ed4808685664"
+    assert config.state_fingerprint == "d523f8df5af3043f"
     config.num_hidden_layers = 3
     assert config.state_fingerprint == fingerprint(num_hidden_layers=3)

@@ -6,6 +6,7 @@ Few tests compile. In the others, the function that would be compiled runs as it
 """
 
 import copy
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -513,3 +514,26 @@ def test_the_head_of_half_precision_is_a_product_with_a_vector(tmp_path, monkeyp
     with torch.no_grad():
         for ids in (PROMPT, random_ids(3, 1)):
             assert fast(ids).logits.equal(original(fast)(ids).logits)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files are those of POSIX")
+def test_programs_that_others_may_write_to_are_refused(tmp_path):
+    folder, program = tmp_path / "programs", tmp_path / "programs" / "a.pt2"
+    folder.mkdir()
+    program.touch()
+    for place in (folder, program):
+        cpu_programs.require_private(folder)
+        cpu_programs.require_private(program)
+        for mode in (0o772, 0o727):
+            place.chmod(mode)
+            with pytest.raises(ValueError, match="can be written to by other users .*chmod go-w"):
+                cpu_programs.require_private(place)
+        place.chmod(0o755)
+    cpu_programs.require_private(tmp_path / "not there")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files are those of POSIX")
+def test_compile_asks_before_it_loads_a_program(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(ValueError, match="can be written to by other users"):
+        retnet_hf_cpu.compile(small_model(), folder=tmp_path)

@@ -369,3 +369,21 @@ def test_the_plain_class_uses_torchvision_where_it_is_installed():
     for plain, pil, _ in FAMILIES.values():
         assert plain().backend == ("torchvision" if is_torchvision_available() else "pil")
         assert pil().backend == "pil"
+
+
+def test_8_bits_in_wide_types_are_not_black(processor_class):
+    """Pillow widens 8 and 16 bits to the mode I, and NumPy to int64."""
+    grey = picture(32, 32).convert("L")
+    processor = processor_class(size=32, crop_pct=None, do_normalize=False)
+    expected = processor(grey.convert("RGB"), return_tensors="pt").pixel_values
+    for wide in (grey.convert("I"), np.asarray(grey).astype(np.int32), np.asarray(grey).astype(np.int64)):
+        assert torch.allclose(processor(wide, return_tensors="pt").pixel_values, expected, atol=1e-6)
+    bright = np.full((32, 32), 65535)
+    for wide in (Image.fromarray(bright.astype(np.int32)), bright.astype(np.int32)):
+        assert processor(wide, return_tensors="pt").pixel_values.min() > 0.99
+
+
+def test_a_picture_without_pixels_gets_a_sentence(processor_class):
+    for empty in (Image.new("RGB", (0, 5)), np.zeros((0, 5, 3), np.uint8)):
+        with pytest.raises(ValueError, match="An image must have pixels"):
+            processor_class()(empty)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import random_ids, same_state, small_model
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from retnet_hf import RetNetState, packed_retention, recurrent_retention
 from retnet_hf.retention_forms import step_decay
@@ -332,3 +333,9 @@ def test_training_with_checkpointing_goes_on_from_states_with_the_same_gradients
     for one, other in zip(found, expected):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
     same_state(again, state)
+
+
+def test_what_a_mode_computes_is_not_kept_for_real_calls():
+    with FakeTensorMode():
+        assert isinstance(packed_documents([0, 1, 2, 3, 4, 5, 6], 8, torch.device("cpu")).boundaries, FakeTensor)
+    assert type(packed_documents([0, 1, 2, 3, 4, 5, 6], 8, torch.device("cpu")).boundaries) is torch.Tensor

@@ -12,6 +12,7 @@ from accelerate import cpu_offload, dispatch_model, infer_auto_device_map, init_
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_models import VOCAB_SIZE, close, greedy, random_ids, rounding, shake, small_config, small_model
+from small_vision_models import VISION_FAMILIES
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -455,3 +456,19 @@ def test_ignored_and_unexpected_weights_are_reported(model, folder):
     assert set(report["missing_keys"]) == {"model.layers.1.mlp.up_proj.weight"}
     assert set(report["unexpected_keys"]) == {"model.layers.0.retention.o_proj.bias"}
     assert loaded.model.layers[1].mlp.up_proj.weight.std() > 0
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("dialect", ["fla", "hybrid", "vir", "rmt", "metaformer"])
+def test_buffers_that_no_checkpoint_has_are_right_however_weights_are_loaded(dialect, assign):
+    """`to_empty` allocates memory that holds any numbers; `assign` keeps a model on the meta device until then."""
+    model = VISION_FAMILIES[dialect].model().eval() if dialect in VISION_FAMILIES else small_model(dialect)
+    with torch.device("meta"):
+        empty = type(model)(model.config).eval()
+    if not assign:
+        empty.to_empty(device="cpu")
+        for buffer in empty.buffers():
+            buffer.fill_(3)
+    empty.load_state_dict(model.state_dict(), assign=assign)
+    for (name, buffer), (_, other) in zip(model.named_buffers(), empty.named_buffers()):
+        assert torch.equal(buffer, other), name

@@ -1,6 +1,8 @@
 """What can be done with a state in any order leaves it the state of the text that was read: property tests in float64."""
 
 import json
+import math
+import os
 import pickle
 import subprocess
 import sys
@@ -10,10 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_models import random_ids, small_config, small_model
 
-from retnet_hf import RetNetForCausalLM, RetNetState
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
+from retnet_hf.generation_retnet import CACHE
 from retnet_hf.state_file import is_of_same_weights, weights_mark, write_state
 
 
@@ -514,3 +518,104 @@ def test_a_state_of_inference_mode_can_be_rewound_outside_it():
         state.crop(-3)
     assert int(state.get_seq_length()) == 5
     assert_same_states(state, read(model, tokens[:, :5]).past_key_values, 1e-12)
+
+
+@pytest.mark.parametrize("change", [True, False], ids=["trained", "same"])
+def test_a_state_is_marked_with_the_weights_that_computed_it(change, tmp_path):
+    model, ids = small_model(), random_ids(1, 9)
+    state = read(model, ids).past_key_values
+    if change:
+        model.train()(ids, labels=ids).loss.backward()
+        torch.optim.AdamW(model.parameters(), lr=0.05).step()
+        model.eval()
+    state.save(tmp_path / "state.safetensors")
+    if not change:
+        RetNetState.load(tmp_path / "state.safetensors", model)
+        return
+    with pytest.raises(ValueError, match="other weights"):
+        RetNetState.load(tmp_path / "state.safetensors", model)
+    RetNetState.load(tmp_path / "state.safetensors", model, other_weights=True)
+
+
+@pytest.mark.parametrize("dialect", ["fla", "hybrid", "sinks"])
+@pytest.mark.parametrize("kind", ["prompt lookup", "assistant"])
+def test_the_record_of_drafts_ends_with_generate(kind, dialect):
+    model, ids = small_model(dialect), random_ids(1, 4).repeat(1, 4)
+    options = {"prompt_lookup_num_tokens": 3} if kind == "prompt lookup" else {"assistant_model": small_model(dialect)}
+    output = model.generate(ids, max_new_tokens=12, do_sample=False, return_dict_in_generate=True, **options)
+    state = getattr(output, CACHE)
+    plain = model.generate(ids, max_new_tokens=12, do_sample=False, return_dict_in_generate=True)
+    assert not any(layer.record_past for layer in state.layers)
+    sizes = []
+    with torch.no_grad():
+        for _ in range(2):
+            for _ in range(20):
+                model(random_ids(1, 1), **{CACHE: state})
+            sizes.append(state.nbytes)
+    if dialect != "hybrid":  # which also keeps the columns of full attention
+        assert sizes[0] == sizes[1]
+    assert all(getattr(layer, "_recorded", None) in ([], 0) for layer in state.layers)
+    assert torch.equal(output.sequences, plain.sequences)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("layers.1.recurrent_states", lambda tensor: tensor * float("nan"), "not finite"),
+        ("layers.1.next_position", lambda tensor: tensor + 1, "differs from that of the first layer"),
+        ("layers.1.cumulative_length", lambda tensor: tensor + 1, "differs from that of the first layer"),
+    ],
+)
+def test_a_state_that_no_model_has_is_refused(saved_state, tmp_path, name, change, reason):
+    state, content = saved_state
+    path = tmp_path / "changed.safetensors"
+    rewritten(content, path, state.config, lambda tensors: tensors.update({name: change(tensors[name])}))
+    with pytest.raises(ValueError, match=reason):
+        RetNetState.load(path, state.config)
+
+
+def test_a_state_of_no_sequence_is_refused(tmp_path):
+    state = read(small_model(), random_ids(2, 5)).past_key_values
+    state.select([]).save(tmp_path / "state.safetensors")
+    with pytest.raises(ValueError, match="the state of no sequence"):
+        RetNetState.load(tmp_path / "state.safetensors", state.config)
+
+
+@pytest.mark.parametrize("entry", ["weights", "fingerprint", "format"])
+def test_the_checksum_covers_the_metadata(entry, saved_state, tmp_path):
+    state, content = saved_state
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(content)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(path), path, metadata=metadata | {entry: metadata[entry] + " "})
+    with pytest.raises(ValueError, match="damaged|format|configuration"):
+        RetNetState.load(path, state.config)
+
+
+@pytest.mark.parametrize("mark", ["", "[", "[]", "{}", '{"sums": 3, "dtypes": 1}', '{"sums": [["x", "y"]]}', "[" * 99999])
+def test_a_mark_that_is_none_fits_no_weights(mark):
+    assert not is_of_same_weights(mark, weights_mark(small_model()))
+
+
+def test_a_state_is_saved_through_a_link_and_never_in_the_place_of_something_else(tmp_path):
+    state, (there, link) = read(small_model(), random_ids(1, 5)).past_key_values, (tmp_path / name for name in ("there", "link"))
+    link.symlink_to(there)
+    state.save(link)
+    assert link.is_symlink()
+    assert RetNetState.load(there, state.config).nbytes == state.nbytes
+    with pytest.raises(ValueError, match="is not a file"):
+        state.save(tmp_path)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(ValueError, match="is not a file"):
+        state.save(fifo)
+
+
+@pytest.mark.parametrize("schedule", ["geometric", "log_linear", "alibi"])
+def test_the_last_bit_of_a_decay_is_not_in_the_fingerprint(schedule, monkeypatch):
+    """Libraries of mathematics differ in it."""
+    before = small_config(decay_schedule=schedule).state_fingerprint
+    exact = RetNetConfig.decays
+    monkeypatch.setattr(RetNetConfig, "decays", lambda *args: [math.nextafter(decay, 0) for decay in exact(*args)])
+    assert small_config(decay_schedule=schedule).state_fingerprint == before

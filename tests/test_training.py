@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
-from small_models import VOCAB_SIZE, close, greedy, left_padded, random_ids, small_config, small_model
+from small_models import VOCAB_SIZE, close, greedy, left_padded, random_ids, same_state, small_config, small_model
 from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -21,7 +21,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from retnet_hf import RetNetForCausalLM
+from retnet_hf import RetNetForCausalLM, RetNetState
 
 
 class Cycles(Dataset):
@@ -404,3 +404,36 @@ def test_operations_of_a_training_step_can_be_counted():
     with FlopCounterMode(display=False) as step:
         model(ids, labels=ids, retention_form="parallel").loss.backward()
     assert 2.5 < step.get_total_flops() / forward.get_total_flops() < 3.1  # a backward pass is two forward ones
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("dialect", ["fla", "grouped", "hybrid", "sinks"])
+def test_gradient_checkpointing_updates_a_given_state_once_and_changes_no_gradient(dialect, use_reentrant):
+    """Layers are computed again in the backward pass, when the state has moved on."""
+    found = []
+    for checkpointing in (False, True):
+        model, state = small_model(dialect).train(), None
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+        state, losses = RetNetState(model.config), []
+        for ids in (random_ids(2, 9, 1), random_ids(2, 1, 2), random_ids(2, 7, 3)):
+            losses.append(model(ids, past_key_values=state, labels=ids, use_cache=True).logits.square().mean())
+            state = state.clone() if use_reentrant else state  # whose gradients do not reach earlier calls
+        sum(losses).backward()
+        found.append(([parameter.grad for parameter in model.parameters()], state))
+    (expected, state), (gradients, again) = found
+    assert int(again.get_seq_length()) == 17
+    same_state(again, state)
+    for gradient, other in zip(gradients, expected):
+        close(gradient, other, 1e-5)
+
+
+def test_a_model_in_training_with_checkpointing_generates_what_it_does_in_evaluation():
+    model, ids = small_model(), random_ids(1, 10)
+    expected = greedy(model, ids)
+    model.train().gradient_checkpointing_enable()
+    assert torch.equal(greedy(model, ids), expected)
+    with torch.no_grad():
+        state = RetNetState(model.config)
+        model(ids, past_key_values=state, use_cache=True)
+    assert int(state.get_seq_length()) == 10
