@@ -228,7 +228,7 @@ def test_a_state_of_the_page_goes_on_in_the_page(page):
         (lambda data: data[: len(data) // 2], "is not a whole safetensors file of states"),
         (lambda data: data[:-2] + b"\x07\x07", "The file is damaged"),
         (lambda data: b"a letter", "is not a whole safetensors file"),
-        (lambda data: data.replace(b"RetNetState/2", b"RetNetState/9"), "does not hold the state of a RetNet"),
+        (lambda data: data.replace(b"RetNetState/3", b"RetNetState/9"), "does not hold the state of a RetNet"),
     ],
     ids=["truncated", "changed", "no state", "another format"],
 )
@@ -241,7 +241,7 @@ def test_a_wrong_file_is_told_in_a_sentence(page, exported, tmp_path, change, wo
     (tmp_path / "wrong").write_bytes(change((tmp_path / "right").read_bytes()))
     page.open(tmp_path / "wrong")
     assert words in page.message()
-    assert page.figure("position") == "0"
+    assert page.figure("read") == "0"
 
 
 def test_the_state_of_another_model_is_refused(page, exported, tmp_path):
@@ -286,12 +286,12 @@ def test_a_state_in_half_precision_is_widened(exported, page, tmp_path):
 def test_rewinding_goes_back_one_action(page):
     page.type(BEGINNING)
     page.press("read")
-    before = page.text(), page.figure("position")
+    before = page.text(), page.figure("read"), page.figure("written")
     page.press("write")
     assert page.text() != before[0]
     once = page.text()
     page.press("rewind")
-    assert (page.text(), page.figure("position")) == before
+    assert (page.text(), page.figure("read"), page.figure("written")) == before
     page.press("write")
     assert page.text() == once
 
@@ -326,7 +326,7 @@ def test_a_text_of_twenty_thousand_tokens_takes_no_more_memory(page, exported):
     page.type(text)
     page.in_pane("[data-action=read]").click()
     page.wait_for(lambda: page.message().startswith("Read") and " in " in page.message(), seconds=200)
-    assert int(page.figure("position").replace(",", "")) > 20_000
+    assert int(page.figure("read").replace(",", "")) > 20_000
     assert [page.figure("state")] == sizes
     assert page.driver.execute_script(heap) - before < 64e6
     assert len(page.text()) <= 20_100

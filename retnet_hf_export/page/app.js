@@ -5,16 +5,28 @@ import { Model, draw, download, pause } from "./model.js";
 import { readState, writeState } from "./state_file.js";
 
 const SHOWN = 20_000; // characters of a text that stand in the page
-const KEPT = 20; // states that Rewind goes back to
+const KEPT = 8; // states of a text that Rewind goes back to,
+const KEPT_BYTES = 128e6; // which take no more than this
 const $ = (selector, root = document) => root.querySelector(selector);
 const size = (bytes) => {
   const unit = bytes < 1e3 ? 0 : Math.min(3, Math.floor(Math.log10(bytes) / 3));
-  return `${(bytes / 1000 ** unit).toFixed(unit ? 1 : 0)} ${["B", "kB", "MB", "GB"][unit]}`;
+  return `${(bytes / 1000 ** unit).toFixed(unit ? 1 : 0).replace(/\.0$/, "")} ${["B", "kB", "MB", "GB"][unit]}`;
 };
 const words = (number, one) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
 
 let model, tokenizer, info;
 let busy = null; // the pane that the model works for
+
+/** A number that a user has set. */
+function setting(name) {
+  const input = $(`#${name}`), { min, max, valueAsNumber: value } = input;
+  const isWhole = name === "length";
+  const fits = value >= Number(min) && value <= Number(max) && (!isWhole || Number.isInteger(value)); // or it is not a number
+  input.setAttribute("aria-invalid", !fits);
+  if (fits) return value;
+  input.focus();
+  throw new Error(`${input.labels[0].textContent.trim()} must be a ${isWhole ? "whole " : ""}number from ${min} to ${max}.`);
+}
 
 /** A text beside its state. Its last token is not read yet: the model is asked what follows when it is. */
 class Pane {
@@ -23,6 +35,7 @@ class Pane {
     this.parts = []; // [{text, written}], shown in order
     this.state = model.start();
     this.unread = []; // token ids
+    this.written = 0; // tokens
     this.past = []; // what Rewind goes back to
     for (const button of this.element.querySelectorAll("[data-action]"))
       button.addEventListener("click", () => this.act(button.dataset.action));
@@ -30,7 +43,6 @@ class Pane {
     this.input = $("textarea", this.element);
     this.element.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.act("write");
-      if (event.key === "Escape") this.act("stop");
     });
     $("#texts").append(this.element);
     panes.add(this);
@@ -66,10 +78,12 @@ class Pane {
       }),
     );
     text.scrollTop = text.scrollHeight;
-    const cache = info.cache_bytes_per_token * this.state.position;
+    const tokens = this.state.position + (this.unread.length === 1);
+    const cache = info.cache_bytes_per_token * tokens;
     const largest = Math.max(this.state.bytes, cache, 1);
     const figures = {
-      position: this.state.position.toLocaleString("en"),
+      read: (tokens - this.written).toLocaleString("en"),
+      written: this.written.toLocaleString("en"),
       speed: speed === null ? $("[data-figure=speed]", this.element).textContent : speed.toFixed(1),
       state: size(this.state.bytes),
       cache: size(cache),
@@ -85,7 +99,7 @@ class Pane {
     for (const button of this.element.querySelectorAll("[data-action]")) {
       const { action } = button.dataset;
       if (action === "stop") button.disabled = busy !== this;
-      else button.disabled = busy !== null || (action === "rewind" && this.past.length === 0);
+      else button.disabled = busy !== null || (action === "rewind" && !this.past.length) || (action === "copy" && !this.parts.length);
       if (action === "close") button.hidden = panes.size < 2;
     }
   }
@@ -105,9 +119,15 @@ class Pane {
     }
   }
 
+  /** What a text is at this moment. */
+  now() {
+    const { state, unread, written } = this;
+    return { state, unread, written, parts: this.parts.map((part) => ({ ...part })) };
+  }
+
   remember() {
-    const parts = this.parts.map((part) => ({ ...part }));
-    this.past = [...this.past, { parts, state: this.state, unread: this.unread }].slice(-KEPT);
+    this.past = [...this.past, this.now()].slice(-KEPT);
+    while (this.past.reduce((sum, { state }) => sum + state.bytes, 0) > KEPT_BYTES) this.past.shift();
   }
 
   /** Takes what was typed, and reads all of the text but its last token. */
@@ -136,14 +156,18 @@ class Pane {
 
   /** Runs a task for which the model is needed. */
   async work(task) {
+    const focused = document.activeElement, stop = $("[data-action=stop]", this.element);
     busy = this;
     this.stopped = false;
     this.show();
+    if (focused.disabled) stop.focus(); // a button that is disabled loses the keyboard
     try {
       await task();
     } finally {
+      const isHere = document.activeElement === stop;
       busy = null;
       this.show();
+      if (isHere) focused.focus();
     }
   }
 
@@ -152,18 +176,20 @@ class Pane {
   }
 
   write() {
+    const most = setting("length"), temperature = setting("temperature");
     return this.work(async () => {
       await this.take();
-      const most = Number($("#length").value), temperature = Number($("#temperature").value);
       const start = performance.now();
-      let written = this.unread.slice(-1), shown = tokenizer.decode(written), count = 0; // a token knows its space by the last
+      let written = this.unread.slice(-1), shown = tokenizer.decode(written); // a token knows its space by the last
+      let count = 0, ends = false;
       while (count < most && !this.stopped) {
         const { state, logits } = await model.readAll(this.state, this.unread);
         const token = draw(logits, temperature);
         this.state = state;
         this.unread = [token];
-        if (info.end.includes(token)) break;
+        this.written++;
         count++;
+        if ((ends = info.end.includes(token))) break;
         written.push(token);
         const text = tokenizer.decode(written);
         if (!text.endsWith("\ufffd")) {
@@ -175,7 +201,7 @@ class Pane {
         await pause();
       }
       this.add(tokenizer.decode(written).slice(shown.length), true); // half a character
-      this.say(`Wrote ${words(count, "token")}. The state has ${size(this.state.bytes)}.`);
+      if (count) this.say(`Wrote ${words(count, "token")}${ends ? " and ended" : ""}. The state has ${size(this.state.bytes)}.`);
     });
   }
 
@@ -186,9 +212,28 @@ class Pane {
     this.show();
   }
 
+  restart() {
+    this.remember();
+    Object.assign(this, { state: model.start(), unread: [], written: 0, parts: [] });
+    this.say("Started again: nothing is read. Rewind goes back.");
+    this.show();
+    this.input.focus();
+  }
+
+  async copy() {
+    const text = this.parts.map((part) => (part.note ? "" : part.text)).join("");
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      getSelection().selectAllChildren($(".text", this.element)); // without https
+      document.execCommand("copy");
+    }
+    this.say(this.parts[0].note ? "Copied the end of the text, which is all that the page keeps." : "Copied the text.");
+  }
+
   branch() {
     const twin = new Pane();
-    Object.assign(twin, { state: this.state, unread: this.unread, parts: this.parts.map((part) => ({ ...part })) });
+    Object.assign(twin, this.now());
     twin.say("A branch: both go on from here by themselves.");
     twin.show();
     this.show();
@@ -207,7 +252,7 @@ class Pane {
     return this.work(async () => {
       const { state } = await model.readAll(this.state, this.unread);
       if (state.position === 0) throw new Error("There is nothing to save: nothing was read.");
-      const text = this.parts.map((part) => part.text).join("").slice(-2000);
+      const text = [...this.parts.map((part) => part.text).join("")].slice(-2000).join(""); // without half characters
       const link = document.createElement("a");
       link.href = URL.createObjectURL(await writeState(state, info, text));
       link.download = `${info.name.replaceAll("/", "-")}-${state.position}.safetensors`;
@@ -225,8 +270,7 @@ class Pane {
       const { state, text } = await readState(new Uint8Array(await file.arrayBuffer()), model);
       this.remember();
       this.parts = [{ text: text ? `[…] ${text}` : `[${file.name}]`, written: false }];
-      this.state = state;
-      this.unread = [];
+      Object.assign(this, { state, unread: [], written: 0 });
       this.say(`Loaded the state of ${words(state.position, "token")}. Add some words and go on.`);
     } catch (error) {
       this.say(error.message, true);
@@ -245,7 +289,12 @@ function theme() {
 }
 
 async function start() {
+  $("#unserved").hidden = true;
+  $("#loading").hidden = $("#theme").hidden = false;
   $("#theme").addEventListener("click", theme);
+  document.addEventListener("keydown", (event) => event.key === "Escape" && busy?.act("stop"));
+  $("#settings").addEventListener("input", (event) => event.target.removeAttribute("aria-invalid"));
+  $("#kept").textContent = `Each text keeps up to ${KEPT} states to rewind, of ${size(KEPT_BYTES)} together at most.`;
   const version = Date.now(); // small files are always fetched; info.json names the weights by their contents
   const json = async (name) => JSON.parse(new TextDecoder().decode(await download(`model/${name}?${version}`)));
   let config;
@@ -265,7 +314,7 @@ async function start() {
 }
 
 start().catch((error) => {
-  const message = location.protocol === "file:" ? "A page from a file cannot load its model: serve the folder, for example by python3 -m http.server." : error.message;
+  $("#unserved").hidden = location.protocol !== "file:";
   $("#progress").hidden = true;
-  $("#loading-label").textContent = `The model could not be loaded. ${message}`;
+  $("#loading-label").textContent = `The model could not be loaded. ${error.message}`;
 });

@@ -2,12 +2,21 @@
 
 import { State } from "./model.js";
 
-const FORMAT = "retnet_hf.RetNetState/2";
-const TYPES = { F32: "torch.float32", BF16: "torch.bfloat16", F16: "torch.float16", I64: "torch.int64" };
+const FORMAT = "retnet_hf.RetNetState/3";
+const TYPES = {
+  F64: { name: "torch.float64", size: 8 },
+  F32: { name: "torch.float32", size: 4 },
+  BF16: { name: "torch.bfloat16", size: 2 },
+  F16: { name: "torch.float16", size: 2 },
+  I64: { name: "torch.int64", size: 8 },
+};
+const MOST_TOKENS = 2 ** 32; // beyond which the model's rotation is not exact
+const MOST_TEXT = 4000; // characters beside a state
 
 /** Numbers of a file as the page has them: those of half precision are widened. */
 function numbers(type, bytes) {
   if (type === "I64") return new BigInt64Array(bytes.buffer);
+  if (type === "F64") return new Float64Array(bytes.buffer);
   if (type === "F32") return new Float32Array(bytes.buffer);
   const halves = new Uint16Array(bytes.buffer);
   if (type === "BF16") return new Float32Array(Uint32Array.from(halves, (half) => half << 16).buffer);
@@ -40,8 +49,8 @@ function toFile(state, info) {
     const columns = key.dims[2];
     const shape = [1, columns];
     tensors[`${prefix}keys`] = { type: "F32", shape: key.dims, data: key.data };
-    const value = state.tensors[`${index}.value`];
-    tensors[`${prefix}values`] = { type: "F32", shape: value.dims, data: value.data };
+    const { data: values, dims: sizes } = state.tensors[`${index}.value`];
+    tensors[`${prefix}values`] = { type: "F32", shape: [...sizes.slice(0, 2), columns, sizes[3]], data: values };
     tensors[`${prefix}document`] = { type: "I64", shape, data: new BigInt64Array(columns) };
     for (const name of ["count", "position"])
       tensors[prefix + name] = { type: "I64", shape, data: counts(columns, state.position, sinks) };
@@ -49,13 +58,17 @@ function toFile(state, info) {
   return tensors;
 }
 
-/** SHA-256 of the names, types, shapes and values, as Python writes them. */
-async function checksum(tensors) {
+/** SHA-256 of the metadata and the tensors, as Python computes it. */
+async function checksum(metadata, tensors) {
   const parts = [];
+  for (const name of Object.keys(metadata).sort()) {
+    const value = new TextEncoder().encode(metadata[name]);
+    if (name !== "sha256") parts.push(`${name} ${value.length} `, value);
+  }
   for (const name of Object.keys(tensors).sort()) {
     const { type, shape, data, raw } = tensors[name];
     const tuple = `(${shape.join(", ")}${shape.length === 1 ? "," : ""})`;
-    parts.push(`${name} ${TYPES[type]} ${tuple} `, raw ?? new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
+    parts.push(`${name} ${TYPES[type].name} ${tuple} `, raw ?? new Uint8Array(data.buffer, data.byteOffset, data.byteLength));
   }
   if (!globalThis.crypto?.subtle) throw new Error("States are saved and loaded over https or from localhost only.");
   const digest = await crypto.subtle.digest("SHA-256", await new Blob(parts).arrayBuffer());
@@ -65,8 +78,9 @@ async function checksum(tensors) {
 /** A file with the state of a text. `text` is kept beside it: what was read last, for a person to see. */
 export async function writeState(state, info, text) {
   const tensors = toFile(state, info);
-  const metadata = { format: FORMAT, fingerprint: info.fingerprint, sha256: await checksum(tensors), text };
+  const metadata = { format: FORMAT, fingerprint: info.fingerprint, text };
   if (info.weights) metadata.weights = info.weights;
+  metadata.sha256 = await checksum(metadata, tensors);
   const header = { __metadata__: metadata };
   let offset = 0;
   for (const [name, { type, shape, data }] of Object.entries(tensors)) {
@@ -86,19 +100,26 @@ export async function readState(bytes, model, isOwn = false) {
   const { metadata, tensors } = parse(bytes);
   if (metadata.format !== FORMAT) throw new Error("This file does not hold the state of a RetNet.");
   if (metadata.fingerprint !== info.fingerprint) throw new Error("This is the state of a model of another configuration.");
-  if (!isOwn && metadata.sha256 !== (await checksum(tensors))) throw new Error("The file is damaged: its values are not those that were saved.");
+  const first = tensors["layers.0.next_position"];
+  const position = first?.type === "I64" && first.data.length === 1 ? Number(first.data[0]) : -1;
+  if (!(position >= 0 && position < MOST_TOKENS)) throw new Error("The file does not say how many tokens of one text the state has read.");
+  const state = new State(fromFile(tensors, info), position);
+  const expected = toFile(state, info), types = {};
+  for (const name of Object.keys(tensors)) if (!expected[name]) throw new Error(`The file holds ${name}, which is no part of a state.`);
+  for (const [name, { shape, data, type }] of Object.entries(expected)) {
+    const found = tensors[name], part = name.split(".").at(-1);
+    const isOfType = type === "I64" || part === "recurrent_states" ? type : (types[part] ??= found?.type); // one for all layers
+    if (found?.type !== isOfType || found.type === "F64" || found.shape.join() !== shape.join())
+      throw new Error(`The file does not fit this model: ${name} is missing, or of another shape or type.`);
+    if (type === "I64" && data.some((value, index) => value < 0n || value !== found.data[index]))
+      throw new Error("This state is of several texts, or of a text with gaps, which this page cannot go on with.");
+    if (type !== "I64" && !found.data.every(Number.isFinite)) throw new Error(`The file holds ${name} with values that are not finite.`);
+  }
+  if (!isOwn && metadata.sha256 !== (await checksum(metadata, tensors)))
+    throw new Error("The file is damaged: its contents are not those that were saved.");
   if (metadata.weights && info.weights && !sameWeights(metadata.weights, info.weights))
     throw new Error("This state was computed by other weights.");
-  const position = Number(tensors["layers.0.next_position"]?.data[0] ?? -1);
-  const expected = toFile(new State(fromFile(tensors, info), position), info);
-  for (const [name, { shape, data, type }] of Object.entries(expected)) {
-    const found = tensors[name];
-    const fits = found && (found.type === "I64") === (type === "I64") && found.shape.join() === shape.join();
-    if (!fits) throw new Error(`The file does not fit this model: ${name} is missing or of another shape.`);
-    if (type === "I64" && data.some((value, index) => value !== found.data[index]))
-      throw new Error("This state is of several texts, or of a text with gaps, which this page cannot go on with.");
-  }
-  return { state: new State(fromFile(tensors, info), position), text: metadata.text ?? "" };
+  return { state, text: (metadata.text ?? "").slice(-MOST_TEXT) };
 }
 
 /** The tensors of the page, by name, from those of a file. */
@@ -118,17 +139,23 @@ function fromFile(tensors, info) {
   return state;
 }
 
+/** Metadata and tensors of a safetensors file, whose tensors fill it without gaps. */
 function parse(bytes) {
   try {
     const length = Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
-    const { __metadata__: metadata, ...entries } = JSON.parse(new TextDecoder().decode(bytes.subarray(8, 8 + length)));
-    const tensors = {};
-    for (const [name, { dtype, shape, data_offsets: [begin, end] }] of Object.entries(entries)) {
-      const part = bytes.slice(8 + length + begin, 8 + length + end);
-      if (part.length !== end - begin || !TYPES[dtype]) throw new RangeError(name);
-      tensors[name] = { type: dtype, shape, raw: part, data: numbers(dtype, part) };
+    const { __metadata__: metadata, ...entries } = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes.subarray(8, 8 + length)));
+    const tensors = Object.create(null);
+    const inOrder = Object.entries(entries).sort(([, one], [, other]) => one.data_offsets[0] - other.data_offsets[0]);
+    let filled = 8 + length;
+    for (const [name, { dtype, shape, data_offsets: [begin, end] }] of inOrder) {
+      const size = shape.reduce((product, each) => product * each, TYPES[dtype].size);
+      const raw = bytes.slice(filled, filled + size);
+      if (8 + length + begin !== filled || end - begin !== size || raw.length !== size) throw new RangeError(name);
+      tensors[name] = { type: dtype, shape, raw, data: numbers(dtype, raw) };
+      filled += size;
     }
-    return { metadata: metadata ?? {}, tensors };
+    if (filled !== bytes.length || Object.values(metadata).some((value) => typeof value !== "string")) throw new RangeError();
+    return { metadata, tensors };
   } catch {
     throw new Error("The file is not a whole safetensors file of states.");
   }
@@ -136,9 +163,13 @@ function parse(bytes) {
 
 /** Whether two marks are of equal weights, or of weights that were rounded to different types. */
 function sameWeights(one, other) {
-  const [first, second] = [one, other].map(JSON.parse);
-  const tolerance = first.dtypes.join() === second.dtypes.join() ? 1e-5 : 2 ** -7;
-  const close = ([sum, norm], [otherSum, otherNorm]) =>
-    [[sum, otherSum], [norm, otherNorm]].every(([a, b]) => Math.abs(a - b) <= tolerance * norm);
-  return first.sums.length === second.sums.length && first.sums.every((pair, index) => close(pair, second.sums[index]));
+  try {
+    const [first, second] = [one, other].map(JSON.parse);
+    const tolerance = first.dtypes.join() === second.dtypes.join() ? 1e-5 : 2 ** -7;
+    const close = ([sum, norm], [otherSum, otherNorm]) =>
+      [[sum, otherSum], [norm, otherNorm]].every(([a, b]) => Math.abs(a - b) <= tolerance * norm);
+    return first.sums.length === second.sums.length && first.sums.every((pair, index) => close(pair, second.sums[index]));
+  } catch {
+    return false; // a file may hold anything
+  }
 }
