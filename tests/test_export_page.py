@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The page that a model runs in, in a real browser: what it writes, the states that it saves and loads, what it refuses."""
 
+import base64
 import copy
 import functools
 import http.server
@@ -14,12 +15,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageStat
+from safetensors import safe_open
+from selenium.webdriver.common.keys import Keys
 from small_models import small_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from retnet_hf import RetNetState
+from retnet_hf.state_file import write_state
 from retnet_hf_cli.text.corpus import SAMPLE_TEXT, train_tokenizer
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_export import ExportError, export_web, npm_packages
@@ -98,8 +102,12 @@ class Page:
     def type(self, text: str, pane: int = 0) -> None:
         self.driver.execute_script("arguments[0].value = arguments[1]", self.in_pane("textarea", pane), text)
 
-    def setting(self, name: str, value: float) -> None:
-        self.driver.execute_script(f"document.querySelector('#{name}').value = {value}")
+    def setting(self, name: str, value: float | str) -> None:
+        self.driver.execute_script("document.querySelector(arguments[0]).value = arguments[1]", f"#{name}", str(value))
+
+    def resize(self, width: int, height: int) -> None:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def open(self, file: Path, pane: int = 0) -> None:
         before = self.message(pane)
@@ -244,6 +252,118 @@ def test_a_wrong_file_is_told_in_a_sentence(page, exported, tmp_path, change, wo
     assert page.figure("read") == "0"
 
 
+def with_tensors(change):
+    """A file whose tensors are not those of a state, though the checksum is that of what it holds."""
+
+    def changed(file, model):
+        with safe_open(file, "pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, not a dict
+            metadata = opened.metadata()
+        change(tensors)
+        write_state(file, tensors, metadata["fingerprint"], metadata["weights"])
+
+    return changed
+
+
+def last(name, value):
+    return lambda tensors: tensors[name].view(-1)[-1:].fill_(value)
+
+
+def of_type(dtype):
+    return lambda tensors: tensors.update({"layers.0.recurrent_states": tensors["layers.0.recurrent_states"].to(dtype)})
+
+
+def rows(change):
+    return lambda tensors: tensors.update({name: change(tensor) for name, tensor in tensors.items() if tensor.dim()})
+
+
+REFUSED_STATES = {
+    "not a number": (last("layers.0.recurrent_states", float("nan")), "with values that are not finite"),
+    "infinite": (last("layers.0.recurrent_states", float("-inf")), "with values that are not finite"),
+    "below 0": (last("layers.0.next_position", -1), "does not say how many tokens"),
+    "beyond what is exact": (last("layers.0.next_position", 2**40), "does not say how many tokens"),
+    "another length": (last("layers.0.cumulative_length", 3), "of several texts, or of a text with gaps"),
+    "a tensor less": (lambda tensors: tensors.pop("layers.0.recurrent_states"), "missing, or of another shape or type"),
+    "a tensor more": (lambda tensors: tensors.update(extra=torch.zeros(3)), "holds extra, which is no part of a state"),
+    "half": (of_type(torch.float16), "of another shape or type"),
+    "double": (of_type(torch.float64), "of another shape or type"),
+    "no rows": (rows(lambda tensor: tensor[:0]), "does not say how many tokens"),
+    "two rows": (rows(lambda tensor: torch.cat([tensor] * 2)), "does not say how many tokens"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_STATES)
+def test_a_state_that_cannot_be_is_told_in_a_sentence(page, exported, tmp_path, kind):
+    """Whatever wrote it, with a checksum that is right."""
+    model, tokenizer, _ = exported
+    change, words = REFUSED_STATES[kind]
+    with torch.no_grad():
+        model(tokenizer(BEGINNING, return_tensors="pt")["input_ids"], use_cache=True).past_key_values.save(
+            tmp_path / "state"
+        )
+    with_tensors(change)(tmp_path / "state", model)
+    page.open(tmp_path / "state")
+    assert words in page.message()
+    assert page.figure("read") == "0"
+
+
+def test_every_changed_bit_is_noticed_as_in_python(page, exported, tmp_path):
+    """Of values, of the metadata (the mark of the weights among it), and of the header's structure."""
+    model, tokenizer, _ = exported
+    with torch.no_grad():
+        model(tokenizer(BEGINNING, return_tensors="pt")["input_ids"], use_cache=True).past_key_values.save(
+            tmp_path / "state"
+        )
+    whole, generator = (tmp_path / "state").read_bytes(), torch.Generator().manual_seed(0)
+    header = 8 + int.from_bytes(whole[:8], "little")
+    padding = len(whole[:header]) - len(whole[:header].rstrip())
+    places = [
+        *range(8 * (header - padding)),
+        *torch.randint(8 * header, 8 * len(whole), (300,), generator=generator).tolist(),
+    ]
+    cuts = torch.randint(0, len(whole), (100,), generator=generator).tolist()
+    script = """
+        const [text, places, cuts, done] = arguments;
+        const whole = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+        import("./state_file.js").then(async ({ readState }) => {
+            const said = [];
+            const told = async (bytes, what) => {
+                try { await readState(bytes, retnet.model); said.push(`${what} was accepted`); }
+                catch (error) { if (error.constructor !== Error || !/[.]$/.test(error)) said.push(`${what}: ${error}`); }
+            };
+            for (const place of places) {
+                const bytes = whole.slice();
+                bytes[place >> 3] ^= 1 << (place & 7);
+                await told(bytes, `bit ${place}`);
+            }
+            for (const cut of cuts) await told(whole.slice(0, cut), `cut ${cut}`);
+            await readState(whole, retnet.model);
+            done(said);
+        }).catch((error) => done([String(error)]));
+    """
+    page.driver.set_script_timeout(100)
+    encoded = base64.b64encode(whole).decode()
+    assert page.driver.execute_async_script(script, encoded, places, cuts) == []
+    for place in places[:: len(places) // 50]:
+        changed = bytearray(whole)
+        changed[place >> 3] ^= 1 << (place & 7)
+        (tmp_path / "changed").write_bytes(changed)
+        with pytest.raises(ValueError, match=r"\."):
+            RetNetState.load(tmp_path / "changed", model)
+
+
+def test_texts_of_characters_outside_the_basic_plane_are_saved_with_a_state(page, exported):
+    """The text that is kept beside a state is cut between characters."""
+    page.type("😀" * 3000 + "x")
+    page.press("read")
+    page.press("save")
+    file = page.saved()
+    assert int(RetNetState.load(file, exported[0]).get_seq_length()) == int(page.figure("read").replace(",", ""))
+    page.reload()
+    page.open(file)
+    assert page.text() == "[…] " + "😀" * 1999 + "x"
+
+
 def test_the_state_of_another_model_is_refused(page, exported, tmp_path):
     model, tokenizer, _ = exported
     ids = tokenizer(BEGINNING, return_tensors="pt")["input_ids"]
@@ -332,10 +452,167 @@ def test_a_text_of_twenty_thousand_tokens_takes_no_more_memory(page, exported):
     assert len(page.text()) <= 20_100
 
 
+def test_a_page_from_a_file_says_that_it_needs_a_server(page, exported):
+    page.driver.get((exported[2] / "index.html").as_uri())
+    page.wait_for(lambda: "python3 -m http.server" in page.all("body")[0].text, seconds=10)
+    page.driver.get("about:blank")
+    page.reload()
+    assert "http.server" not in page.all("body")[0].text
+
+
+@pytest.mark.parametrize("size", [(1200, 900), (375, 740)], ids=["wide", "narrow"])
+def test_a_long_text_pushes_nothing_out_of_sight(page, size):
+    try:
+        page.resize(*size)
+        where = "const box = arguments[0].getBoundingClientRect(); return [box.top, box.bottom, innerHeight, scrollY]"
+        before = page.driver.execute_script(where, page.in_pane(".figures"))
+        page.type(TEXT[:3000])
+        page.press("read")
+        after = page.driver.execute_script(where, page.in_pane(".figures"))
+        assert after == before
+        assert 0 <= after[0] < after[1] <= after[2]
+        wide = page.driver.execute_script(
+            "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        assert wide == 0
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_bars_stand_beside_what_they_show(page, exported):
+    page.type(TEXT[:2000])
+    page.press("read")
+    legend = {bar.find_element("css selector", "dt").text: bar for bar in page.all(".pane .bar")}
+    assert list(legend) == ["state of this text", "cache of a transformer"]
+    tokens = int(page.figure("read").replace(",", ""))
+    info = json.loads((exported[2] / "model" / "info.json").read_text())
+    cache, state = (
+        info["cache_bytes_per_token"] * tokens,
+        page.driver.execute_script("return [...retnet.panes][0].state.bytes"),
+    )
+    assert page.figure("cache") == f"{cache / 1000:.1f}".removesuffix(".0") + " kB"
+    for bar, size in zip(legend.values(), (state, cache), strict=True):
+        [width] = page.driver.execute_script("return [arguments[0].style.width]", bar.find_element("css selector", "i"))
+        assert float(width.removesuffix("%")) == pytest.approx(100 * size / max(state, cache), rel=1e-3)
+
+
+def test_tokens_that_were_read_and_written_are_counted_by_themselves(page, exported):
+    read = len(exported[1](BEGINNING)["input_ids"])
+    page.type(BEGINNING)
+    page.press("read")
+    assert (page.figure("read"), page.figure("written")) == (str(read), "0")
+    for written in (24, 48):
+        page.press("write")
+        assert (page.figure("read"), page.figure("written")) == (str(read), str(written))
+    page.press("rewind")
+    assert (page.figure("read"), page.figure("written")) == (str(read), "24")
+    page.press("save")
+    page.press("restart")
+    assert (page.figure("read"), page.figure("written"), page.text()) == ("0", "0", "")
+    page.open(page.saved())
+    assert (page.figure("read"), page.figure("written")) == (str(read + 24), "0")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        *(
+            ("length", value, "Tokens to write must be a whole number from 1 to 100000.")
+            for value in ("abc", "0", "2.5", "1e9")
+        ),
+        *(("temperature", value, "Temperature must be a number from 0 to 2.") for value in ("abc", "-5", "2.1")),
+    ],
+)
+def test_a_setting_out_of_its_bounds_is_refused_before_anything_is_read(page, name, value, words):
+    page.type(BEGINNING)
+    page.setting(name, value)
+    page.in_pane("[data-action=write]").click()
+    page.wait_for(lambda: page.message() == words, seconds=5)
+    assert (page.text(), page.figure("read")) == ("", "0")
+    assert page.in_pane("textarea").get_property("value") == BEGINNING
+    field = page.driver.switch_to.active_element
+    assert (field.get_attribute("id"), field.get_attribute("aria-invalid")) == (name, "true")
+    field.clear()
+    field.send_keys("1")
+    assert field.get_attribute("aria-invalid") is None
+    page.press("write")
+    assert page.message().startswith("Wrote")
+
+
+def test_the_text_is_copied(page):
+    page.type(BEGINNING)
+    assert not page.in_pane("[data-action=copy]").is_enabled()
+    page.press("write")
+    for script in ("arguments[0].value = ''", "navigator.clipboard.writeText = () => Promise.reject()"):
+        page.driver.execute_script(script, field := page.in_pane("textarea"))
+        page.in_pane("[data-action=copy]").click()
+        page.wait_for(lambda: page.message() == "Copied the text.", seconds=5)
+        field.clear()
+        field.send_keys(Keys.CONTROL, "v")
+        assert field.get_property("value") == page.text()
+        page.driver.execute_script("arguments[0].closest('.pane').querySelector('.message').textContent = ''", field)
+
+
+def test_starting_again_forgets_the_text_and_can_be_taken_back(page):
+    page.type(BEGINNING)
+    page.press("write")
+    before = page.text()
+    page.press("restart")
+    page.type(BEGINNING)
+    page.press("write")
+    assert page.text() == before
+    for _ in range(2):
+        page.press("rewind")
+    assert page.text() == before
+
+
+def test_what_is_kept_to_rewind_is_bounded_and_the_page_says_so(page):
+    for number in range(10):
+        page.type(f" {number}")
+        page.press("read")
+    taken_back = 0
+    while page.in_pane("[data-action=rewind]").is_enabled():
+        page.press("rewind")
+        taken_back += 1
+    assert taken_back == 8
+    assert page.text() == " 0 1"
+    assert page.all("#kept")[0].text == "Each text keeps up to 8 states to rewind, of 128 MB together at most."
+    kept = """
+        const [pane] = retnet.panes;
+        for (let turn = 0; turn < 5; turn++) {
+            pane.state = Object.assign(Object.create(Object.getPrototypeOf(pane.state)), pane.state);
+            Object.defineProperty(pane.state, "bytes", { value: arguments[0] });
+            pane.remember();
+        }
+        return pane.past.length;
+    """
+    assert [page.driver.execute_script(kept, size) for size in (50e6, 200e6)] == [2, 0]
+
+
+def test_the_keyboard_is_enough(page):
+    page.setting("length", 100_000)
+    page.in_pane("textarea").send_keys(BEGINNING)
+    page.in_pane("textarea").send_keys(Keys.TAB)
+    page.driver.switch_to.active_element.send_keys(Keys.ENTER)  # Write
+    page.wait_for(lambda: page.figure("written") != "0")
+    page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+    page.wait_for(lambda: page.message().startswith("Wrote"))
+    assert page.driver.switch_to.active_element.text == "Write"
+    page.in_pane("textarea").send_keys(" And", Keys.CONTROL, Keys.ENTER)
+    page.wait_for(lambda: page.in_pane("[data-action=stop]").is_enabled())
+    page.in_pane("textarea").send_keys(Keys.ESCAPE)
+    page.wait_for(lambda: page.in_pane("[data-action=write]").is_enabled())
+    unnamed = """
+        return [...document.querySelectorAll("button, input:not([type=file]), textarea, [tabindex]")].filter((element) =>
+            !(element.ariaLabel || element.labels?.length || element.textContent.trim())).map((element) => element.outerHTML)
+    """
+    assert page.driver.execute_script(unnamed) == []
+
+
 def test_it_is_light_and_dark(page):
     def brightness() -> float:
         picture = Image.open(io.BytesIO(page.driver.get_screenshot_as_png())).convert("L")
-        return sum(picture.getdata()) / (picture.width * picture.height)
+        return ImageStat.Stat(picture).mean[0]
 
     first = brightness()
     page.all("#theme")[0].click()
