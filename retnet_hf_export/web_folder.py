@@ -94,6 +94,7 @@ def page_info(
     """What the page knows of its model: files, the tensors of a state, and how texts begin and end."""
     config, bos = model.config, tokenizer.bos_token_id
     end = model.generation_config.eos_token_id
+    end = tokenizer.eos_token_id if end is None else end  # as genai_config does
     end = [] if end is None else [end] if isinstance(end, int) else end
     layers = []
     for index, kind in enumerate(config.layer_types):
@@ -107,6 +108,7 @@ def page_info(
         "layers": layers,
         "fingerprint": config.state_fingerprint,
         "weights": weights_mark(model),
+        "vocabulary": config.vocab_size,
         "begin": [bos] if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else [],
         "end": end,
         "cache_bytes_per_token": 8 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim,

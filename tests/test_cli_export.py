@@ -4,6 +4,7 @@
 
 import _thread
 import json
+import resource
 import shutil
 import threading
 import urllib.request
@@ -81,6 +82,29 @@ def test_a_page_that_begins_with_a_learned_state(retnet_hf, workplace):
     assert all(tensor.equal(expected[name]) for name, tensor in found.items())
     assert retnet_hf("export", "model", "page", "--to", "web", "--overwrite").code == 0
     assert not Path("page/model/initial_state.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--to", "mlx"],
+        pytest.param(["--to", "web"], marks=pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm")),
+        ["--quantize", "int8"],
+    ],
+    ids=lambda options: options[-1],
+)
+def test_a_full_disk_is_one_line_and_leaves_the_older_folder(retnet_hf, workplace, options):
+    """As a limit to the size of files makes it, which every library meets in its own way."""
+    assert retnet_hf("export", "model", "out", "--to", "mlx").code == 0
+    before, limits = tree(workplace), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        answer = retnet_hf("export", "model", "out", *options, "--overwrite")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert answer.code == 1, answer.err
+    assert answer.err.count("\n") == 1
+    assert tree(workplace) == before
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ from retnet_hf import RetNetState
 from retnet_hf.state_file import write_state
 from retnet_hf_cli.text.corpus import SAMPLE_TEXT, train_tokenizer
 from retnet_hf_conversion.errors import CheckpointError
-from retnet_hf_export import ExportError, export_web, npm_packages
+from retnet_hf_export import ExportedFile, ExportError, export_web, npm_packages
+from retnet_hf_export.web_folder import page_info
 
 
 BROWSER, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
@@ -138,7 +139,7 @@ def with_tokenizer(dialect: str, folder: Path):
     """A model, its tokenizer, and the folder of their page."""
     tokenizer = train_tokenizer([TEXT], 300) if dialect == "fla" else of_pieces()
     model = small_model(dialect, vocab_size=300, eos_token_id=0, **FIELDS[dialect])
-    model.generation_config.eos_token_id = 0
+    model.generation_config.eos_token_id = 0 if dialect == "fla" else None  # the tokenizer says it, too
     export_web(model, folder, tokenizer, kind="float32", name=f"a small {dialect}")
     return model, tokenizer, folder
 
@@ -539,6 +540,15 @@ def test_a_setting_out_of_its_bounds_is_refused_before_anything_is_read(page, na
     assert page.message().startswith("Wrote")
 
 
+def test_a_word_that_the_model_does_not_have_is_told_before_anything_is_read(page, exported):
+    first = exported[1](BEGINNING)["input_ids"][-1]
+    page.driver.execute_script("retnet.info.vocabulary = arguments[0]", first)
+    page.type(BEGINNING)
+    page.press("write")
+    assert page.message().startswith("The model has no word for “")
+    assert (page.text(), page.in_pane("textarea").get_property("value")) == ("", BEGINNING)
+
+
 def test_the_text_is_copied(page):
     page.type(BEGINNING)
     assert not page.in_pane("[data-action=copy]").is_enabled()
@@ -661,6 +671,17 @@ def test_texts_begin_with_a_learned_state_and_weights_may_have_8_bits(tmp_path):
                     own.append(outputs.logits[0, -1].argmax().item())
                     outputs = model(torch.tensor([own[-1:]]), past_key_values=outputs.past_key_values, use_cache=True)
             assert written == BEGINNING + tokenizer.decode(own, skip_special_tokens=True)
+
+
+def test_texts_end_by_the_token_of_the_model_or_of_the_tokenizer(exported):
+    assert json.loads((exported[2] / "model" / "info.json").read_text())["end"] == [0]
+
+
+def test_a_tokenizer_without_an_end_makes_texts_without_end(tokenizer):
+    model = small_model("fla", eos_token_id=None, num_hidden_layers=1)
+    tokenizer.eos_token = None
+    info = page_info(model, tokenizer, ExportedFile("model/model.onnx", "float32", 1, 0.0, 64), "x")
+    assert info["end"] == []
 
 
 def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, tokenizer, monkeypatch):

@@ -136,6 +136,8 @@ class Pane {
     const begins = this.state.position === 0 && this.unread.length === 0;
     const ids = [...this.unread, ...(begins ? info.begin : []), ...tokenizer.encode(text, { add_special_tokens: false }).ids];
     if (ids.length === 0) throw new Error("Add some words first: the state does not say which word comes next.");
+    const foreign = ids.find((id) => id >= info.vocabulary);
+    if (foreign !== undefined) throw new Error(`The model has no word for “${tokenizer.decode([foreign])}”: its tokenizer knows more words than it.`);
     this.remember();
     if (text) this.add(text, false);
     this.input.value = "";
