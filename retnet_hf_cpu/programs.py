@@ -316,8 +316,8 @@ def require_private(path: Path) -> None:
         sticky = place != path and status.st_mode & stat.S_ISVTX  # as of /tmp, where others cannot replace a folder
         if status.st_uid not in (0, os.getuid()) or (status.st_mode & forbidden and not sticky):
             raise ValueError(
-                f"{place} can be written to by other users (mode {stat.filemode(status.st_mode)}), and programs are code: take "
-                "that permission away (chmod go-w), or name another folder."
+                f"{place} can be written to by other users (mode {stat.filemode(status.st_mode)}), and programs are code: "
+                "take that permission away (chmod go-w), or name another folder."
             )
 
 

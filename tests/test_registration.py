@@ -163,7 +163,7 @@ except ImportError as error:
 print(json.dumps([type(model).__name__, said]))
 """
     found, _ = run(look, tmp_path)
-    said = 'ViRImageProcessor needs Pillow, which is not installed: pip install Pillow'
+    said = "ViRImageProcessor needs Pillow, which is not installed: pip install Pillow"
     assert found == ["RetNetForCausalLM", said]
 
 

@@ -599,7 +599,10 @@ def test_a_mark_that_is_none_fits_no_weights(mark):
 
 
 def test_a_state_is_saved_through_a_link_and_never_in_the_place_of_something_else(tmp_path):
-    state, (there, link) = read(small_model(), random_ids(1, 5)).past_key_values, (tmp_path / name for name in ("there", "link"))
+    state, (there, link) = (
+        read(small_model(), random_ids(1, 5)).past_key_values,
+        (tmp_path / name for name in ("there", "link")),
+    )
     link.symlink_to(there)
     state.save(link)
     assert link.is_symlink()
