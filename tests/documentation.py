@@ -59,7 +59,7 @@ def anchors(markdown: str) -> set[str]:
 
 
 def dead_links(page: Path) -> list[str]:
-    """Returns the links of a page that are dead on GitHub: to no file, to no heading, or to a name that only the site knows."""
+    """Links of a page that lead nowhere in its Markdown: no file, no heading, or a name that only the site knows."""
     markdown = page.read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", markdown, flags=re.DOTALL | re.MULTILINE)
     dead = re.findall(r"\]\[[^\]]*\]", prose)
