@@ -73,7 +73,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "retention_state": (
-        "state state_algebra outputs assisted_decoding modeling",
+        "state state_algebra outputs assisted_decoding modeling training",
         [
             ("given = old if self.is_initialized else None", "given = old"),
             ("if self.borrowed or torch.is_grad_enabled()", "if torch.is_grad_enabled()"),
@@ -91,13 +91,15 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("self.recurrent_states = self.next_position = None  # releases", "pass  # releases"),
             ("if held.shape[1] != all_heads:", "if False:"),
             ("self._recorded, self.last_ids = [], None", "self._recorded = []"),
-            ("if drops_state and first_in_use(cache.layers).is_initialized:", "if False:"),
+            ("if layer_idx in self._before:", "if False:"),
+            ("layer.borrow(), True  # nothing is", "layer.borrow(), False  # nothing is"),
+            ("and not model.training:", "and True:"),
         ],
     ),
     "state_file": (
         "state state_algebra",
         [
-            ('if metadata.get("sha256") != _checksum(tensors):', "if False:"),
+            ('if metadata.get("sha256") != _checksum(metadata, tensors):', "if False:"),
             ("os.replace(partial, path)", "partial.rename(path); 1 / 0"),
             ("if foreign := sorted(tensors.keys() - expected):", "if foreign := []:"),
         ],

@@ -278,6 +278,8 @@ def written(
         raise ValueError(f"the format {planned.format} cannot express this model: {error}") from error
     for name in sorted(differing, key=lambda name: getattr(ours, name) == getattr(again.config, name)):  # the cause first
         value, allowed = getattr(ours, name), getattr(again.config, name)
+        if value == allowed:  # another field changes what this one says, as factors on decays do
+            raise ValueError(f"{name}, with what changes it, has no counterpart in the format {planned.format}: {value!r}.")
         raise ValueError(f"{name} must be {allowed!r} for the format {planned.format}, which cannot express {value!r}.")
     return state_dict, config
 

@@ -2,6 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What `generate()` of transformers needs to be told about a model whose state is not a list of keys and values."""
 
+import functools
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
@@ -27,6 +29,14 @@ class RetNetGeneration(GenerationMixin):
         """Enters the class into the table of names by which Trainer decides whether label smoothing shifts the labels."""
         super().__init_subclass__(**kwargs)
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(f"{cls.__module__}.{cls.__name__}", cls.__name__)
+
+    @functools.wraps(GenerationMixin.generate)
+    def generate(self, *args, **kwargs):
+        """As in transformers, with a state by either of its names: the other one would be passed over."""
+        for name in {"past_key_values", "cache"} - {CACHE}:
+            if name in kwargs:
+                kwargs[CACHE] = kwargs.pop(name)
+        return super().generate(*args, **kwargs)
 
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs: dict, generation_mode: GenerationMode, *args, **kwargs

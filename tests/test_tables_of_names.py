@@ -32,6 +32,7 @@ from retnet_hf import (
     RetNetForSequenceClassification,
     RetNetForTokenClassification,
     RetNetModel,
+    RetNetState,
     ViRModel,
 )
 
@@ -133,6 +134,17 @@ def test_a_length_that_was_not_given_is_no_attribute(tmp_path):
 def test_the_hooks_of_accelerate_leave_the_state_where_it_is():
     """By whatever name it is given: accelerate moves every other argument to the device of a module."""
     assert {"past_key_values", "cache", "state"} <= set(small_model()._skip_keys_device_placement)
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_generate_takes_a_state_by_either_of_its_names(name):
+    model, ids = small_model(), random_ids(1, 9)
+    expected = model.generate(ids, max_new_tokens=6, do_sample=False)
+    state = RetNetState(model.config)
+    with torch.no_grad():
+        model(ids[:, :6], past_key_values=state)
+    assert torch.equal(model.generate(ids, max_new_tokens=6, do_sample=False, **{name: state}), expected)
+    assert int(state.get_seq_length()) == 14
 
 
 @pytest.mark.parametrize("layers", [2, 3])
