@@ -120,6 +120,6 @@ def test_it_names_nothing_of_the_machine_it_ran_on(file):
 
 
 def test_the_first_page_of_the_documentation_has_every_notebook():
-    linked = re.findall(r"\(notebooks/(\w+\.ipynb)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    linked = re.findall(r"\(\.\./notebooks/(\w+\.ipynb)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
     assert {file.name for file in NOTEBOOKS} <= set(linked)
     assert linked == sorted(set(linked))
