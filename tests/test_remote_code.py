@@ -153,8 +153,10 @@ with torch.no_grad():
 LANGUAGE_MODEL = {
     "attention_columns.py",
     "attention_sinks.py",
+    "call_arguments.py",
     "cards.py",
     "config.json",
+    "computed_buffers.py",
     "configuration_checks.py",
     "configuration_dialects.py",
     "configuration_heirs.py",
@@ -192,7 +194,9 @@ LANGUAGE_MODEL = {
     "weight_changes.py",
 }
 VIR = {
+    "call_arguments.py",
     "cards.py",
+    "computed_buffers.py",
     "config.json",
     "configuration_checks.py",
     "configuration_stages.py",
