@@ -271,7 +271,8 @@ def written(
         state_dict = planned.reverse(model)
         shapes = shapes_of(state_dict)
         again = plan(shapes, json.loads(json.dumps(config)))
-        differing = [name for name, value in meaning(ours).items() if meaning(again.config)[name] != value]
+        read_back = meaning(again.config)
+        differing = [name for name, value in meaning(ours).items() if read_back[name] != value]
         if not differing:
             again.check(shapes)
     except (CheckpointError, StrictDataclassError, TypeError, LookupError, RuntimeError) as error:

@@ -47,12 +47,15 @@ def with_arguments_of(base: Callable[..., Any], function: Callable[..., Any]) ->
     Tools such as Trainer decide by the signature which columns of a dataset, and which options, a model takes.
     """
 
+    own, handed_on = (inspect.signature(each).parameters for each in (function, base))
+    further = [argument for name, argument in handed_on.items() if name not in own]
+    if not further:  # as in a class that is derived from a head, whose calls need no other function around them
+        return function
+
     @functools.wraps(function)
     def forward(*arguments, **options):
         return function(*arguments, **options)
 
-    own, handed_on = (inspect.signature(each).parameters for each in (function, base))
     *named, rest = own.values()
-    further = [argument for name, argument in handed_on.items() if name not in own]
     forward.__signature__ = inspect.Signature([*named, *further, rest])
     return forward

@@ -20,9 +20,8 @@ WITHOUT_EFFECT_IN_TRANSFORMERS = frozenset((
 # Keys that are no fields of a configuration, but that transformers reads where they have a value.
 READ_BY_TRANSFORMERS = frozenset((
     "attn_implementation", "experts_implementation", "max_position_embeddings", "model_type", "name_or_path", "num_labels",
-    "output_attentions",
-    "partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta", "sep_token_id",
-    "task_specific_params", "tokenizer_class", "torch_dtype",
+    "output_attentions", "partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta",
+    "sep_token_id", "task_specific_params", "tokenizer_class", "torch_dtype",
 ))  # fmt: skip
 
 
