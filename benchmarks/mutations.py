@@ -145,7 +145,6 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("hidden_states * self.config.embedding_multiplier", "hidden_states"),
             ("use_cache = past_key_values is not None or self.config.use_cache", "use_cache = self.config.use_cache"),
             ("if skip_logits and labels is None:", "if False:"),
-            ("self.window_scale(windowed).flatten(2)", "windowed.flatten(2)"),
             ('kwargs.get("ignore_index", -100)', "0"),
         ],
     ),

@@ -18,7 +18,7 @@ from retnet_hf import RetNetForCausalLM
 
 
 def replaced_layers(student: RetNetForCausalLM) -> list[int]:
-    """The layers whose attention was replaced: those of retention, or those of windows where there is none."""
+    """The layers whose attention was replaced: those of retention, or those of windows."""
     kinds = student.config.layer_types
     kind = "linear_attention" if "linear_attention" in kinds else "sliding_attention"
     return [index for index, own in enumerate(kinds) if own == kind]

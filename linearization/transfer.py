@@ -16,7 +16,6 @@ from .heads import HeadMeasures
 from .sources import SourceError, softmax_config
 
 
-RETENTION_AT_START = 0.05  # of a head's output, beside a window: a factor that begins at zero learns hardly anything
 NAMES = {"input_layernorm": "retention_norm", "post_attention_layernorm": "mlp_norm"}
 
 
@@ -46,40 +45,35 @@ def linearized_config(
     measures: HeadMeasures | None = None,
     share_states: bool = False,
     sinks: int = 0,
-    retention: bool = True,
     sink_distance: int | None = None,
 ) -> RetNetConfig:
-    """The configuration with retention in all layers but those kept, or with windows of softmax attention alone.
+    """The configuration with retention, or with windows of softmax attention, in all layers but those kept.
 
     The arguments are those of `transfer`.
 
     Raises:
-        SourceError: for a layer that is not there, states that nobody could share, or neither retention nor a window.
+        SourceError: for a layer that is not there, states that nobody could share, or windows in a model that has some.
     """
-    if not retention and (window is None or softmax.sliding_window is not None):
-        why = "they need a window" if window is None else f"it has windows of its own ({softmax.sliding_window} tokens)"
-        raise SourceError(f"windows without retention cannot take the place of its attention: {why}.")
+    if window is not None and softmax.sliding_window is not None:
+        raise SourceError(f"it has windows of its own, of {softmax.sliding_window} tokens, and a model has one window.")
     layers = range(softmax.num_hidden_layers)
     if share_states and softmax.num_key_value_heads == softmax.num_attention_heads:
         raise SourceError("its states cannot be shared: each of its key/value heads serves one query head alone.")
     if unknown := sorted(set(kept) - set(layers)):
         raise SourceError(f"layer {unknown[0]} cannot be kept: the model has layers 0 to {len(layers) - 1}.")
-    replacement = "linear_attention" if retention else "sliding_attention"
+    replacement = "linear_attention" if window is None else "sliding_attention"
     kinds = [kind if layer in kept else replacement for layer, kind in enumerate(softmax.layer_types)]
     slides = "sliding_attention" in kinds
-    if window is None or slides == retention:  # layers that stay have no sinks
-        sinks = 0
-    of_sinks = {"attention_sinks": sinks, "attention_sink_distance": sink_distance if sinks else None}
-    if not retention:
-        fields = {"layer_types": kinds, "sliding_window": window if slides else None, **of_sinks}
+    if window is not None:
+        fields = {"layer_types": kinds, "sliding_window": window if slides else None}
+        if slides and sinks:
+            fields |= {"attention_sinks": sinks, "attention_sink_distance": sink_distance}
         return RetNetConfig.from_dict(softmax.to_dict() | fields)
     fields = softmax.to_dict() | {
         "layer_types": kinds,
         "sliding_window": softmax.sliding_window if slides else None,
         "use_output_gate": True,
         "output_gate_act": gate_act,
-        "retention_window": window,
-        **of_sinks,
     }
     groups = softmax.num_key_value_heads if share_states else None
     if measures is None and not share_states:
@@ -102,7 +96,6 @@ def transfer(
     window: int | None = None,
     share_states: bool = False,
     sinks: int = 0,
-    retention: bool = True,
     sink_distance: int | None = None,
 ) -> RetNetForCausalLM:
     """A RetNet with the weights of a transformer of the kinds in `SOURCES`.
@@ -117,12 +110,10 @@ def transfer(
         measures: of the heads, by `measure_heads`; without them heads are taken in their order, and as large as 1.
         schedule, decay_range: whose decays the heads of a layer share out among them, as in RetNetConfig.
         gate_act: activation of the gate. With another than "sigmoid" the gate begins as RetNet's does.
-        window: tokens of softmax attention beside each retention. The window then begins as the whole, and retention as a
-            small addition.
-        sinks: first tokens that stay visible beside the window; none where layers with a sliding window stay.
+        window: softmax attention over so many tokens takes the place of the source's, and there is no retention.
+        sinks: first tokens that stay visible beside the window.
         share_states: whether the heads of a key/value head have one decay, and with it one state in the place of as many as
             they are.
-        retention: whether there is any. Without it, layers that are not kept see the window and the sinks alone.
         sink_distance: `attention_sink_distance` of the configuration, where it has sinks.
 
     Returns:
@@ -135,7 +126,7 @@ def transfer(
     layers = range(softmax.num_hidden_layers)
     config = softmax
     if kept is not None:
-        options = (schedule, decay_range, gate_act, window, measures, share_states, sinks, retention, sink_distance)
+        options = (schedule, decay_range, gate_act, window, measures, share_states, sinks, sink_distance)
         config = linearized_config(softmax, kept, *options)
     with torch.device("meta"):
         model = RetNetForCausalLM(config)
@@ -177,9 +168,6 @@ def _calibrate(model: RetNetForCausalLM, layer: int, measures: HeadMeasures | No
     if config.output_gate_act == "sigmoid":
         retention.g_proj.weight.zero_()
         factor = 2 * factor
-    if config.retention_window is not None:
-        retention.head_norm.weight.mul_(RETENTION_AT_START)
-        retention.window_scale.weight.copy_(torch.where(factor > 0, 1 / factor, 0.0))  # a pruned head has no output
     weight = retention.o_proj.weight  # (D, H V)
     by_head = weight.unflatten(1, (config.num_attention_heads, -1)) * factor.to(weight)[:, None]
     weight.copy_(by_head.flatten(1))

@@ -27,8 +27,8 @@ class Reach(NamedTuple):
 
     @classmethod
     def of(cls, config: PreTrainedConfig, kind: str) -> "Reach":
-        """In the layers of one of `layer_types`; "linear_attention" stands for the window beside retention."""
-        window = config.attention_window(kind)
+        """In the layers of one of `layer_types`."""
+        window = config.sliding_window if kind == "sliding_attention" else None
         return cls(window, 0 if window is None else config.attention_sinks)
 
 

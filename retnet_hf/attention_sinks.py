@@ -9,17 +9,11 @@ A query is rotated twice, by its position and by the nearer one. Queries [q, q']
 of sinks have the scores of both rotations in one product, which any attention function computes.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from .attention_columns import Columns
-from .plan import OnDevice, Rotation, Scaling
-
-
-# (kind of layer, position=None (B|1, T)) -> the rotation in its softmax attention, at the positions of the call or at these
-RotationOfKind = Callable[..., Rotation | Scaling]
+from .plan import OnDevice, Rotation
 
 
 def excess_distance(queries: Columns, keys: Columns, distance: int) -> Tensor:

@@ -91,8 +91,6 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         attention_log_base (`float`, *optional*): a, by which queries of softmax layers are multiplied: ln(t + a) / ln a at
             position t.
         sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
-        retention_window (`int`, *optional*): softmax attention over the last so many tokens, itself included, beside the
-            retention of each layer of it: with its queries, keys and values, times a factor that each head learns.
         attention_sinks (`int`): the first so many tokens of a document stay visible beside every window of softmax attention
             (arXiv 2309.17453).
         attention_sink_distance (`int`, *optional*): the distance, in positions, at which the first token is seen from all
@@ -198,7 +196,6 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     layer_decay_factors: list[float | int] | None = None
     layer_types: list[str] | None = None
     sliding_window: int | None = None
-    retention_window: int | None = None
     attention_sinks: int = 0
     attention_sink_distance: int | None = None
     attention_num_heads: int | None = None
@@ -335,7 +332,6 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
             if mixer == "retention":
                 norms += ["head_norm"] if self.use_head_norm and self.head_norm_affine else []
                 norms += ["learned_rotation"] if self.learned_rotary_layers else []
-                norms += [] if self.retention_window is None else ["window_scale"]
             plan |= {f"layers.*.{mixer}.{name}": "colwise" for name in columns}
             plan |= {f"layers.*.{mixer}.{name}": "replicated_with_grad_allreduce" for name in norms}
             plan[f"layers.*.{mixer}.o_proj"] = "rowwise"
@@ -382,14 +378,6 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     def has_experts(self, layer: int) -> bool:
         """Whether the feed-forward of a layer is made of experts."""
         return self.num_experts is not None and layer >= self.first_k_dense_replace
-
-    def attention_window(self, kind: str) -> int | None:
-        """How many tokens the softmax attention of such a layer sees at the most; None if all, or if there is none.
-
-        Args:
-            kind: one of `layer_types`.
-        """
-        return {"sliding_attention": self.sliding_window, "linear_attention": self.retention_window}.get(kind)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """A new number of layers cuts what is stated for each of them; the same number as before brings it back."""
@@ -473,9 +461,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     def state_size(self) -> int:
         """Numbers that the layers of retention keep of a sequence of any length."""
         layers = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
-        matrices = sum(math.prod(self.state_shape(layer)) for layer in layers)
-        windowed = 0 if self.retention_window is None else self.retention_window - 1 + self.attention_sinks
-        return matrices + len(layers) * windowed * self.num_key_value_heads * (self.head_dim + self.value_head_dim)
+        return sum(math.prod(self.state_shape(layer)) for layer in layers)
 
     @property
     def cache_size_per_token(self) -> int:
@@ -553,17 +539,11 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
             "a positive number of tokens, since layer_types has sliding_attention",
         )
         check.require(
-            self.retention_window is None or (self.retention_window > 0 and not self.bidirectional),
-            "retention_window",
-            "a positive number of tokens, or None, which it must be in an encoder",
-        )
-        windows = slides or self.retention_window is not None
-        check.require(
-            self.attention_sinks == 0 or (self.attention_sinks > 0 and windows),
+            self.attention_sinks == 0 or (self.attention_sinks > 0 and slides),
             "attention_sinks",
-            "a number of tokens beside layers of sliding_attention or a retention_window, or 0",
+            "a number of tokens beside layers of sliding_attention, or 0",
         )
-        least = max(self.sliding_window or 0, self.retention_window or 0) + self.attention_sinks - 1
+        least = (self.sliding_window or 0) + self.attention_sinks - 1
         check.require(
             self.attention_sink_distance is None or self.attention_sinks > 0,
             "attention_sink_distance",

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Modules with numbers of their own for each head, in windows beside retention and in some heirs of RetNet.
+"""Modules with numbers of their own for each head, in some heirs of RetNet.
 
 Shapes in comments: B batch, T tokens, H heads, K key size, V value size.
 """
@@ -58,15 +58,3 @@ class LearnedRotation(ModuleOfHeads):
         wide = torch.promote_types(vectors.dtype, torch.float32)
         turned = position[:, None, :, None] * self.own(self.angle)[:, None].to(wide)  # (B|1, H, T, K)
         return torch.cat([vectors * turned.cos(), vectors * turned.sin()], dim=-1)
-
-
-class HeadScale(ModuleOfHeads):
-    """A learned factor on each head's output."""
-
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(heads))
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, T, H, V) -> (B, T, H, V), of this rank's heads."""
-        return hidden_states * self.own(self.weight)[:, None].to(hidden_states.dtype)

@@ -13,7 +13,7 @@ from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
 
 from .experts import Experts, Router
-from .head_modules import HeadScale, LearnedRotation
+from .head_modules import LearnedRotation
 
 
 def projection(
@@ -37,9 +37,7 @@ def draw_weights(module: nn.Module, config: PreTrainedConfig) -> None:
 
     Transformers has drawn those of embeddings and linear layers before, and of all modules with RMSNorm in their names.
     """
-    if isinstance(module, HeadScale):
-        init.ones_(module.weight)
-    elif isinstance(module, LearnedRotation):  # as the rotation of a head that is twice as long
+    if isinstance(module, LearnedRotation):  # as the rotation of a head that is twice as long
         size = module.angle.shape[-1]
         init.copy_(module.angle, 10000 ** (-torch.arange(size) / size).expand_as(module.angle))
     elif isinstance(module, (Router, Experts)):

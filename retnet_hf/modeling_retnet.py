@@ -47,7 +47,7 @@ from .experts import Experts, MixtureOfExperts, Router, loss_and_routing
 from .generation_retnet import CACHE, RetNetGeneration
 from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
-from .head_modules import GroupRMSNorm, HeadScale, LearnedRotation
+from .head_modules import GroupRMSNorm, LearnedRotation
 from .initial_weights import draw_weights, projection
 from .integer_angles import integer_frequencies, rotary_frequencies
 from .kernels import TORCH, load_kernels
@@ -57,7 +57,7 @@ from .plan import HALF_PRECISION, Layout, Plan, Rotation, Scaling, layout_of, pl
 from .retention_forms import default_chunk_size, form_of_call
 from .retention_packed import continued_layout, plan_of_documents
 from .retention_split import Context, layout_of_ranks, plan_of_segments
-from .retention_state import RetNetStateLayer, UpdatedOnce, computes_layers_again, first_in_use, past_of_call
+from .retention_state import UpdatedOnce, computes_layers_again, first_in_use, past_of_call
 from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
 
 
@@ -185,19 +185,14 @@ class RetNetRetention(RetNetTokenMixer):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the plan computes it."""
         past = None if state is None else state.layers[self.layer_idx]
-        output, maps = self.gated_retention(hidden_states, *self.heads(hidden_states), plan, past)
-        return self.o_proj(output), maps
-
-    def gated_retention(
-        self, hidden_states: Tensor, query: Tensor, key: Tensor, value: Tensor, plan: Plan, past: RetNetStateLayer | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Equation 8 up to W_O: (B, T, H V), and the retention map."""
+        query, key, value = self.heads(hidden_states)
         query, key = plan.rotate(self.feature_map(query), self.feature_map(key))
         if self.learned_rotation is not None:
             query, key = (self.learned_rotation(vectors, plan.position) for vectors in (query, key))
         output, maps = plan.retain(self.layer_idx, query, key, self.value_act(value), past)  # (B, H, T, V)
         output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
-        return output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn), maps
+        output = output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn)
+        return self.o_proj(output), maps
 
 
 class RetNetAttention(RetNetTokenMixer):
@@ -223,22 +218,6 @@ class RetNetAttention(RetNetTokenMixer):
         output = output.flatten(2)
         output = output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn)
         return self.o_proj(output), weights
-
-
-class RetNetWindowedRetention(RetNetRetention):
-    """Retention and, beside it, softmax attention over the last tokens. The feature map is applied in retention alone."""
-
-    def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        self.window_scale = HeadScale(config.num_attention_heads)
-
-    def gated_retention(self, hidden_states, query, key, value, plan, past):
-        """As in `RetNetRetention`."""
-        output, maps = super().gated_retention(hidden_states, query, key, value, plan, past)
-        query, key = plan.window.rotate(query, key)  # scales the queries, too
-        past = None if past is None else past.window
-        windowed, _ = plan.window.attend(self, query, key, value.to(query.dtype), past, scaling=1.0)
-        return output + self.window_scale(windowed).flatten(2).to(output.dtype), maps
 
 
 class RetNetMLP(nn.Module):
@@ -270,12 +249,10 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__()
         self.is_retention = config.layer_types[layer_idx] == "linear_attention"
-        if not self.is_retention:
-            self.attention = RetNetAttention(config, layer_idx)
-        elif config.retention_window is not None:
-            self.retention = RetNetWindowedRetention(config, layer_idx)
-        else:
+        if self.is_retention:
             self.retention = RetNetRetention(config, layer_idx)
+        else:
+            self.attention = RetNetAttention(config, layer_idx)
         if config.has_experts(layer_idx):
             shared = config.n_shared_experts * config.moe_intermediate_size
             self.mlp = MixtureOfExperts(config, RetNetExperts(config), RetNetMLP(config, shared) if shared else None)
@@ -365,7 +342,6 @@ class RetNetModel(RetNetPreTrainedModel):
         self.kernels = TORCH if config.bidirectional else load_kernels(config.kernels)
         self.chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
         self.scaling = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
-        self.has_softmax_attention = config.is_hybrid or config.retention_window is not None
         self.context: Context | None = None
         self.gradient_checkpointing = False
         self.post_init()
@@ -491,14 +467,13 @@ class RetNetModel(RetNetPreTrainedModel):
             options = {"with_final": past is not None, "bidirectional": config.bidirectional, "maps": maps}
             plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, kernels=self.kernels, **options)
         plans = {"linear_attention": plan}
-        if self.has_softmax_attention:
+        if config.is_hybrid:
             rotation = functools.partial(self.attention_rotation, plan, dtype)
             if packed:
-                others = {kind: AttentionOfState(rotation(kind)) for kind in set(config.layer_types)}
+                of_state = AttentionOfState(rotation())
+                plans |= {kind: of_state for kind in config.layer_types if kind != "linear_attention"}
             else:
-                others = attention_plans(config, layout, batch, dtype, rotation, layers, maps)
-            plan.window = others.pop("linear_attention", None)
-            plans |= others
+                plans |= attention_plans(config, layout, batch, dtype, rotation, layers, maps)
         return plans
 
     def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
@@ -507,12 +482,8 @@ class RetNetModel(RetNetPreTrainedModel):
             return Scaling(self.scaling)
         return Rotation(self.rotary(position, dtype), self.scaling, **options)
 
-    def attention_rotation(
-        self, plan: Plan, dtype: torch.dtype, kind: str, position: Tensor | None = None
-    ) -> Rotation | Scaling:
-        """The rotation of a kind of softmax attention, at the positions of the plan of retention or at others (B|1, T)."""
-        if kind == "linear_attention":  # the window beside retention
-            return plan.rotate if position is None else self.rotation(position, dtype, narrows=plan.rotate.narrows)
+    def attention_rotation(self, plan: Plan, dtype: torch.dtype, position: Tensor | None = None) -> Rotation | Scaling:
+        """The rotation in layers of softmax attention, at the positions of the plan of retention or at others (B|1, T)."""
         config, scale = self.config, 1.0
         if config.attention_log_base is not None:
             grown = (plan.position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()

@@ -293,7 +293,8 @@ class Scaling(OnDevice):
         return (query * self.scale).to(query.dtype), key
 
 
-# (position (B|1, T), narrows=(), turn=rotate) -> the rotation; options as in `Rotation`.
+# (position (B|1, T), narrows=(), turn=rotate) -> the rotation; options as in `Rotation`. That of softmax attention takes the
+# position alone, and without it has that of the call.
 MakeRotation = Callable[..., Rotation | Scaling]
 
 
@@ -307,12 +308,7 @@ class Plan(OnDevice):
         log_decays: (M,) ln γ of each layer.
         in_place: whether the operators write a new state into the memory of the state that they are given.
         position: (B|1, T) position of each token of the hidden states, where the layout has it in another order.
-
-    Attributes:
-        window: the plan of the softmax attention beside retention, if there is one.
     """
-
-    window: Any = None
 
     def __init__(
         self,

@@ -388,27 +388,22 @@ class RetNetStateLayer(StateLayer):
         self.recurrent_states, self.next_position = rows(self.recurrent_states), rows(self.next_position)
 
 
-# Functions that make the state of a layer, by the names of `config.layer_types`; WINDOWED for a window beside retention.
+# Functions that make the state of a layer, by the names of `config.layer_types`.
 # softmax_attention.py adds its own, so that this file does not import it.
 STATE_LAYERS: dict[str, Callable[[PreTrainedConfig], StateLayer]] = {"linear_attention": RetNetStateLayer}
-WINDOWED = "linear_attention with a window"
 
 
 def state_layers(config: PreTrainedConfig) -> list[StateLayer]:
     """An empty state for each layer of a model of this configuration."""
-    layers = []
-    for kind in config.layer_types:
-        kind = WINDOWED if kind == "linear_attention" and config.retention_window is not None else kind
-        layers.append(STATE_LAYERS[kind](config))
-    return layers
+    return [STATE_LAYERS[kind](config) for kind in config.layer_types]
 
 
 def require_retention_alone(config: PreTrainedConfig) -> None:
     """Raises ValueError where a layer keeps more than matrices of one size for each sequence."""
-    if config.is_hybrid or config.retention_window is not None:
+    if config.is_hybrid:
         raise ValueError(
             "packed documents continue from states of their own only in a model all of whose layers are retention, without "
-            "softmax attention (layer_types) or a window of it (retention_window)."
+            "softmax attention (layer_types)."
         )
 
 

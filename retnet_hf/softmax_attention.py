@@ -1,13 +1,12 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Softmax attention in a hybrid, or in a window beside retention: what a layer remembers, and what a call computes.
+"""Softmax attention in a hybrid: what a layer remembers, and what a call computes.
 
 A layer remembers keys and values of the tokens that later tokens may see. Each column also holds its document and its
 number, so that absent tokens stay invisible in later calls and packed documents do not see each other. Rewinding forgets the
 last columns.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,11 +17,11 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention_columns import Columns, Kept, Reach, columns_of, marked, visible
-from .attention_sinks import RotationOfKind, SinkRotation, excess_distance, key_halves, split_keys
+from .attention_sinks import SinkRotation, excess_distance, key_halves, split_keys
 from .eager_attention import eager_attention_forward
-from .plan import Layout, OnDevice, Rotation
+from .plan import Layout, MakeRotation, OnDevice, Rotation
 from .retention_forms import needs_autograd
-from .retention_state import STATE_LAYERS, WINDOWED, RetNetStateLayer, StateLayer, first_in_use
+from .retention_state import STATE_LAYERS, StateLayer, first_in_use
 
 
 # Queries that a layer with a window takes at a time, so that time and memory are linear in the length of a text.
@@ -182,72 +181,9 @@ class AttentionStateLayer(StateLayer):
                 setattr(self, name, change(tensor))
 
 
-class WindowedStateLayer(RetNetStateLayer):
-    """The state of a layer of retention with softmax attention over the last tokens beside it.
-
-    Attributes:
-        window: the state of the softmax attention.
-    """
-
-    is_compileable = False
-    supports_packed_documents = False
-    _WINDOWED = ("keys", "values", "document", "count", "position")
-    SAVED = (*RetNetStateLayer.SAVED, *(f"window_{name}" for name in _WINDOWED))
-
-    def __init__(self, reach: Reach, **kwargs) -> None:
-        super().__init__()
-        self.window = AttentionStateLayer(reach)
-
-    def saved(self) -> list[Tensor | None]:
-        own = [self.recurrent_states, self.next_position, self.cumulative_length]
-        return own + self.window.saved()[: len(self._WINDOWED)]
-
-    def fill_(self, recurrent_states: Tensor, next_position: Tensor, cumulative_length: Tensor, *windowed: Tensor) -> None:
-        super().fill_(recurrent_states, next_position, cumulative_length)
-        self.window.fill_(*windowed, next_position, cumulative_length)
-
-    def join_(self, layers: "list[WindowedStateLayer]") -> None:
-        windows, matrices = copy.copy(self.window), RetNetStateLayer()
-        windows.join_([layer.window for layer in layers])
-        matrices.dtype, matrices.device = self.dtype, self.device
-        matrices.join_(layers)
-        self.fill_(*matrices.saved(), *windows.saved()[: len(self._WINDOWED)])
-
-    @property
-    def nbytes(self) -> int:
-        return super().nbytes + self.window.nbytes
-
-    def borrow(self) -> "WindowedStateLayer":
-        twin = super().borrow()
-        twin.window = self.window.borrow()
-        return twin
-
-    def record(self, past: bool) -> None:
-        super().record(past)
-        self.window.record(past)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        super().crop(tokens_to_remove)
-        self.window.crop(tokens_to_remove)
-
-    def reset(self) -> None:
-        super().reset()
-        self.window.reset()
-
-    def to_(self, target: torch.device | str | torch.dtype) -> None:
-        super().to_(target)
-        if self.window.is_initialized:
-            self.window.lazy_initialization(self.window.keys)
-
-    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        super()._map(change)
-        self.window._map(change)
-
-
 STATE_LAYERS |= {
     "full_attention": lambda config: AttentionStateLayer(),
     "sliding_attention": lambda config: AttentionStateLayer(Reach.of(config, "sliding_attention")),
-    WINDOWED: lambda config: WindowedStateLayer(Reach.of(config, "linear_attention")),
 }
 
 
@@ -264,8 +200,8 @@ class AttentionPlan(OnDevice):
 
     Args:
         config: of the model. layout: of the new tokens, (B, T). batch: B. dtype: of the hidden states.
-        rotation: makes the rotation of a kind, at the positions of the call or at others.
-        kind: one of `layer_types`; "linear_attention" stands for the window beside retention.
+        rotation: makes the rotation, at the positions of the call or at others.
+        kind: one of `layer_types`.
         state: of a layer of this kind. output_maps: whether to return attention weights, which
             takes the eager implementation.
 
@@ -283,12 +219,12 @@ class AttentionPlan(OnDevice):
         layout: Layout,
         batch: int,
         dtype: torch.dtype,
-        rotation: RotationOfKind,
+        rotation: MakeRotation,
         kind: str,
         state: "AttentionStateLayer | None" = None,
         output_maps: bool = False,
     ) -> None:
-        self.rotate, self.reach = rotation(kind), Reach.of(config, kind)
+        self.rotate, self.reach = rotation(), Reach.of(config, kind)
         self.implementation = "eager" if output_maps else config._attn_implementation
         past = None if state is None else state.columns
         columns = columns_of(layout, batch, past)
@@ -305,7 +241,7 @@ class AttentionPlan(OnDevice):
         if sinks is not None and distance is not None:
             excess = excess_distance(columns, keys, distance)
             if needs_autograd() or bool(excess.any()):  # compilers and transforms cannot read the values
-                self.rotate = SinkRotation(self.rotate, rotation(kind, position=layout.position - excess))
+                self.rotate = SinkRotation(self.rotate, rotation(position=layout.position - excess))
                 self.halves = key_halves(sinks, dtype)
 
     @property
@@ -404,7 +340,7 @@ def attention_plans(
     layout: Layout,
     batch: int,
     dtype: torch.dtype,
-    rotation: RotationOfKind,
+    rotation: MakeRotation,
     layers: list[StateLayer] | None,
     output_maps: bool = False,
 ) -> dict[str, AttentionPlan]:
@@ -413,13 +349,11 @@ def attention_plans(
     Args:
         layers: the state of each layer; None without a state. Other arguments as in `AttentionPlan`.
     """
-    kinds = set(config.layer_types) - ({"linear_attention"} if config.retention_window is None else set())
     plans = {}
-    for kind in sorted(kinds):
+    for kind in sorted(set(config.layer_types) - {"linear_attention"}):
         state = None
         if layers is not None:
             state = first_in_use([layer for layer, own in zip(layers, config.layer_types) if own == kind])
-            state = state.window if isinstance(state, WindowedStateLayer) else state
         plans[kind] = AttentionPlan(config, layout, batch, dtype, rotation, kind, state, output_maps)
     return plans
 

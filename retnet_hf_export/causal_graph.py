@@ -51,7 +51,7 @@ def state_tensors(model: RetNetForCausalLM) -> list[StateTensor]:
             if index in (config.learned_rotary_layers or ()):
                 keys *= 2
             tensors.append(StateTensor(f"{index}.recurrent_state", (heads, keys, value_head_dim)))
-        if kind != "linear_attention" or config.retention_window is not None:
+        else:
             tensors.append(StateTensor(f"{index}.key", (groups, None, head_dim)))
             tensors.append(StateTensor(f"{index}.value", (groups, None, value_head_dim)))
     return tensors
@@ -104,14 +104,6 @@ class ExportedAttention:
             )
         self.key, self.value = keys, values
         return output.transpose(1, 2)
-
-
-class WindowedRetention(ExportedRetention):
-    """The past of retention with a window beside it."""
-
-    def __init__(self, state: Tensor, window: ExportedAttention) -> None:
-        super().__init__(state)
-        self.window = window
 
 
 def in_float32(model: Model) -> Model:
@@ -168,29 +160,24 @@ class CausalGraph(nn.Module):
         layout, decays = Layout(position, position + 1), inner.decay.of_layers(torch.float32, position.device)
         operators, _ = operators_of(decays, layout, "parallel", inner.chunk_size, with_final=True)
         plan = Plan(layout, inner.rotation(position, torch.float32), operators, decays)
-        plans = {kind: AttentionOfState(self._rotation(plan, kind)) for kind in set(inner.config.layer_types)}
-        plan.window = plans.get("linear_attention")
-        return plans | {"linear_attention": plan}
+        others = set(inner.config.layer_types) - {"linear_attention"}
+        return {"linear_attention": plan} | {kind: AttentionOfState(self._rotation(plan, kind)) for kind in others}
 
     def _rotation(self, plan: Plan, kind: str) -> Rotation | Scaling | SinkRotation:
         inner, distance = self.model.model, self.model.config.attention_sink_distance
-        rotate = inner.attention_rotation(plan, torch.float32, kind)
+        rotate = inner.attention_rotation(plan, torch.float32)
         if distance is None or not Reach.of(inner.config, kind).sinks or isinstance(rotate, Scaling):
             return rotate
         nearer = plan.position.clamp(max=distance)
-        return SinkRotation(rotate, inner.attention_rotation(plan, torch.float32, kind, nearer))
+        return SinkRotation(rotate, inner.attention_rotation(plan, torch.float32, nearer))
 
     def _pasts(self, state: Sequence[Tensor], position: Tensor) -> list[ExportedRetention | ExportedAttention]:
         config, pasts, given = self.model.config, [], iter(state)
         for index, kind in enumerate(config.layer_types):
-            reach = Reach.of(config, kind)
-            if kind == "linear_attention" and config.retention_window is None:
+            if kind == "linear_attention":
                 pasts.append(ExportedRetention(next(given)))
-            elif kind == "linear_attention":
-                recurrent = next(given)
-                pasts.append(WindowedRetention(recurrent, ExportedAttention(next(given), next(given), position, reach, 1.0)))
             else:
-                scaling = config.mixer_sizes(index)[2] ** -0.5
+                reach, scaling = Reach.of(config, kind), config.mixer_sizes(index)[2] ** -0.5
                 pasts.append(ExportedAttention(next(given), next(given), position, reach, scaling))
         return pasts
 
@@ -199,7 +186,6 @@ class CausalGraph(nn.Module):
         for past in pasts:
             if isinstance(past, ExportedRetention):
                 state.append(past.state)
-                past = getattr(past, "window", None)
-            if past is not None:
+            else:
                 state += [past.key, past.value]
         return state

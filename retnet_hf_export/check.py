@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from retnet_hf import RetNetForCausalLM
+from retnet_hf.attention_columns import Reach
 
 
 PROMPT, FIRST_PIECES, GREEDY = 300, (21, 1), 64  # tokens; positions beyond 256 have a second digit
@@ -74,7 +75,7 @@ def check(model: RetNetForCausalLM, file: Path) -> Found:
     """Compares a file with the model in float32, on random tokens that are always the same."""
     generator = torch.Generator().manual_seed(0)
     config = model.config
-    windows = [config.attention_window(kind) or 0 for kind in set(config.layer_types)]
+    windows = [Reach.of(config, kind).window or 0 for kind in set(config.layer_types)]
     far = (config.attention_sink_distance or 0) + max(windows)  # from the sinks
     length = max(PROMPT, 2 * max(windows) + config.attention_sinks, far)  # so that tokens leave every window
     ids = torch.randint(config.vocab_size, (1, length), generator=generator)

@@ -34,4 +34,4 @@ def require_exportable(model: Any, kinds: Sequence[str] = ()) -> None:
 
 def retention_alone(config: PreTrainedConfig) -> bool:
     """Whether a state is nothing but matrices of retention."""
-    return set(config.layer_types) == {"linear_attention"} and config.retention_window is None
+    return set(config.layer_types) == {"linear_attention"}

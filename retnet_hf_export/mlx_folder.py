@@ -52,7 +52,7 @@ def mlx_sizes(model: RetNetForCausalLM) -> dict[str, Any]:
         raise ExportError(f"mlx-lm is for language models, and this is a {type(model).__name__}")
     config, inner = model.config, model.model
     refused = {
-        "softmax attention (layer_types, retention_window)": not retention_alone(config),
+        "softmax attention (layer_types)": not retention_alone(config),
         "experts (num_experts)": config.num_experts is not None,
         "learned rotation (learned_rotary_layers)": bool(config.learned_rotary_layers),
     }

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from retnet_hf import RetNetForCausalLM, RetNetState
+from retnet_hf.attention_columns import Reach
 from retnet_hf.state_file import weights_mark
 
 from .causal_graph import state_tensors
@@ -98,7 +99,7 @@ def page_info(
     end = [] if end is None else [end] if isinstance(end, int) else end
     layers = []
     for index, kind in enumerate(config.layer_types):
-        sinks = config.attention_sinks if config.attention_window(kind) is not None else 0
+        sinks = Reach.of(config, kind).sinks
         layers.append({"index": index, "retains": kind == "linear_attention", "sinks": sinks})
     return {
         "name": name,

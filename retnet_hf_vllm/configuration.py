@@ -30,8 +30,7 @@ class ServedArchitecture(ModelArchConfigConvertorBase):
     def __init__(self, hf_config: RetNetConfig, *args, **kwargs) -> None:
         super().__init__(hf_config, *args, **kwargs)
         if not hf_config.bidirectional:
-            attends = hf_config.is_hybrid or hf_config.retention_window is not None
-            hf_config.architectures = [HYBRID if attends else RETENTION_ALONE]
+            hf_config.architectures = [HYBRID if hf_config.is_hybrid else RETENTION_ALONE]
 
     def softmax_sizes(self) -> tuple[int, int, int, int]:
         """Heads, key/value heads, size of a key and of a value of the layers that vLLM has pages for."""

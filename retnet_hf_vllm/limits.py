@@ -16,9 +16,3 @@ def refuse_what_has_no_memory(config: RetNetConfig) -> None:
             f"attention_sinks must be 0 to be served by vLLM, got {config.attention_sinks}, since its pages forget what "
             "left a window: `retnet-hf serve` serves this model."
         )
-    sizes = {config.mixer_sizes(layer)[1:] for layer in range(config.num_hidden_layers)}
-    if config.retention_window is not None and len(sizes) > 1:
-        raise ValueError(
-            f"retention_window must be None to be served by vLLM, got {config.retention_window}, since softmax layers have "
-            "other heads than retention: `retnet-hf serve` serves this model."
-        )

@@ -22,6 +22,7 @@ from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from retnet_hf import RetNetConfig, RetNetModel, RetNetState
+from retnet_hf.attention_columns import Reach
 from retnet_hf.computed_buffers import ComputedBuffer
 
 from .paged_attention import PagedAttention
@@ -52,8 +53,8 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
             if kind == "linear_attention":
                 kept = StateSlots(self.config, layer, name, vllm_config)
             else:
-                window, scaling = self.config.attention_window(kind), self.config.mixer_sizes(layer)[2] ** -0.5
-                kept = PagedAttention(self.config, layer, name, vllm_config, window, scaling)
+                window, _ = Reach.of(self.config, kind)
+                kept = PagedAttention(self.config, layer, name, vllm_config, window)
             self.state.layers.append(kept)
 
     @classmethod

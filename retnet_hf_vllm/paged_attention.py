@@ -18,7 +18,7 @@ class PagedAttention(StateLayer):
 
     Args:
         layer: number of the layer. prefix: by which vLLM knows it. window: how many tokens one sees at the most, itself
-            included. scaling: of the scores.
+            included.
 
     Where keys and values differ in size, the shorter ones get zeros, which change no score and no sum.
     """
@@ -26,9 +26,7 @@ class PagedAttention(StateLayer):
     SAVED = ()
     supports_packed_documents = True
 
-    def __init__(
-        self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig, window: int | None, scaling: float
-    ) -> None:
+    def __init__(self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig, window: int | None) -> None:
         super().__init__()
         ranks = vllm_config.parallel_config.tensor_parallel_size
         heads, groups, head_dim, self.value_head_dim = config.mixer_sizes(layer)
@@ -36,7 +34,7 @@ class PagedAttention(StateLayer):
         self.attention = Attention(
             num_heads=self.heads,
             head_size=self.head_size,
-            scale=scaling,
+            scale=head_dim**-0.5,
             num_kv_heads=groups // ranks,
             cache_config=vllm_config.cache_config,
             quant_config=vllm_config.quant_config,

@@ -23,8 +23,6 @@ from retnet_hf import RetNetConfig
 from retnet_hf.plan import Plan
 from retnet_hf.retention_state import RetNetStateLayer
 
-from .paged_attention import PagedAttention
-
 
 @dataclass
 class RetentionMetadata(LinearAttentionMetadata):
@@ -60,9 +58,6 @@ class StateSlots(MambaBase, RetNetStateLayer):
 
     Args:
         prefix: by which vLLM knows the layer.
-
-    Attributes:
-        window: of the softmax attention beside the retention, if there is one.
     """
 
     def __init__(self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig) -> None:
@@ -71,11 +66,6 @@ class StateSlots(MambaBase, RetNetStateLayer):
         matrices, self.key_size, _ = config.state_shape(layer)
         self.shape, self.matrices = slot_shape(config, ranks), matrices // ranks
         self.prefix = prefix
-        self.window = None
-        if config.retention_window is not None:
-            self.window = PagedAttention(
-                config, layer, f"{prefix}.window", vllm_config, config.retention_window, scaling=1.0
-            )
         known = vllm_config.compilation_config.static_forward_context
         if prefix in known:
             raise ValueError(f"Duplicate layer name: {prefix}")

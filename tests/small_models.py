@@ -58,7 +58,6 @@ DIALECTS = {
         "value_expansion": 1.0,
         "layer_types": ["linear_attention", "full_attention", "sliding_attention", "linear_attention"],
         "sliding_window": 6,
-        "retention_window": 4,
         "decay_schedule": [[0.6, 0.998], [1.0, 1.0], [1.0, 1.0], [0.95, 0.95]],
     },
     # windows beside which the first tokens of each document stay visible, at a bounded distance
@@ -70,7 +69,6 @@ DIALECTS = {
         "num_hidden_layers": 3,
         "layer_types": ["linear_attention", "sliding_attention", "linear_attention"],
         "sliding_window": 5,
-        "retention_window": 3,
         "attention_sinks": 2,
         "attention_sink_distance": 6,
         "decay_schedule": [[0.6, 0.998], [1.0, 1.0], [0.95, 0.95]],
@@ -326,8 +324,7 @@ def memory(thing) -> int:
 def remembered(layer, row: int) -> list[Tensor]:
     """What a layer's state holds of a sequence: its matrices, or keys and values of the tokens that the next one sees."""
     if hasattr(layer, "recurrent_states"):
-        windowed = remembered(layer.window, row) if hasattr(layer, "window") else []
-        return [layer.recurrent_states[row], *windowed]
+        return [layer.recurrent_states[row]]
     count, columns, (window, sinks) = layer.count[row], layer.columns, layer.reach
     seen = (layer.document[row] >= 0) & (count >= count[-1] + 2 - (window or 10**9))
     seen |= columns.beginnings(sinks)[row] & (layer.document[row] == columns.documents[row, -1])

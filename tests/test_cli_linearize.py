@@ -407,7 +407,7 @@ def test_the_third_stage_is_of_longer_sequences(retnet_hf, workplace):
     assert [(stage["name"], stage["tokens"]) for stage in report["trainings"]] == [("align", 6 * 128), ("long", 4 * 512)]
     assert "stage 2 of 2, long" in answer.out
     assert re.search(r"step +4 of 4   perplexity [\d,.]+", answer.out)
-    assert AutoModelForCausalLM.from_pretrained("model").config.retention_window == 8
+    assert AutoModelForCausalLM.from_pretrained("model").config.sliding_window == 8
 
 
 def test_without_any_stage_it_is_the_transfer(retnet_hf, workplace):
@@ -496,21 +496,19 @@ def test_a_plan_fits_into_its_minutes():
 
 
 def test_windows_alone_by_name(retnet_hf, workplace):
-    answer = retnet_hf(*LINEARIZE, "--no-retention", "--window", 8, "--keep-attention", "1")
+    answer = retnet_hf(*LINEARIZE, "--window", 8, "--keep-attention", "1")
     assert answer.code == 0, answer.err
     config = AutoModelForCausalLM.from_pretrained("model").config
     assert config.layer_types == ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"]
     assert (config.sliding_window, config.attention_sinks, config.attention_sink_distance) == (8, 4, 31)
     report = json.loads(Path("model/linearization.json").read_text(encoding="utf-8"))
-    assert "--no-retention" in report["options"].split()
+    assert report["options"].startswith("--keep-attention 1 --window 8")
     assert list(report["without"]) == ["nothing", "sinks", "kept layers"]
     assert list(report["layer_errors"]) == ["0", "2", "3"]
     card = " ".join(Path("model/README.md").read_text(encoding="utf-8").split())
     assert "without retention. Layers with a window keep the last 8 tokens and the first 4, the others all tokens" in card
     assert "retnet_hf's own" in " ".join(retnet_hf("inspect", "model").out.split())
-    refused(
-        retnet_hf(*LINEARIZE, "--overwrite", "--no-retention", "--window", 8, "--keep-attention", "0,1,2,3"), "every layer"
-    )
+    refused(retnet_hf(*LINEARIZE, "--overwrite", "--window", 8, "--keep-attention", "0,1,2,3"), "every layer")
 
 
 def test_texts_are_told_apart_in_the_report(retnet_hf, workplace):
@@ -566,9 +564,9 @@ def test_rates_rise_longer_where_layers_begin_near_what_they_learn(retnet_hf, wo
 
     monkeypatch.setattr(StageRun, "arguments", arguments)
     steps = ["--align-steps", 0, "--distill-steps", 20]
-    for number, options in enumerate(([], ["--window", 8], ["--window", 8, "--no-retention"])):
+    for number, options in enumerate(([], ["--window", 8])):
         assert retnet_hf(*LINEARIZE, *steps, *options, "--output", f"model{number}").code == 0
-    assert shares == [0.05, 0.25, 0.25]
+    assert shares == [0.05, 0.25]
 
 
 def test_learning_rates_fall_with_the_hidden_size():
@@ -644,8 +642,7 @@ def test_a_source_of_another_kind_is_refused(retnet_hf, workplace):
         (["--keep-attention", "0,9"], ["layer 9 cannot be kept: the model has layers 0 to 3"]),
         (["--keep-attention", "0,1,2,3"], ["--keep-attention keeps every layer"]),
         (["--keep-attention", "few"], ["--keep-attention takes layers"]),
-        (["--no-retention"], ["windows without retention", "they need a window"]),
-        (["--no-retention", "--window", 8, "--gate", "sigmoid"], ["are of retention, which --no-retention leaves out"]),
+        (["--window", 8, "--gate", "sigmoid"], ["are of retention, in whose place --window puts windows"]),
         (["--unseen", "book.txt"], ["--unseen book.txt is trained on"]),
         (["--decays", "fast"], ["--decays must be one of power_of_two, log_linear"]),
     ],

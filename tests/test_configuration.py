@@ -171,8 +171,7 @@ def test_heads_of_one_group_with_one_decay_share_a_state():
     assert state(4, "none")[:2] == ([False, False], [4, 4])
     shares, heads, config = state(2, [[0.5, 0.5, 0.9, 0.9], [0.5, 0.6, 0.9, 0.9]])
     assert (shares, heads, config.state_size) == ([True, False], [2, 4], (2 + 4) * 8 * 8)
-    hybrid = {"layer_types": ["linear_attention", "full_attention"], "retention_window": 3}
-    assert state(2, "none", **hybrid)[2].state_size == 2 * 8 * 8 + 2 * 2 * (8 + 8)
+    assert state(2, "none", layer_types=["linear_attention", "full_attention"])[2].state_size == 2 * 8 * 8
 
 
 def test_each_layer_may_have_a_range_of_its_own():
@@ -306,6 +305,7 @@ def test_keys_of_a_file_of_ours_that_nobody_knows_are_kept():
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 HYBRID = {"layer_types": ["linear_attention", "sliding_attention"], "sliding_window": 4}
+SLIDING = {"layer_types": ["linear_attention", "sliding_attention"], "sliding_window": 5}
 EXPERTS = {"num_experts": 4}
 # another value of each field with an effect, and, where that depends on other fields, those
 CHANGES = {
@@ -322,9 +322,8 @@ CHANGES = {
     "decay_range": ((3, 512), {"decay_schedule": "geometric"}),
     "layer_types": (["linear_attention", "full_attention"], {}),
     "sliding_window": (5, HYBRID),
-    "retention_window": 3,
-    "attention_sinks": (2, {"retention_window": 3}),
-    "attention_sink_distance": (9, {"retention_window": 3, "attention_sinks": 2}),
+    "attention_sinks": (2, SLIDING),
+    "attention_sink_distance": (9, SLIDING | {"attention_sinks": 2}),
     "attention_num_heads": (8, HYBRID),
     "attention_num_key_value_heads": (2, HYBRID),
     "attention_head_dim": (6, HYBRID),

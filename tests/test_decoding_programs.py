@@ -197,10 +197,9 @@ def test_layers_without_a_program_have_programs_of_their_products(made, tmp_path
         ("fla", {"use_output_gate": False, "use_gated_mlp": False, "use_head_norm": False, "use_rotary": False}, 2, 2),
         ("grouped", {}, 2, 3),
         ("torchscale", {}, 2, 2),
-        ("hybrid", {"retention_window": None}, 2, 7),
-        ("hybrid", {}, 0, 6),
+        ("hybrid", {}, 2, 7),
     ],
-    ids=["plain", "bare", "grouped", "torchscale", "hybrid", "window"],
+    ids=["plain", "bare", "grouped", "torchscale", "hybrid"],
 )
 def test_every_kind_of_layer(made, tmp_path, dialect, options, programs, files, dtype):
     model = small_model(dialect, **options).to(dtype)

@@ -250,8 +250,9 @@ def test_a_file_that_computes_something_else_is_not_published(exported, tmp_path
 
 def test_a_window_that_hides_nothing_in_the_file_is_noticed(tmp_path):
     """The check reads more tokens than a window has."""
-    model = small_model("fla", retention_window=200, num_hidden_layers=1)
-    graph = CausalGraph(small_model("fla", retention_window=4000, num_hidden_layers=1))
+    fields = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]}
+    model = small_model("fla", sliding_window=200, **fields)
+    graph = CausalGraph(small_model("fla", sliding_window=4000, **fields))
     write_causal(graph, tmp_path / "model.onnx")
     assert check(model, tmp_path / "model.onnx").error > 1e-2
 

@@ -34,7 +34,6 @@ from transformers import (
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
 from retnet_hf.attention_columns import columns_of, visible
 from retnet_hf.cards import model_card
-from retnet_hf.gradients import rotate
 from retnet_hf.plan import layout_of
 from retnet_hf.softmax_attention import AttentionStateLayer, attention_plans
 
@@ -151,37 +150,8 @@ def test_a_layer_with_sinks_holds_no_more_than_these_and_its_window():
     for token in random_ids(2, 20, seed=1).split(1, dim=1):
         model(token, past_key_values=state)
     assert state.layers[1].keys.shape[2] == 2 + 4
-    assert [layer.window.keys.shape[2] for layer in state.layers if hasattr(layer, "window")] == [2 + 2] * 2
-    numbers = sum(layer.window.keys.numel() + layer.window.values.numel() for layer in (state.layers[0], state.layers[2]))
     matrices = sum(layer.recurrent_states.numel() for layer in (state.layers[0], state.layers[2]))
-    assert model.config.state_size == (numbers + matrices) // 2
-
-
-def test_a_window_beside_retention_by_definition():
-    """It adds softmax attention over the last tokens, with the queries and keys of retention before their map."""
-    fields = {"num_hidden_layers": 1, "layer_types": ["linear_attention"], "sliding_window": None, "feature_map": "relu"}
-    model, ids = hybrid(**fields, decay_schedule="geometric").model, random_ids(1, 11)
-    inner, seen = model.layers[0].retention, {}
-    handles = [
-        inner.o_proj.register_forward_pre_hook(lambda _, arguments: seen.update(with_window=arguments[0])),
-        inner.register_forward_pre_hook(lambda _, arguments: seen.update(hidden_states=arguments[0])),
-    ]
-    model(ids)
-    whole = seen["with_window"]
-    scale = inner.window_scale.weight.clone()
-    inner.window_scale.weight.zero_()
-    model(ids)
-    for handle in handles:
-        handle.remove()
-    added = (whole - seen["with_window"]).unflatten(-1, (2, -1))  # (1, T, H, V)
-    hidden_states = seen["hidden_states"]
-    query = inner.q_proj(hidden_states).unflatten(-1, (2, -1)).transpose(1, 2)
-    key, value = (inner.k_proj(hidden_states)[:, None], inner.v_proj(hidden_states)[:, None])  # one group
-    cos, sin = model.rotary(torch.arange(11)[None], torch.float32)
-    scores = rotate(query, cos, sin) @ rotate(key, cos, sin).transpose(-1, -2) / 16**0.5
-    distance = torch.arange(11)[:, None] - torch.arange(11)
-    weights = scores.masked_fill((distance < 0) | (distance >= 4), float("-inf")).softmax(-1)
-    close(added, ((weights @ value) * scale[:, None, None]).transpose(1, 2))
+    assert model.config.state_size == matrices // 2
 
 
 def test_a_sliding_layer_counts_tokens_that_are_there():
@@ -233,10 +203,9 @@ def test_blocks_see_the_sinks_of_their_documents_alone():
     "fields",
     [
         {"layer_types": ["sliding_attention"], "sliding_window": 4},
-        {"layer_types": ["linear_attention"], "retention_window": 4, "decay_schedule": [1e-9] * 4},
         {"layer_types": ["sliding_attention"], "sliding_window": 4, "attention_head_dim": 12, "attention_log_base": 50.0},
     ],
-    ids=["alone", "beside retention", "with heads of its own"],
+    ids=["alone", "with heads of its own"],
 )
 @pytest.mark.parametrize("distance", [6, 9])
 def test_sinks_are_seen_as_if_they_stood_at_their_distance(fields, distance):
@@ -261,11 +230,9 @@ def test_sinks_are_seen_as_if_they_stood_at_their_distance(fields, distance):
         close(near(ids, position_ids=torch.arange(100, 130)[None]).logits, logits)
 
 
-@pytest.mark.parametrize(("rotates", "kind"), [("softmax_attention", "linear"), ("linear_attention", "sliding")])
-def test_a_window_that_does_not_rotate_has_no_distances(rotates, kind):
-    kinds, ids = [f"{kind}_attention"] * 2, random_ids(2, 30)
-    fields = {"num_hidden_layers": 2, "layer_types": kinds, "rotary_layers": rotates, "attention_sinks": 2}
-    fields["retention_window" if kind == "linear" else "sliding_window"] = 4
+def test_a_window_that_does_not_rotate_has_no_distances():
+    kinds, ids = ["sliding_attention"] * 2, random_ids(2, 30)
+    fields = {"layer_types": kinds, "rotary_layers": "linear_attention", "attention_sinks": 2, "sliding_window": 4}
     bounded, plain = small_model(**fields, attention_sink_distance=5), small_model(**fields)
     plain.load_state_dict(bounded.state_dict())
     close(bounded(ids).logits, plain(ids).logits)
@@ -397,18 +364,15 @@ def test_flash_attention_is_refused_where_documents_share_a_row():
         ({"sliding_window": None}, "sliding_window must be a positive number of tokens.*, got None"),
         ({"attention_sinks": -1}, "attention_sinks must be a number of tokens beside .*, or 0, got -1"),
         (
-            {"attention_sinks": 4, "layer_types": None, "sliding_window": None, "retention_window": None},
-            "attention_sinks must be a number of tokens beside layers of sliding_attention or a retention_window, "
-            "or 0, got 4",
+            {"attention_sinks": 4, "layer_types": None, "sliding_window": None},
+            "attention_sinks must be a number of tokens beside layers of sliding_attention, or 0, got 4",
         ),
         (
             {"attention_sinks": 3, "attention_sink_distance": 7},
             r"attention_sink_distance must be 8 \(the window and attention_sinks, minus 1\) or more, or None, got 7",
         ),
         ({"attention_sink_distance": 9}, "attention_sink_distance must be None without attention_sinks, got 9"),
-        ({"retention_window": 0}, "retention_window must be a positive number of tokens, or None"),
-        ({"bidirectional": True}, "retention_window must be .* None, which it must be in an encoder, got 4"),
-        ({"bidirectional": True, "retention_window": None}, "layer_types must be all linear_attention in an encoder"),
+        ({"bidirectional": True}, "layer_types must be all linear_attention in an encoder"),
     ],
 )
 def test_errors_of_the_configuration(fields, sentence):
@@ -431,8 +395,7 @@ def test_what_is_said_of_memory_is_what_is_held():
     state = model(random_ids(1, 40), use_cache=True).past_key_values
     config = model.config
     retained = [layer for layer in state.layers if not isinstance(layer, AttentionStateLayer)]
-    tensors = [tensor for one in retained for tensor in (one.recurrent_states, one.window.keys, one.window.values)]
-    assert sum(tensor.numel() for tensor in tensors) == config.state_size
+    assert sum(layer.recurrent_states.numel() for layer in retained) == config.state_size
     held = [layer.keys.numel() + layer.values.numel() for layer in state.layers if isinstance(layer, AttentionStateLayer)]
     assert held == [40 * config.cache_size_per_token // 2, 5 * config.cache_size_per_token // 2]
     card = " ".join(model_card(model, "my-hybrid").text.split())
@@ -489,9 +452,8 @@ def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(pad
     assert max(windows) <= 9 + 2 * model.config.attention_sinks
 
 
-@pytest.mark.parametrize("fields", [{}, {"retention_window": 5, "layer_types": None}])
-def test_a_document_may_begin_at_an_absent_token_at_the_end_of_a_call(fields):
-    model, ids = hybrid(**fields), random_ids(1, 12)
+def test_a_document_may_begin_at_an_absent_token_at_the_end_of_a_call():
+    model, ids = hybrid(), random_ids(1, 12)
     mask, documents = torch.ones(1, 12, dtype=torch.int64), torch.tensor([[0] * 3 + [1] * 9])
     mask[0, 3] = 0
     expected = model(ids, attention_mask=mask, seq_idx=documents).logits

@@ -42,7 +42,7 @@ def test_texts_are_documents_of_some_length_in_an_order_that_stays(readers, tmp_
 def test_a_run_keeps_its_report_and_the_page_has_its_row(readers, tmp_path, monkeypatch):
     monkeypatch.setattr("retnet_hf_linearization.report.DECODED", 1)
     make_source(tmp_path)
-    name = "8-kept-window-64-retention"
+    name = "8-kept-window-64"
     further = ("--window", "8", "--block-size", "32", "--batch-size", "4", "--align-steps", "3", "--distill-steps", "3")
     folder = laptop.run(name, str(tmp_path / "llama"), tmp_path / "results", tmp_path / "work", further)
     assert (folder / "config.json").is_file()
@@ -53,11 +53,11 @@ def test_a_run_keeps_its_report_and_the_page_has_its_row(readers, tmp_path, monk
     [_, _, row] = table.splitlines()
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     longest = max(found["teacher"]["perplexity"], key=int)
-    assert cells[0] == "8 kept window 64 retention"
+    assert cells[0] == "8 kept window 64"
     assert float(cells[2]) == pytest.approx(
         found["student"]["perplexity"][longest] / found["teacher"]["perplexity"][longest], abs=1e-3
     )
-    assert float(cells[4]) == pytest.approx(found["without"]["retention"] / found["without"]["nothing"], abs=1e-3)
+    assert float(cells[4]) == pytest.approx(found["without"]["sinks"] / found["without"]["nothing"], abs=1e-3)
     assert cells[-2].endswith("times less")
 
 

@@ -86,14 +86,14 @@ def test_layers_that_are_kept_compute_what_they_did():
 
 def test_windows_and_sinks_alone_take_the_place_of_attention():
     source = source_of("Llama 3")
-    model, ids = transfer(source, kept=[1], window=64, sinks=2, retention=False), random_ids(2, 40)
+    model, ids = transfer(source, kept=[1], window=64, sinks=2), random_ids(2, 40)
     assert model.config.layer_types == ["sliding_attention", "full_attention"]
     close(model(ids).logits, source(ids).logits, 40 * rounding(32))  # a window that hides nothing
-    narrow = transfer(source, kept=[1], window=8, sinks=2, retention=False)
+    narrow = transfer(source, kept=[1], window=8, sinks=2)
     assert narrow(ids).logits[:, :8].allclose(source(ids).logits[:, :8], atol=1e-4)
     assert not narrow(ids).logits[:, 20:].allclose(source(ids).logits[:, 20:], atol=1e-2)
     assert narrow.config.attention_sink_distance is None
-    near = transfer(source, kept=[1], window=8, sinks=2, retention=False, sink_distance=12)
+    near = transfer(source, kept=[1], window=8, sinks=2, sink_distance=12)
     close(near(ids).logits[:, :13], narrow(ids).logits[:, :13], 40 * rounding(32))
     assert not near(ids).logits[:, 20:].allclose(narrow(ids).logits[:, 20:], atol=1e-3)
     assert transfer(source, kept=[1], sinks=2, sink_distance=12).config.attention_sink_distance is None  # no window
@@ -104,14 +104,9 @@ def test_windows_and_sinks_alone_take_the_place_of_attention():
     assert trained == {f"model.layers.0.attention.{name}_proj.weight" for name in "qkvo"}
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [("Llama 3", {}, "they need a window"), ("Mistral", {"window": 4}, "it has windows of its own")],
-)
-def test_windows_without_retention_are_refused_where_there_are_none_or_others(name, options, words):
-    fields = {"sliding_window": 16} if name == "Mistral" else {}
-    with pytest.raises(SourceError, match=words):
-        transfer(source_of(name, **fields), kept=[], retention=False, **options)
+def test_windows_are_refused_where_there_are_others():
+    with pytest.raises(SourceError, match="it has windows of its own, of 16 tokens"):
+        transfer(source_of("Mistral", sliding_window=16), kept=[], window=4)
 
 
 def test_heads_are_measured_by_definition():
@@ -184,32 +179,6 @@ def test_head_outputs_keep_their_size():
     close(heads * scaled[0, :, 0], measures.rms[0].float(), 1e-3)
 
 
-@pytest.mark.parametrize("gate_act", ["sigmoid", "silu"])
-def test_a_window_over_all_tokens_begins_as_what_attention_was(gate_act):
-    source = source_of("Qwen3")
-    measures = measure_heads(source, [random_ids(4, 40)])
-    model = transfer(source, kept=[], measures=measures, window=64, gate_act=gate_act)
-    ids, wanted = random_ids(4, 40), []
-    source.model.layers[0].self_attn.register_forward_hook(lambda _, __, output: wanted.append(output[0]))
-    source(ids)
-    retention, found = model.model.layers[0].retention, []
-    retention.head_norm.weight.zero_()
-    retention.register_forward_hook(lambda _, __, output: found.append(output[0]))
-    model(ids)
-    close(found[0], wanted[0], 40 * rounding(32))
-
-
-def test_retention_beside_a_window_begins_small_and_not_at_zero():
-    source, ids = source_of("Llama 3"), random_ids(4, 40)
-    windowed = transfer(source, kept=[], measures=measure_heads(source, [ids]), window=64)
-    alone = copy.deepcopy(windowed)
-    for layer in alone.model.layers:
-        layer.retention.head_norm.weight.zero_()
-    found, without = windowed(ids).logits, alone(ids).logits
-    close(without, source(ids).logits, 40 * rounding(32))
-    assert 1e-3 < (found - without).norm() / without.norm() < 0.2
-
-
 def test_the_cost_of_a_layer_is_what_the_model_loses_by_its_window_as_the_first_and_as_the_last_one():
     source, blocks = source_of("Llama 3"), random_ids(2, 48)
     costs, softmax = layer_costs(source, blocks, window=5, sinks=2), transfer(source)
@@ -234,7 +203,7 @@ def test_layers_that_alignment_makes_worse_stay_as_they_were():
     source, blocks = source_of("Llama 3"), random_ids(4, 40)
     model = transfer(source, kept=[], window=8, sinks=1)
     before, weights = LayersBefore(model, source, blocks), copy.deepcopy(model.state_dict())
-    for parameter in model.model.layers[1].retention.parameters():
+    for parameter in model.model.layers[1].attention.parameters():
         parameter.add_(0.5)
     assert before.restore(model) == [1]
     assert all(weight.equal(weights[name]) for name, weight in model.state_dict().items())
@@ -412,14 +381,6 @@ def test_answers_to_another_question_are_not_taken_for_those_that_are_asked(tmp_
         stored[10]
 
 
-def test_a_head_that_was_pruned_has_a_window_of_numbers():
-    source = source_of("Llama 3")
-    with torch.no_grad():
-        source.model.layers[0].self_attn.v_proj.weight[:8] = 0
-    ids = random_ids(2, 20)
-    assert transfer(source, kept=[], measures=measure_heads(source, [ids]), window=8)(ids).logits.isfinite().all()
-
-
 def test_a_quantised_source_is_refused():
     config = LlamaConfig(**SIZES, quantization_config={"quant_method": "fp8"})
     with pytest.raises(SourceError, match="its weights are quantised \\(fp8\\)"):
@@ -459,7 +420,7 @@ def test_layers_of_short_texts_cost_something():
 
 def test_a_sliding_layer_that_stays_computes_what_it_did():
     source, ids, wanted, found = source_of("Mistral"), random_ids(2, 40), [], []
-    model = transfer(source, kept=[0], window=8, sinks=4)
+    model = transfer(source, kept=[0])
     source.model.layers[0].self_attn.register_forward_hook(lambda _, __, output: wanted.append(output[0]))
     model.model.layers[0].attention.register_forward_hook(lambda _, __, output: found.append(output[0]))
     source(ids), model(ids)

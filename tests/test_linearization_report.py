@@ -250,28 +250,24 @@ def test_a_report_says_where_recall_falls_short(report, theirs, ours, sentence):
 
 @pytest.fixture
 def hybrid():
-    """A student with all parts: retention with a window and sinks in one layer, and a layer that is kept."""
-    model = transfer(source_of("Llama 3"), kept=[1], window=8, sinks=2)
-    with torch.no_grad():
-        model.model.layers[0].retention.head_norm.weight.fill_(1.0)
-    return model
+    """A student with all parts: a window and sinks in one layer, and a layer that is kept."""
+    return transfer(source_of("Llama 3"), kept=[1], window=8, sinks=2)
 
 
 @torch.no_grad()
 def test_a_part_that_is_switched_off_does_nothing_and_comes_back(hybrid):
-    """Without retention, or without sinks, it is the model that was made without them."""
+    """Without sinks, it is the model that was made without them."""
     source, ids = source_of("Llama 3"), random_ids(2, 48)
     config, whole = hybrid.config.to_dict(), hybrid(ids).logits
     without_sinks = transfer(source, kept=[1], window=8)
     without_sinks.load_state_dict(hybrid.state_dict())
-    others = {"retention": transfer(source, kept=[1], window=8, sinks=2, retention=False), "sinks": without_sinks}
-    assert parts_of(hybrid) == ["retention", "window", "sinks", "kept layers"]
+    assert parts_of(hybrid) == ["sinks", "kept layers"]
     for part in parts_of(hybrid):
         with switched_off(hybrid, part):
             without = hybrid(ids).logits
         assert not torch.allclose(without, whole, atol=1e-3)
-        if part in others:
-            torch.testing.assert_close(without, others[part](ids).logits, rtol=1e-4, atol=1e-4)
+        if part == "sinks":
+            torch.testing.assert_close(without, without_sinks(ids).logits, rtol=1e-4, atol=1e-4)
         if part == "kept layers":  # of whose windows the first tokens notice nothing
             torch.testing.assert_close(without[:, :8], whole[:, :8], rtol=1e-4, atol=1e-4)
         assert hybrid(ids).logits.equal(whole)
@@ -281,8 +277,8 @@ def test_a_part_that_is_switched_off_does_nothing_and_comes_back(hybrid):
 def test_parts_are_those_that_a_model_has():
     source = source_of("Llama 3")
     assert parts_of(transfer(source, kept=[])) == []
-    assert parts_of(transfer(source, kept=[], window=8)) == ["retention", "window"]
-    assert parts_of(transfer(source, kept=[0], window=8, sinks=1, retention=False)) == ["sinks", "kept layers"]
+    assert parts_of(transfer(source, kept=[], window=8)) == []
+    assert parts_of(transfer(source, kept=[0], window=8, sinks=1)) == ["sinks", "kept layers"]
 
 
 @pytest.mark.parametrize(("before", "after", "worse"), [(1.0, 1.1, True), (0.0, 1e-8, False), (30.0, 30.0, False)])

@@ -67,12 +67,11 @@ def test_two_programs_serve_every_length_and_are_kept(tmp_path, monkeypatch):
         ("fla", {"use_output_gate": False, "use_gated_mlp": False, "use_head_norm": False, "use_rotary": False}, 2),
         ("grouped", {}, 2),
         ("torchscale", {}, 2),
-        ("hybrid", {"retention_window": None}, 2),
-        ("hybrid", {}, 0),
+        ("hybrid", {}, 2),
         ("fla", {"value_act": "silu", "query_scale": 0.5, "use_rotary": False, "residual_multiplier": 0.7}, 2),
         ("fla", {"feature_map": "relu", "use_head_norm": False, "norm_position": "post"}, 2),
     ],
-    ids=["plain", "bare", "grouped", "torchscale", "hybrid", "window", "scaled", "post"],
+    ids=["plain", "bare", "grouped", "torchscale", "hybrid", "scaled", "post"],
 )
 def test_every_kind_of_layer(made, tmp_path, dialect, options, layers, dtype):
     model = small_model(dialect, **options).to(dtype)

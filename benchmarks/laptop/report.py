@@ -14,7 +14,7 @@ from .__main__ import BEYOND, RESULTS, ROOT, RUNS
 
 
 PAGE = ROOT / "docs" / "guides" / "linearize.md"
-HEADER = ("", "minutes", "all", "unseen", "retention off", "sinks off", "kept layers off", "memory", "speed")
+HEADER = ("", "minutes", "all", "unseen", "sinks off", "kept layers off", "memory", "speed")
 BEYOND_HEADER = ("", "2,048 tokens", "8,192", "16,384", "the last over the second", "the source's", "memory", "speed")
 LENGTH = "2048"  # of the blocks, where a report has it
 
@@ -28,7 +28,7 @@ def row(name: str, report: dict[str, Any]) -> list[str]:
     """Perplexities over the source's, and over the whole model's without a part; memory and speed beside the source's."""
     theirs, ours, without = report["teacher"], report["student"], report["without"]
     length = LENGTH if LENGTH in theirs["perplexity"] else max(theirs["perplexity"], key=int)
-    parts = [ratio(without.get(part), without.get("nothing")) for part in ("retention", "sinks", "kept layers")]
+    parts = [ratio(without.get(part), without.get("nothing")) for part in ("sinks", "kept layers")]
     [unseen] = report["unseen"] or [None]
     minutes = sum(stage["seconds"] or 0 for stage in report["trainings"]) / 60
     return [

@@ -47,7 +47,6 @@ OF_LISTS: dict[str, list[str]] = {
 }
 OF_PYTHON: dict[str, list[str]] = {
     "a quarter kept, window of 64": ["--keep-attention", "auto", "--window", "64"],
-    "the same, no retention": ["--keep-attention", "auto", "--window", "64", "--no-retention"],
 }
 WAYS = {"text": OF_TEXT, "lists": OF_LISTS, "python": OF_PYTHON}
 FROM_SCRATCH = {"published decays": "power_of_two", "best decays": "geometric 2 512"}

@@ -55,11 +55,10 @@ def linearize(
             "whole model needs most (auto:50%, the half).",
         ),
     ] = None,
-    window: Annotated[int | None, model_option(min=1, help="Tokens of softmax attention beside every retention.")] = None,
+    window: Annotated[
+        int | None, model_option(min=1, help="Softmax attention over the last so many tokens, in the place of retention.")
+    ] = None,
     sinks: Annotated[int, model_option(min=0, help="First tokens that stay visible beside a window.")] = 4,
-    retention: Annotated[
-        bool, model_option("--retention/--no-retention", help="Whether there is any, or windows and sinks alone.")
-    ] = True,
     decays: Annotated[str, model_option(help="How long heads remember: decay_schedule of RetNetConfig.")] = "alibi",
     gate: Annotated[Literal["silu", "sigmoid"], model_option(help="sigmoid begins neutral, silu learns more.")] = "silu",
     share_states: Annotated[
@@ -160,8 +159,8 @@ def linearize(
         positions = getattr(config, "max_position_embeddings", None)
         recipe = recipe.with_block_size(positions, keeps_batch=options.given(context, "batch_size"))
         tokenizer = load_tokenizer(name)
-    if not retention and options.given(context, "decays", "gate", "share_states"):
-        raise InputError("--decays, --gate and --share-states are of retention, which --no-retention leaves out")
+    if window is not None and options.given(context, "decays", "gate", "share_states"):
+        raise InputError("--decays, --gate and --share-states are of retention, in whose place --window puts windows")
     trained = {Path(text).expanduser().resolve() for text in texts}
     if seen := [text for text in unseen or [] if Path(text).expanduser().resolve() in trained]:
         raise InputError(f"--unseen {seen[0]} is trained on")

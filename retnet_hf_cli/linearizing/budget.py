@@ -43,7 +43,7 @@ def measured_speed(recipe: Recipe) -> Speed:
     """The speed of this machine with this source, measured on a block of random tokens. It takes some seconds."""
     teacher = load_model(recipe.source)[0].requires_grad_(False)
     kept = recipe.kept.guess_of(teacher.config.num_hidden_layers)
-    student = transfer(teacher, kept, window=recipe.window, sinks=recipe.sinks, retention=recipe.retention).float().train()
+    student = transfer(teacher, kept, window=recipe.window, sinks=recipe.sinks).float().train()
     ids = torch.randint(teacher.config.vocab_size, (1, min(recipe.block_size, MEASURED_BLOCK)), device=teacher.device)
     with torch.no_grad():
         reading = _tokens_per_second(teacher.model, ids)

@@ -122,10 +122,10 @@ class Linearization:
         recipe, kept, blocks = self.recipe, self.kept, self.measured_blocks
         torch.manual_seed(recipe.seed)  # of the gates, so that a resumed run begins with the same ones
         options = {"window": recipe.window, "sinks": recipe.sinks, "sink_distance": recipe.sink_distance}
-        if recipe.retention:
+        if recipe.window is None:
             options |= {"gate_act": recipe.gate, "share_states": recipe.share_states, "schedule": recipe.decays}
             options["measures"] = measure_heads(self.teacher, blocks.split(max(1, MEASURED_TOKENS // blocks.shape[1])))
-        return transfer(self.teacher, kept, retention=recipe.retention, **options).float()
+        return transfer(self.teacher, kept, **options).float()
 
     def run(self) -> None:
         """Trains what is not trained yet, and puts the finished folder in its place.

@@ -66,7 +66,6 @@ class Recipe:
     keep_attention: str | None = None
     window: int | None = None
     sinks: int = 4
-    retention: bool = True
     decays: str = "alibi"
     gate: str = "silu"
     share_states: bool = False
@@ -138,7 +137,7 @@ class Recipe:
             default = self.open_block_size if field.name == "block_size" else field.default
             if field.name in ("source", "report") or value == default:
                 continue
-            changed.append(f"--{'no-' if value is False else ''}{field.name.replace('_', '-')}")
+            changed.append(f"--{field.name.replace('_', '-')}")
             if not isinstance(value, bool):
                 changed.append(f"{value:g}" if isinstance(value, float) else str(value))
         return " ".join(changed)

@@ -38,7 +38,7 @@ def source_config(name: str, recipe: Recipe) -> PreTrainedConfig:
     try:
         softmax = softmax_config(config)
         kept = recipe.kept.of(softmax.num_hidden_layers)
-        options = {name: getattr(recipe, name) for name in ("window", "share_states", "sinks", "retention")}
+        options = {name: getattr(recipe, name) for name in ("window", "share_states", "sinks")}
         linearized_config(softmax, kept, **options)
     except SourceError as error:
         raise InputError(str(error)) from error

@@ -86,9 +86,7 @@ class StageRun(TrainingRun):
     @property
     def warmup(self) -> float:
         """A quarter with windows, which begin near what they are to learn: Adam's first steps are as large as the rate."""
-        config = self.model.config
-        has_windows = config.retention_window is not None or "sliding_attention" in config.layer_types
-        return 0.25 if has_windows else super().warmup
+        return 0.25 if "sliding_attention" in self.model.config.layer_types else super().warmup
 
     @property
     def rate_option(self) -> str:
