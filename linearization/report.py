@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from retnet_hf import RetNetForCausalLM, RetNetState
+from retnet_hf.generation_retnet import CACHE
 
 from .measures import SCORED_TOKENS, edges_of, losses_of, mean_divergence, perplexity, score
 from .parts import parts_of, switched_off
@@ -243,13 +244,13 @@ def measure_decoding(
 def _decoding(model: PreTrainedModel, ids: Tensor) -> tuple[int, Callable[[], None]]:
     """Bytes of the cache after a text, and a call that goes on for `DECODED` tokens."""
     outputs = model(ids.to(model.device), use_cache=True, logits_to_keep=1)
-    cache, token = outputs.past_key_values, outputs.logits[:, -1:].argmax(-1)
+    cache, token = outputs[CACHE], outputs.logits[:, -1:].argmax(-1)
 
     @torch.no_grad()
     def decode() -> None:
         nonlocal token
         for _ in range(DECODED):
-            token = model(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1)
+            token = model(token, use_cache=True, **{CACHE: cache}).logits[:, -1:].argmax(-1)
         token.item()
 
     return cache_bytes(cache), decode

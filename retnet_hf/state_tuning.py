@@ -93,8 +93,10 @@ class StateTuning(nn.Module):
         return entries
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        """Raises ValueError: a layer that is computed again would begin with the state that it has left behind."""
-        raise ValueError("gradient_checkpointing must be False for StateTuning: checkpointed layers take no state.")
+        """Raises ValueError: PyTorch's reentrant checkpointing passes no gradient to a state."""
+        raise ValueError("gradient_checkpointing must be False for StateTuning: a state may get no gradient through it.")
+
+    activation_checkpointing_enable = gradient_checkpointing_enable  # the name from transformers 5.24 on
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the state as a file that `RetNetState.load(path, model)` reads."""

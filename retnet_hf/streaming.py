@@ -95,14 +95,13 @@ def score_stream(
     """
     if segment_length < 1:
         raise ValueError(f"segment_length must be a positive integer, got {segment_length}.")
-    log_likelihood, predicted, last_logits = 0.0, 0, None
-    training = model.training
+    log_likelihood, predicted, last_logits, training = 0.0, 0, None, model.training
+    state = RetNetState(model.config) if state is None else state
     model.eval()
     try:
         for segment in segments(tokens, segment_length):
             segment = segment.to(model.device)
-            outputs = model(segment, past_key_values=state, use_cache=True)
-            state, logits = outputs.past_key_values, outputs.logits[0]  # (S, vocabulary)
+            logits = model(segment, past_key_values=state, use_cache=True).logits[0]  # (S, vocabulary)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             targets = segment[0]
             scores = logits[:-1] if last_logits is None else torch.cat([last_logits, logits[:-1]])
@@ -262,11 +261,11 @@ class CarryState(TrainerCallback):
         self._hooks = []
 
     def _give(self, model: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        state = RetNetState(model.config) if self.state is None else self.state
-        return args, kwargs | {"past_key_values": state, "use_cache": True}
+        self.state = RetNetState(model.config) if self.state is None else self.state
+        return args, kwargs | {"past_key_values": self.state, "use_cache": True}
 
     def _take(self, model: nn.Module, args: tuple, outputs) -> None:
-        self.state = outputs.past_key_values.clone()
+        self.state = self.state.clone()
 
 
 def _is_within_epoch(state: TrainerState) -> bool:

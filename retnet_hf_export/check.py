@@ -11,7 +11,7 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from retnet_hf import RetNetForCausalLM
+from retnet_hf import RetNetForCausalLM, RetNetState
 from retnet_hf.attention_columns import Reach
 
 
@@ -82,10 +82,9 @@ def check(model: RetNetForCausalLM, file: Path) -> Found:
     runner, expected = Runner(file), model(ids, use_cache=False).logits
     found = torch.cat([runner.read(part) for part in ids.split((*FIRST_PIECES, length - sum(FIRST_PIECES)), dim=1)], dim=1)
     error = ((found - expected).abs().max() / expected.abs().max()).item()
-    cache, token, equal = None, ids, 0
+    state, token, equal = RetNetState(config), ids, 0
     for own in runner.greedy(ids, GREEDY):
-        outputs = model(token, past_key_values=cache, use_cache=True)
-        cache, token = outputs.past_key_values, outputs.logits[:, -1:].argmax(-1)
+        token = model(token, past_key_values=state, use_cache=True).logits[:, -1:].argmax(-1)
         if own != token.item():
             break
         equal += 1

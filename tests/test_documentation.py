@@ -38,7 +38,7 @@ def name_of(one: Session) -> str:
 
 
 @pytest.mark.parametrize("one", SESSIONS, ids=name_of)
-def test_the_python_of_the_documentation_runs(one, tmp_path, monkeypatch):
+def test_the_python_of_the_documentation_runs(one, tmp_path, monkeypatch, newest_names):
     for package in one.imports() & OPTIONAL:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")

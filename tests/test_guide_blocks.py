@@ -33,7 +33,7 @@ DOCS = ROOT / "docs"
 if not DOCS.is_dir():
     pytest.skip("a source distribution has no docs", allow_module_level=True)
 typer_main = pytest.importorskip("typer.main")
-pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible", "newest_names")
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 

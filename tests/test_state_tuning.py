@@ -145,9 +145,10 @@ def test_packed_documents_are_refused():
     assert tuned(ids, position_ids=torch.arange(8)[None]).logits.equal(tuned(ids).logits)
 
 
-def test_gradient_checkpointing_is_refused():
+@pytest.mark.parametrize("name", ["gradient_checkpointing_enable", "activation_checkpointing_enable"])
+def test_gradient_checkpointing_is_refused_by_either_name_of_transformers(name):
     with pytest.raises(ValueError, match="gradient_checkpointing must be False for StateTuning"):
-        tuned_model().gradient_checkpointing_enable()
+        getattr(tuned_model(), name)()
 
 
 def test_the_table_of_the_guide_is_that_of_the_measurements():

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedModel, TextStrea
 
 import retnet_hf
 import retnet_hf_cpu
+from retnet_hf.generation_retnet import CACHE
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
@@ -163,4 +164,4 @@ def continue_text(
         raise InputError(f"the model cannot continue this text: {first_line(error)}") from error
     read, *times = writer.times  # of the prompt, then of every new token
     speed = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else 1 / (times[0] - read)
-    return Generation(output.sequences[0, len(ids) :].tolist(), speed, output.past_key_values)
+    return Generation(output.sequences[0, len(ids) :].tolist(), speed, output[CACHE])
