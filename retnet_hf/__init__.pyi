@@ -37,7 +37,7 @@ from .modeling_vir import (
     ViRModel,
     ViRPreTrainedModel,
 )
-from .retention_2d import downward_manhattan_retention, manhattan_retention
+from .retention_2d import manhattan_retention
 from .retention_forms import (
     bidirectional_retention,
     chunkwise_retention,
@@ -92,7 +92,6 @@ __all__ = [
     "bidirectional_retention",
     "chunkwise_retention",
     "context_parallel",
-    "downward_manhattan_retention",
     "manhattan_retention",
     "packed_retention",
     "parallel_retention",

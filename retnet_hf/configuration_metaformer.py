@@ -56,8 +56,8 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
         key_expansion, value_expansion (`float`): size of all queries, and of all values, over that of the stage.
         qkv_bias (`bool`): whether the projections to queries, keys, values and gate have biases.
-        bidirectional (`bool`): False: a token sees itself and earlier tokens in "retention" and "attention", and its own row
-            and the rows above in "manhattan".
+        bidirectional (`bool`): False: a token sees itself and earlier tokens in "retention" and "attention". Must be True
+            with "manhattan".
         decay_schedule (`str` or `list[list[float]]`): γ of head i of H of "retention" and "manhattan":
             "rmt", 1 - 2^(-2 - 4 i / H), as RMT has it in its first stages; "power_of_two", 1 - 2^(-5 - i), and "log_linear",
             1 - exp(linspace(ln 1/32, ln 1/512)), as RetNet has it; "geometric", exp(-1/τ), whose time constants τ grow by
@@ -157,6 +157,8 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         sizes, stages = self.hidden_sizes, list(zip(self.token_mixers, self.hidden_sizes, self.num_attention_heads))
         known = all(name in TOKEN_MIXERS for name in self.token_mixers)
         check.require(known, "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}")
+        both_ways = self.bidirectional or "manhattan" not in self.token_mixers
+        check.require(both_ways, "bidirectional", "True where token_mixers names manhattan, which looks both ways")
         check.positive_integers("depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides")
         check.require(all(number >= 0 for number in self.padding), "padding", "0 or positive")
         check.require(self.pool_size > 0 and self.pool_size % 2 == 1, "pool_size", "odd and positive")

@@ -22,7 +22,7 @@ from transformers.utils import TransformersKwargs
 from .configuration_metaformer import MetaFormerConfig
 from .eager_attention import eager_attention_forward
 from .head_decay import HeadDecay
-from .retention_2d import downward_manhattan_retention, manhattan_map, manhattan_retention
+from .retention_2d import manhattan_map, manhattan_retention
 from .retention_forms import default_chunk_size
 from .vision_blocks import (
     ChannelsLast,
@@ -129,14 +129,10 @@ class MetaFormerManhattanRetention(MetaFormerRetention):
     def retain(
         self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, output_maps: bool
     ) -> tuple[Tensor, Tensor | None]:
-        maps, form, downward = None, self.config.retention_form, not self.config.bidirectional
+        maps, form = None, self.config.retention_form
         if output_maps:
-            maps, form = manhattan_map(query, key, log_decay, downward=downward), "parallel"
-        if downward:
-            output, _ = downward_manhattan_retention(query, key, value, log_decay, form=form, scores=maps)
-        else:
-            output = manhattan_retention(query, key, value, log_decay, form=form, scores=maps)
-        return output, maps
+            maps, form = manhattan_map(query, key, log_decay), "parallel"
+        return manhattan_retention(query, key, value, log_decay, form=form, scores=maps), maps
 
 
 class MetaFormerAttention(MetaFormerHeads):

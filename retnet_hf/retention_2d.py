@@ -12,7 +12,7 @@ RMT puts a softmax on top and states that no recurrent form is left. Without the
 the product of a decay along the rows and a decay down the columns, and each of them is a recurrence.
 
     recurrent    S_y[x] = γ S_{y-1}[x] + k_yxᵀ v_yx        one state per column, carried from row to row
-                 o_yx = q_yx Σ_x' γ^|x-x'| S_y[x']         combined along the row; a second, upward pass adds the rest
+                 o_yx = q_yx Σ_x' γ^|x-x'| S_y[x']         combined along the row; an upward pass adds the rows below
     parallel     the masked product above: quadratic in the number of tokens, and the reference
     chunkwise    tiles: parallel inside each tile, recurrent between them, matrix products, linear in the number of tokens
 
@@ -25,7 +25,7 @@ Glossary, used in names and shapes:
     B batch        Y rows            X columns         H heads           T = Y X tokens
     K key size     V value size      S the state of one column, (K, V)
 
-    query, key  (B, H, Y, X, K)      value (B, H, Y, X, V)      state (B, H, X, K, V)      log_decay (H,) = ln γ
+    query, key  (B, H, Y, X, K)      value (B, H, Y, X, V)      states (B, H, X, K, V)      log_decay (H,) = ln γ
 
 Rules that hold in every form:
 
@@ -38,14 +38,14 @@ Rules that hold in every form:
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .retention_forms import FORMS, bidirectional_retention, compute_dtype, needs_autograd
+from .retention_forms import FORMS, compute_dtype, needs_autograd
 
 
 # Lines of states up to this length are combined by one matrix product, longer ones in blocks.
@@ -82,16 +82,15 @@ def places(length: int, like: Tensor) -> Tensor:
     return torch.arange(length, dtype=like.dtype, device=like.device)
 
 
-def line_decay(log_decay: Tensor, length: int, one_way: bool = False) -> Tensor:
-    """γ^|n-m| along one axis, (H, L, L); with `one_way`, 0 where m comes after n."""
+def line_decay(log_decay: Tensor, length: int) -> Tensor:
+    """γ^|n-m| along one axis, (H, L, L)."""
     place = places(length, log_decay)
-    decay = powers(log_decay, (place[:, None] - place).abs())
-    return decay.tril() if one_way else decay
+    return powers(log_decay, (place[:, None] - place).abs())
 
 
-def grid_decay(log_decay: Tensor, height: int, width: int, downward: bool = False) -> Tensor:
-    """D of the masked product, (H, T, T); with `downward`, 0 where the row of m is below that of n."""
-    rows = line_decay(log_decay, height, downward)[:, :, None, :, None]
+def grid_decay(log_decay: Tensor, height: int, width: int) -> Tensor:
+    """D of the masked product, (H, T, T)."""
+    rows = line_decay(log_decay, height)[:, :, None, :, None]
     columns = line_decay(log_decay, width)[:, None, :, None, :]
     return (rows * columns).reshape(-1, height * width, height * width)
 
@@ -107,19 +106,19 @@ def in_order(parts: int, backwards: bool) -> range:
     return range(parts - 1, -1, -1) if backwards else range(parts)
 
 
-def combine_line(states: Tensor, log_decay: Tensor, one_way: bool = False) -> Tensor:
-    """Σ_m γ^|n-m| S_m along lines of states (B, H, …, L, F); with `one_way`, over m ≤ n. Linear in L."""
+def combine_line(states: Tensor, log_decay: Tensor) -> Tensor:
+    """Σ_m γ^|n-m| S_m along lines of states (B, H, …, L, F). Linear in L."""
     blocks = states.split(COMBINED_AT_ONCE, dim=-2)
     per_head = (log_decay.shape[0], *[1] * (states.dim() - 4))
 
     def combined(block: Tensor) -> Tensor:
-        decay = line_decay(log_decay, block.shape[-2], one_way)
+        decay = line_decay(log_decay, block.shape[-2])
         return decay.view(*per_head, *decay.shape[1:]) @ block
 
     outputs = [combined(block) for block in blocks]
     if len(blocks) == 1:
         return outputs[0]
-    for backwards in (False,) if one_way else (False, True):
+    for backwards in (False, True):
         edge = None  # (B, H, …, 1, F) the sum at the end of the blocks passed
         for n in in_order(len(blocks), backwards):
             size = blocks[n].shape[-2]
@@ -146,8 +145,6 @@ def from_chunks_passed(
     value: Tensor,
     log_decay: Tensor,
     backwards: bool = False,
-    lines_one_way: bool = False,
-    state: Tensor | None = None,
 ) -> list[Tensor]:
     """The part of each reader's result that comes from earlier chunks, in parallel lines at distance |l - l'| + |t - t'|.
 
@@ -155,8 +152,7 @@ def from_chunks_passed(
 
     Args:
         readers, key, value: (B, H, G, L, N, C, K or V), L lines of N chunks of C tokens in each of G groups.
-        backwards: from later chunks instead. lines_one_way: only from lines l' ≤ l.
-        state: (B, H, G, L, K, V) of each line before its first chunk.
+        backwards: from later chunks instead.
 
     Returns:
         (B, H, G, L, N, C, V) for each reader, or K if it is turned.
@@ -169,26 +165,16 @@ def from_chunks_passed(
     keys, values = (key * leaving).unbind(4), value.unbind(4)
     parts = [(reader.tensor * entering).unbind(4) for reader in readers]
     outputs = [[torch.zeros_like(keys[0] if reader.turned else values[0])] * chunks for reader in readers]
-    order = in_order(chunks, backwards)
+    order, state = in_order(chunks, backwards), None  # (B, H, G, L, K, V) of each line
     for n in order:
         if state is not None:
-            reaching = combine_line(state.flatten(-2), log_decay, lines_one_way).view_as(state)
+            reaching = combine_line(state.flatten(-2), log_decay).view_as(state)
             for reader, part, output in zip(readers, parts, outputs):
                 output[n] = part[n] @ (reaching.mT if reader.turned else reaching)
         if n != order[-1]:
-            added = keys[n].mT @ values[n]  # (B, H, G, L, K, V)
+            added = keys[n].mT @ values[n]
             state = added if state is None else torch.addcmul(added, step, state)
     return [torch.stack(output, dim=4) for output in outputs]
-
-
-def column_states(key: Tensor, value: Tensor, log_decay: Tensor, initial_state: Tensor | None = None) -> Tensor:
-    """The states of the columns after the last row, (B, H, X, K, V)."""
-    height = key.shape[2]
-    to_last = powers(log_decay, places(height, log_decay).flip(0))[:, :, None, None]
-    states = (key * to_last).permute(0, 1, 3, 4, 2) @ value.transpose(2, 3)
-    if initial_state is None:
-        return states
-    return torch.addcmul(states, torch.exp(log_decay * height)[:, None, None, None], initial_state)
 
 
 def without_masked(key: Tensor, mask: Tensor | None) -> Tensor:
@@ -204,48 +190,31 @@ def prepared(
     return query.to(dtype), without_masked(key, mask).to(dtype), value.to(dtype), log_decay.to(dtype)
 
 
-def manhattan_map(
-    query: Tensor, key: Tensor, log_decay: Tensor, mask: Tensor | None = None, downward: bool = False
-) -> Tensor:
+def manhattan_map(query: Tensor, key: Tensor, log_decay: Tensor, mask: Tensor | None = None) -> Tensor:
     """Q Kᵀ ⊙ D, (B, H, T, T): the weights of Manhattan retention, like an attention map, but signed and not normalised.
 
-    Tokens are counted row by row. With `downward`, a token sees its own row and the rows above.
+    Tokens are counted row by row.
     """
     dtype = compute_dtype(query, key)
-    decay = grid_decay(log_decay.to(dtype), *query.shape[2:4], downward)
+    decay = grid_decay(log_decay.to(dtype), *query.shape[2:4])
     query, key = query.to(dtype).flatten(2, 3), without_masked(key, mask).to(dtype).flatten(2, 3)
     with torch.autocast(query.device.type, enabled=False):
         return (query @ key.transpose(-1, -2)) * decay
 
 
-def parallel_downward_retention(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, state: Tensor | None, scores: Tensor | None
-) -> Tensor:
-    """The masked product over a token's own row and the rows above, on `prepared` operands: (B, H, Y, X, V)."""
-    height, width = query.shape[2:4]
-    scores = manhattan_map(query, key, log_decay, downward=True) if scores is None else scores
-    output = (scores @ value.flatten(2, 3)).unflatten(2, (height, width))
-    if state is None:
-        return output
-    seen = combine_line(state.flatten(-2), log_decay).view_as(state)  # (B, H, X, K, V)
-    from_above = powers(log_decay, places(height, log_decay) + 1)[:, :, None, None]
-    return output + ((query * from_above).transpose(2, 3) @ seen).transpose(2, 3)
-
-
-def recurrent_downward_retention(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, state: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The recurrence over rows, on `prepared` operands: output (B, H, Y, X, V) and final state (B, H, X, K, V)."""
-    decay = log_decay.exp()[:, None, None, None]
-    batch, heads, height, width, key_dim = query.shape
-    if state is None:
-        state = query.new_zeros(batch, heads, width, key_dim, value.shape[-1])
-    outputs = []
-    for y in range(height):
-        state = decay * state + key[:, :, y, :, :, None] * value[:, :, y, :, None, :]  # (B, H, X, K, V)
-        seen = combine_line(state.flatten(-2), log_decay).view_as(state)
-        outputs.append((query[:, :, y, :, None, :] @ seen).squeeze(-2))  # (B, H, X, V)
-    return torch.stack(outputs, dim=2), state
+def recurrent_manhattan_retention(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
+    """The recurrence down the rows, and one up from the rows below each token's own. Takes `prepared` operands."""
+    decay, output = log_decay.exp()[:, None, None, None], 0
+    for upwards in (False, True):
+        state, order, rows = 0, in_order(query.shape[2], upwards), []
+        for y in order:
+            before = decay * state
+            state = before + key[:, :, y, :, :, None] * value[:, :, y, :, None, :]  # (B, H, X, K, V)
+            read = before.expand_as(state) if upwards else state
+            seen = combine_line(read.flatten(-2), log_decay).view_as(state)
+            rows.append((query[:, :, y, :, None, :] @ seen).squeeze(-2))  # (B, H, X, V)
+        output = output + torch.stack([rows[n] for n in order], dim=2)
+    return output
 
 
 class Tiling(NamedTuple):
@@ -296,25 +265,14 @@ class Tiling(NamedTuple):
         key: Tensor,
         value: Tensor,
         log_decay: Tensor,
-        downward: bool = False,
-        state: Tensor | None = None,
     ) -> list[Tensor]:
         """Each reader's result over the whole grid, from its result `within` its tile, all (B, H, Y, X, F) and filled."""
-        bands, tiles = self.tiles
-
-        def added(totals: Sequence[Tensor], lines: Callable, back: Callable, *options, **others):
+        totals, (bands, tiles) = list(within), self.tiles
+        for parts, lines, back in ((tiles, self.rows, self.of_rows), (bands, self.columns, self.of_columns)):
             in_lines = [Reader(lines(reader.tensor), reader.turned) for reader in readers]
-            parts = from_chunks_passed(in_lines, lines(key), lines(value), log_decay, *options, **others)
-            return [total + back(part) for total, part in zip(totals, parts)]
-
-        totals = list(within)
-        if tiles > 1:
-            for backwards in (False, True):
-                totals = added(totals, self.rows, self.of_rows, backwards, lines_one_way=downward)
-        if bands > 1 or state is not None:
-            totals = added(totals, self.columns, self.of_columns, state=state)
-            if not downward:
-                totals = added(totals, self.columns, self.of_columns, True)
+            for backwards in (False, True) if parts > 1 else ():
+                passed = from_chunks_passed(in_lines, lines(key), lines(value), log_decay, backwards)
+                totals = [total + back(part) for total, part in zip(totals, passed)]
         return totals
 
 
@@ -324,21 +282,14 @@ def chunkwise_manhattan_retention(
     value: Tensor,
     log_decay: Tensor,
     tile_size: int | tuple[int, int] | None = None,
-    downward: bool = False,
-    state: Tensor | None = None,
 ) -> Tensor:
-    """Tiles: the masked product in each, and states between them, in time and memory linear in T. Takes `prepared` operands.
-
-    With `downward`, a token sees its own row, the rows above, and `state` (B, H, X, K, V).
-    """
+    """Tiles: the masked product in each, states between them. Linear in T, in time and memory. Takes `prepared` operands."""
     tiling = tiling_of(query, value, tile_size)
     query, key, value = map(tiling.fill, (query, key, value))
-    if state is not None:
-        state = pad(state, (0, 0, 0, 0, 0, query.shape[3] - state.shape[2])).unsqueeze(2)
-    decay = grid_decay(log_decay, *tiling.tile, downward)[:, None]
+    decay = grid_decay(log_decay, *tiling.tile)[:, None]
     in_bands = zip(*map(tiling.bands, (query, key, value)))
     within = tiling.of_bands([(q @ k.mT).mul_(decay) @ v for q, k, v in in_bands])
-    [output] = tiling.from_other_tiles([within], [Reader(query)], key, value, log_decay, downward, state)
+    [output] = tiling.from_other_tiles([within], [Reader(query)], key, value, log_decay)
     return tiling.crop(output)
 
 
@@ -392,61 +343,6 @@ def tiling_of(query: Tensor, value: Tensor, tile_size: int | tuple[int, int] | N
     return Tiling((height, width), (rows, columns))
 
 
-def checked_form(form: str, query: Tensor, key: Tensor, value: Tensor) -> str:
-    """`form`, with "auto" replaced. Raises ValueError for an unknown form, or shapes that do not belong together."""
-    if query.dim() != 5 or key.shape != query.shape or value.shape[:-1] != query.shape[:-1]:
-        raise ValueError(
-            "query and key must be (batch, heads, rows, columns, key size) and value the same but for its size, "
-            f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
-        )
-    if form not in FORMS:
-        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
-    return choose_form(*query.shape[2:], value.shape[-1]) if form == "auto" else form
-
-
-def downward_manhattan_retention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    initial_state: Tensor | None = None,
-    mask: Tensor | None = None,
-    form: str = "auto",
-    tile_size: int | tuple[int, int] | None = None,
-    scores: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Manhattan retention over a token's own row, both ways, and all rows above: an image read from the top.
-
-    An image of any height can be fed in bands of rows, with the final state of a call as the initial state of the next.
-
-    Args:
-        query, key: (B, H, Y, X, K), the query already scaled. value: (B, H, Y, X, V).
-        log_decay: (H,) natural logarithm of each head's γ, finite.
-        initial_state: (B, H, X, K, V) states of the columns after earlier rows, zeros if absent. Never modified.
-        mask: (B, Y, X) bool, False for masked tokens.
-        form: "parallel", "recurrent", "chunkwise", or "auto", which takes the fastest for the grid.
-        tile_size: rows and columns of a tile of the chunkwise form, or one number for both; chosen by size if absent.
-        scores: (B, H, T, T) the result of `manhattan_map` with `downward`, for the parallel form.
-
-    Returns:
-        output (B, H, Y, X, V) and final state (B, H, X, K, V), in float32, or float64 if an input is.
-
-    Raises:
-        ValueError: for an unknown form, or shapes that do not belong together.
-    """
-    form = checked_form(form, query, key, value)
-    with torch.autocast(query.device.type, enabled=False):
-        query, key, value, log_decay = prepared(query, key, value, log_decay, mask)
-        state = None if initial_state is None else initial_state.to(query.dtype)
-        if form == "recurrent":
-            return recurrent_downward_retention(query, key, value, log_decay, state)
-        if form == "parallel":
-            output = parallel_downward_retention(query, key, value, log_decay, state, scores)
-        else:
-            output = chunkwise_manhattan_retention(query, key, value, log_decay, tile_size, True, state)
-        return output, column_states(key, value, log_decay, state)
-
-
 def manhattan_retention(
     query: Tensor,
     key: Tensor,
@@ -459,12 +355,29 @@ def manhattan_retention(
 ) -> Tensor:
     """Manhattan retention over an image: O = (Q Kᵀ ⊙ γ^(|Δx| + |Δy|)) V, (B, H, Y, X, V).
 
-    Arguments as in `downward_manhattan_retention`, but without a state, since a token sees the whole image. `scores` are the
-    result of `manhattan_map`, for the parallel form.
+    Args:
+        query, key: (B, H, Y, X, K), the query already scaled. value: (B, H, Y, X, V).
+        log_decay: (H,) natural logarithm of each head's γ, finite.
+        mask: (B, Y, X) bool, False for masked tokens.
+        form: "parallel", "recurrent", "chunkwise", or "auto", which takes the fastest for the grid.
+        tile_size: rows and columns of a tile of the chunkwise form, or one number for both; chosen by size if absent.
+        scores: (B, H, T, T) the result of `manhattan_map`, for the parallel form.
 
-    The recurrent form is a scan downwards and one upwards, less the token's own row, which is part of both.
+    Returns:
+        (B, H, Y, X, V) in float32, or float64 if an input is.
+
+    Raises:
+        ValueError: for an unknown form, or shapes that do not belong together.
     """
-    form = checked_form(form, query, key, value)
+    if query.dim() != 5 or key.shape != query.shape or value.shape[:-1] != query.shape[:-1]:
+        raise ValueError(
+            "query and key must be (batch, heads, rows, columns, key size) and value the same but for its size, "
+            f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
+        )
+    if form not in FORMS:
+        raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
+    if form == "auto":
+        form = choose_form(*query.shape[2:], value.shape[-1])
     with torch.autocast(query.device.type, enabled=False):
         if form == "chunkwise":  # operands of their own type, which are smaller to keep for the backward pass
             key = without_masked(key, mask)
@@ -473,11 +386,7 @@ def manhattan_retention(
             chunkwise = ChunkwiseManhattanRetention.apply if own else ChunkwiseManhattanRetention.forward
             return chunkwise(query, key, value, log_decay, tile_size)
         query, key, value, log_decay = prepared(query, key, value, log_decay, mask)
-        if form == "parallel":
-            scores = manhattan_map(query, key, log_decay) if scores is None else scores
-            return (scores @ value.flatten(2, 3)).unflatten(2, query.shape[2:4])
-        down, _ = recurrent_downward_retention(query, key, value, log_decay)
-        up, _ = recurrent_downward_retention(query.flip(2), key.flip(2), value.flip(2), log_decay)
-        rows = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]  # (B Y, H, X, .)
-        own_row = bidirectional_retention(*rows, log_decay).unflatten(0, (-1, query.shape[2])).transpose(1, 2)
-        return down + up.flip(2) - own_row
+        if form == "recurrent":
+            return recurrent_manhattan_retention(query, key, value, log_decay)
+        scores = manhattan_map(query, key, log_decay) if scores is None else scores
+        return (scores @ value.flatten(2, 3)).unflatten(2, query.shape[2:4])

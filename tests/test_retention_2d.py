@@ -11,7 +11,6 @@ from retnet_hf.retention_2d import (
     COMBINED_AT_ONCE,
     choose_form,
     chunkwise_manhattan_retention,
-    downward_manhattan_retention,
     manhattan_map,
     manhattan_retention,
 )
@@ -27,9 +26,7 @@ TILES = st.one_of(st.none(), st.integers(1, 17), st.tuples(st.integers(1, 17), s
 class Image:
     """Random operands on one grid, and what each form makes of them."""
 
-    def __init__(
-        self, seed, height, width, dtype=torch.float64, mask=False, initial=False, key_dim=3, value_dim=5, learned=True
-    ):
+    def __init__(self, seed, height, width, dtype=torch.float64, mask=False, key_dim=3, value_dim=5, learned=True):
         generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape):
@@ -38,7 +35,6 @@ class Image:
         batch, heads = 2, 2
         self.query, self.key = (normal(batch, heads, height, width, key_dim) for _ in range(2))
         self.value = normal(batch, heads, height, width, value_dim)
-        self.state = normal(batch, heads, width, key_dim, value_dim) if initial else None
         decay = 0.2 + 0.8 * torch.rand(heads, generator=generator, dtype=torch.float64)
         self.log_decay = decay.log().to(dtype).requires_grad_(learned)
         self.mask = torch.rand(batch, height, width, generator=generator) < 0.6 if mask else None
@@ -46,32 +42,23 @@ class Image:
     def run(self, form, **options):
         return manhattan_retention(self.query, self.key, self.value, self.log_decay, self.mask, form, **options)
 
-    def run_downward(self, form, **options):
-        operands = (self.query, self.key, self.value, self.log_decay, self.state, self.mask)
-        return downward_manhattan_retention(*operands, form=form, **options)
-
-    def masked_product(self, downward=False):
+    def masked_product(self):
         """Σ over all pairs of tokens, with the distance taken from their coordinates."""
         height, width = self.query.shape[2:4]
         y, x = (axis.flatten() for axis in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
         distance = (y[:, None] - y).abs() + (x[:, None] - x).abs()  # (T, T)
         decay = self.log_decay.exp()[:, None, None] ** distance
-        if downward:
-            decay = decay * (y[:, None] >= y)
         query, key, value = (tensor.flatten(2, 3) for tensor in (self.query, self.key, self.value))
         if self.mask is not None:
             value = value * self.mask.flatten(1)[:, None, :, None]
         return torch.einsum("bhnk,bhmk,hnm,bhmv->bhnv", query, key, decay, value).unflatten(2, (height, width))
 
-    def gradients(self, output, state=None):
+    def gradients(self, output):
         """Of a scalar that weighs every number differently; outputs at absent tokens have no meaning and no weight."""
         weight = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
         loss = (weight * self.visible(output)).sum()
         leaves = [self.query, self.key, self.value]
         leaves += [self.log_decay] if self.log_decay.requires_grad else []
-        if state is not None:
-            loss = loss + (torch.linspace(-1, 1, state.numel(), dtype=state.dtype).view_as(state) * state).sum()
-            leaves += [] if self.state is None else [self.state]
         return torch.autograd.grad(loss, leaves)
 
     def visible(self, output):
@@ -90,7 +77,7 @@ def assert_close(actual, expected, dtype, name):
     )
 
 
-NAMES = ("query gradient", "key gradient", "value gradient", "decay gradient", "initial state gradient")
+NAMES = ("query gradient", "key gradient", "value gradient", "decay gradient")
 
 
 @settings(max_examples=60, deadline=None)
@@ -113,58 +100,6 @@ def test_every_form_is_the_masked_product_outputs_and_gradients(seed, dtype, hei
     assert_close(image.visible(output), image.visible(expected), dtype, "output")
     for name, actual, reference in zip(NAMES, image.gradients(output), image.gradients(expected)):
         assert_close(actual, reference, dtype, name)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**31),
-    dtype=st.sampled_from(list(TOLERANCE)),
-    height=SIDES,
-    width=SIDES,
-    tile_size=TILES,
-    mask=st.booleans(),
-    initial=st.booleans(),
-    form=st.sampled_from(("parallel", "chunkwise", "auto")),
-)
-def test_downward_forms_are_the_recurrence(seed, dtype, height, width, tile_size, mask, initial, form):
-    """Outputs, final state and every gradient; without an initial state the outputs are those of the masked product."""
-    image = Image(seed, height, width, dtype, mask, initial)
-    expected, expected_state = image.run_downward("recurrent")
-    if not initial:
-        assert_close(image.visible(expected), image.visible(image.masked_product(downward=True)), dtype, "reference")
-    output, state = image.run_downward(form, tile_size=tile_size)
-    assert_close(image.visible(output), image.visible(expected), dtype, "output")
-    assert_close(state, expected_state, dtype, "final state")
-    gradients = image.gradients(output, state), image.gradients(expected, expected_state)
-    for name, actual, reference in zip(NAMES, *gradients):
-        assert_close(actual, reference, dtype, name)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    seed=st.integers(0, 2**31),
-    height=st.integers(2, 20),
-    width=SIDES,
-    cuts=st.lists(st.integers(1, 19), max_size=4),
-    mask=st.booleans(),
-    forms=st.lists(st.sampled_from(FORMS), min_size=5, max_size=5),
-)
-def test_an_image_fed_in_bands_of_rows_is_one_image(seed, height, width, cuts, mask, forms):
-    image = Image(seed, height, width, torch.float64, mask, initial=True)
-    expected, expected_state = image.run_downward("parallel")
-    edges = sorted({0, height, *(cut for cut in cuts if cut < height)})
-    outputs, state = [], image.state
-    for form, first, last in zip(forms, edges, edges[1:]):
-        band = [tensor[:, :, first:last] for tensor in (image.query, image.key, image.value)]
-        rows = None if image.mask is None else image.mask[:, first:last]
-        output, state = downward_manhattan_retention(*band, image.log_decay, state, rows, form, tile_size=4)
-        outputs.append(output)
-    output = torch.cat(outputs, dim=2)
-    assert_close(image.visible(output), image.visible(expected), torch.float64, "output")
-    assert_close(state, expected_state, torch.float64, "final state")
-    gradients = image.gradients(output, state), image.gradients(expected, expected_state)
-    for name, actual, reference in zip(NAMES, *gradients):
-        assert_close(actual, reference, torch.float64, name)
 
 
 def test_for_a_gradient_the_chunkwise_form_keeps_nothing_but_its_operands():
@@ -236,14 +171,10 @@ def test_gradients_have_the_dtypes_of_their_operands(dtype):
 
 @pytest.mark.parametrize(("height", "width"), [(2, 3 * COMBINED_AT_ONCE + 5), (COMBINED_AT_ONCE + 1, 3), (1, 200), (131, 1)])
 def test_lines_longer_than_one_product_are_combined_in_blocks(height, width):
-    image = Image(0, height, width, initial=True)
+    image = Image(0, height, width)
     for tile_size in (8, (height, 16), (16, width), None):
         output = image.run("chunkwise", tile_size=tile_size)
         assert_close(output, image.masked_product(), torch.float64, f"output, tile size {tile_size}")
-    output, state = image.run_downward("chunkwise", tile_size=(height, 16))
-    expected, expected_state = image.run_downward("recurrent")
-    assert_close(output, expected, torch.float64, "downward output")
-    assert_close(state, expected_state, torch.float64, "final state")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -293,21 +224,15 @@ def test_the_map_times_the_values_is_the_output():
     assert_close(output, image.masked_product(), torch.float64, "output")
     assert torch.equal(output, image.run("parallel", scores=scores))
 
-    downward = manhattan_map(image.query, image.key, image.log_decay, image.mask, downward=True)
-    assert not downward.unflatten(3, (4, 6)).unflatten(2, (4, 6))[:, :, 1, :, 2:].any(), "row 1 sees a row below it"
-    assert torch.equal(image.run_downward("parallel")[0], image.run_downward("parallel", scores=downward)[0])
-
 
 @pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
 def test_gradcheck_in_float64(form):
-    image = Image(6, 3, 4, mask=True, initial=True, key_dim=2, value_dim=2)
+    image = Image(6, 3, 4, mask=True, key_dim=2, value_dim=2)
 
-    def function(query, key, value, log_decay, state):
-        whole = manhattan_retention(query, key, value, log_decay, image.mask, form, tile_size=2)
-        downward, final = downward_manhattan_retention(query, key, value, log_decay, state, image.mask, form, tile_size=2)
-        return image.visible(whole), image.visible(downward), final
+    def function(query, key, value, log_decay):
+        return image.visible(manhattan_retention(query, key, value, log_decay, image.mask, form, tile_size=2))
 
-    operands = (image.query, image.key, image.value, image.log_decay, image.state)
+    operands = (image.query, image.key, image.value, image.log_decay)
     assert torch.autograd.gradcheck(function, operands, fast_mode=True)
 
 
@@ -333,13 +258,11 @@ def test_half_precision_is_computed_in_float32(form, dtype):
 
 @pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
 def test_autocast_narrows_nothing(form):
-    image = Image(9, 9, 9, torch.float32, initial=True)
-    expected, (expected_downward, expected_state) = image.run(form, tile_size=4), image.run_downward(form, tile_size=4)
+    image = Image(9, 9, 9, torch.float32)
+    expected = image.run(form, tile_size=4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, (downward, state) = image.run(form, tile_size=4), image.run_downward(form, tile_size=4)
+        output = image.run(form, tile_size=4)
     assert torch.equal(output, expected)
-    assert torch.equal(downward, expected_downward)
-    assert torch.equal(state, expected_state)
 
 
 @pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
@@ -415,7 +338,6 @@ def test_auto_is_parallel_for_few_tokens_and_chunkwise_for_many(height, width, f
     image = Image(13, height, width, torch.float32, key_dim=32, value_dim=32)
     assert choose_form(height, width, 32, 32) == form
     assert torch.equal(image.run("auto"), image.run(form))
-    assert torch.equal(image.run_downward("auto")[0], image.run_downward(form)[0])
 
 
 def test_bad_input_gets_a_sentence():
@@ -426,6 +348,6 @@ def test_bad_input_gets_a_sentence():
     with pytest.raises(ValueError, match="query and key must be"):
         manhattan_retention(image.query, image.key[:, :, :2], image.value, image.log_decay)
     with pytest.raises(ValueError, match="query and key must be"):
-        downward_manhattan_retention(image.query, image.key, image.value[:, :, :, :2], image.log_decay)
+        manhattan_retention(image.query, image.key, image.value[:, :, :, :2], image.log_decay)
     with pytest.raises(ValueError, match="query and key must be"):
         manhattan_retention(*(tensor.flatten(2, 3) for tensor in operands[:3]), image.log_decay)
