@@ -1,13 +1,27 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""TRL's SFTTrainer: instructions packed into one row train as instructions apart."""
+"""TRL: instructions packed into one row train as instructions apart; trainers make a reference model by themselves."""
+
+import math
 
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
 from small_models import VOCAB_SIZE, close, random_ids, rounding, small_model, word_tokenizer
-from trl import SFTConfig, SFTTrainer
+from transformers import AutoModelForCausalLM
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    KTOConfig,
+    KTOTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 
 
 LONGEST = 24
@@ -22,9 +36,13 @@ def instructions(count: int = 24) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def trainer(folder, **arguments) -> SFTTrainer:
+def tokenizer_with_end():
     tokenizer = word_tokenizer()
     tokenizer.eos_token = f"w{VOCAB_SIZE - 1}"
+    return tokenizer
+
+
+def trainer(folder, **arguments) -> SFTTrainer:
     config = {
         "per_device_train_batch_size": 24,
         "max_length": LONGEST,
@@ -43,7 +61,7 @@ def trainer(folder, **arguments) -> SFTTrainer:
         model=small_model(),
         args=SFTConfig(output_dir=str(folder), **(config | arguments)),
         train_dataset=instructions(),
-        processing_class=tokenizer,
+        processing_class=tokenizer_with_end(),
         peft_config=peft_config,
     )
 
@@ -96,3 +114,43 @@ def test_packed_instructions_train_adapters(tmp_path):
     assert run.args.gradient_checkpointing
     assert run.model.get_base_model().model.gradient_checkpointing
     assert losses(run)[-1] < 0.9 * losses(run)[0]
+
+
+PREFERENCES = [{"prompt": "w3 w4 ", "chosen": f"w{9 + seed} w5", "rejected": "w8 w7"} for seed in range(8)]
+JUDGED = [{"prompt": row["prompt"], "completion": row["chosen"], "label": bool(i % 2)} for i, row in enumerate(PREFERENCES)]
+WRITTEN = {"num_generations": 2, "max_completion_length": 5, "beta": 0.1}
+WITH_REFERENCES = {  # trainer, configuration, its arguments, examples, the loss of a model that is its own reference
+    "DPO": (DPOTrainer, DPOConfig, {}, PREFERENCES, math.log(2)),
+    "KTO": (KTOTrainer, KTOConfig, {}, JUDGED, 0.5),
+    "RLOO": (RLOOTrainer, RLOOConfig, WRITTEN, [{"prompt": "w3 w4 "}] * 8, 0.0),
+    "GRPO": (GRPOTrainer, GRPOConfig, WRITTEN, [{"prompt": "w3 w4 "}] * 8, 0.0),
+}
+
+
+def length_of(completions: list[str], **_) -> list[float]:
+    """A reward."""
+    return [float(len(completion)) for completion in completions]
+
+
+@pytest.mark.parametrize("dialect", ["fla", "hybrid"])
+@pytest.mark.parametrize("by_name", [True, False], ids=["by name", "as a model"])
+@pytest.mark.parametrize("method", WITH_REFERENCES)
+def test_trainers_make_their_reference_by_themselves(tmp_path, method, by_name, dialect):
+    """The reference is the model itself, so that the first loss is known, and all weights learn."""
+    make, make_arguments, options, examples, first_loss = WITH_REFERENCES[method]
+    small_model(dialect).save_pretrained(tmp_path / "model")
+    name = str(tmp_path / "model")
+    shared = {"max_steps": 2, "learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no", "report_to": "none"}
+    places = {"output_dir": str(tmp_path / "run"), "use_cpu": True, "bf16": False, "disable_tqdm": True}
+    run = make(
+        model=name if by_name else AutoModelForCausalLM.from_pretrained(name),
+        args=make_arguments(per_device_train_batch_size=4, seed=1, **shared, **places, **options),
+        train_dataset=Dataset.from_list(examples),
+        processing_class=tokenizer_with_end(),
+        **({"reward_funcs": length_of} if "num_generations" in options else {}),
+    )
+    before = {name: weight.detach().clone() for name, weight in run.model.named_parameters()}
+    run.train()
+    assert losses(run)[0] == pytest.approx(first_loss, abs=1e-5)
+    assert len(losses(run)) == 2
+    assert [name for name, weight in run.model.named_parameters() if weight.equal(before[name])] == []
