@@ -2,10 +2,11 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Small random models whose logits depend on all of the context, and the measuring tools that several test files share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -260,6 +261,19 @@ def small_llama() -> LlamaForCausalLM:
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.4)
     return llama
+
+
+@contextmanager
+def as_for_a_llama(same: Callable[[LlamaForCausalLM], object]) -> Iterator[None]:
+    """Skips a test that fails where `same`, the same use of another library with a tiny Llama, fails likewise."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            same(small_llama())
+        except type(error) as theirs:
+            pytest.skip(f"the same fails for a Llama: {theirs}")
+        raise
 
 
 def random_ids(batch: int, length: int, seed: int = 0) -> Tensor:

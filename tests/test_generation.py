@@ -12,6 +12,7 @@ from small_models import (
     HEIRS,
     PAD,
     VOCAB_SIZE,
+    as_for_a_llama,
     close,
     detailed,
     greedy,
@@ -355,7 +356,8 @@ def test_static_cache_generate(model):
 @pytest.mark.parametrize("implementation", ["dynamic", "offloaded", "offloaded_static"])
 def test_cache_implementations(fla_model, implementation):
     expected = greedy(fla_model, random_ids(2, 7), 20)
-    assert greedy(fla_model, random_ids(2, 7), 20, cache_implementation=implementation).equal(expected)
+    with as_for_a_llama(lambda llama: greedy(llama, random_ids(2, 7), 20, cache_implementation=implementation)):
+        assert greedy(fla_model, random_ids(2, 7), 20, cache_implementation=implementation).equal(expected)
 
 
 def test_an_offloaded_cache_says_that_it_is_none(fla_model, caplog):
@@ -363,7 +365,8 @@ def test_an_offloaded_cache_says_that_it_is_none(fla_model, caplog):
     logger = logging.getLogger("transformers")
     logger.addHandler(caplog.handler)
     try:
-        greedy(fla_model, random_ids(1, 7), 4, cache_implementation="offloaded_static")
+        with as_for_a_llama(lambda llama: greedy(llama, random_ids(1, 7), 4, cache_implementation="offloaded_static")):
+            greedy(fla_model, random_ids(1, 7), 4, cache_implementation="offloaded_static")
     finally:
         logger.removeHandler(caplog.handler)
     assert "'offloaded_static' moves nothing" in caplog.text

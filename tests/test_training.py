@@ -9,7 +9,17 @@ import numpy
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftModel, get_peft_model
-from small_models import VOCAB_SIZE, close, greedy, left_padded, random_ids, same_state, small_config, small_model
+from small_models import (
+    VOCAB_SIZE,
+    as_for_a_llama,
+    close,
+    greedy,
+    left_padded,
+    random_ids,
+    same_state,
+    small_config,
+    small_model,
+)
 from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -388,7 +398,9 @@ def test_peft_lora_in_trainer(tmp_path):
 def test_adapters_of_transformers(model, tmp_path):
     """model.add_adapter(), the way of transformers itself."""
     adapted = copy.deepcopy(model)
-    adapted.add_adapter(LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    with as_for_a_llama(lambda llama: llama.add_adapter(config)):
+        adapted.add_adapter(config)
     ids = random_ids(2, 9)
     with torch.no_grad():
         assert not torch.allclose(adapted(ids).logits, model(ids).logits, atol=1e-3)

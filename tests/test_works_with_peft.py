@@ -18,7 +18,7 @@ from peft import (
     get_peft_model,
 )
 from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-from small_models import close, greedy, random_ids
+from small_models import as_for_a_llama, close, greedy, random_ids
 from small_vir import small_vir
 from small_vision_models import VISION_FAMILIES
 from torch import nn
@@ -125,18 +125,23 @@ def test_defaults_of_other_models_are_left_alone():
     assert TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["llama"] == ["q_proj", "v_proj"]
 
 
-def test_prompt_tuning_generates(fla_model):
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_prompt_tuning_generates(fla_model, use_cache):
     """Virtual tokens come as embeddings, in front of the prompt, with and without the state."""
-    config = PromptTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM")
-    tuned = get_peft_model(copy.deepcopy(fla_model), config).eval()
-    ids = random_ids(2, 7)
-    with torch.no_grad():
-        prompt = tuned.get_prompt(batch_size=2)
-        embeddings = torch.cat([prompt, fla_model.model.embed_tokens(ids)], dim=1)
-        close(tuned(ids).logits[:, 5:], fla_model(inputs_embeds=embeddings).logits[:, 5:])
-    expected = greedy(fla_model, inputs_embeds=embeddings, tokens=9)
-    for use_cache in (True, False):
+
+    def generates(model) -> None:
+        config = PromptTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM")
+        tuned = get_peft_model(copy.deepcopy(model), config).eval()
+        ids = random_ids(2, 7)
+        with torch.no_grad():
+            prompt = tuned.get_prompt(batch_size=2)
+            embeddings = torch.cat([prompt, model.model.embed_tokens(ids)], dim=1)
+            close(tuned(ids).logits[:, 5:], model(inputs_embeds=embeddings).logits[:, 5:])
+        expected = greedy(model, inputs_embeds=embeddings, tokens=9)
         assert greedy(tuned, input_ids=ids, tokens=9, use_cache=use_cache)[:, 7:].equal(expected)
+
+    with as_for_a_llama(generates):
+        generates(fla_model)
 
 
 def test_prefix_tuning_is_refused(fla_model):
