@@ -7,19 +7,20 @@ logarithm of the position ("attn_logits_scaling": "hype a"). Published layers mi
 model with other mixers is refused.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from retnet_hf.configuration_hybrid import RetNetHybridConfig
 from retnet_hf.configuration_hypenet import FIXED_IN_HYPENET, fields_of_hypenet
-from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.dialects import HYPENET, dialect_of
-from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf.modeling_hybrid import RetNetHybridForCausalLM
 
 from .errors import CheckpointError
 from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
-from .requirements import fields_of_transformers
+from .requirements import fields_of_transformers, hybrid_config
 from .shapes import Shape
 
 
@@ -31,20 +32,20 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return (config or {}).get("model_type") == "hypenet" or dialect_of(names) is HYPENET
 
 
-def planned_moves(ours: RetNetConfig, tied_twice: bool) -> list[Move]:
+def planned_moves(ours: RetNetHybridConfig, tied_twice: bool) -> list[Move]:
     """Every move of the layout. `tied_twice`: whether the checkpoint has a head even if it is tied to the embedding."""
     copy = "lm_head.weight" if ours.tie_word_embeddings and tied_twice else None
-    return dialect_moves(HYPENET, ours, saved_tensors(empty_model(RetNetForCausalLM, ours)), copy=copy)
+    return dialect_moves(HYPENET, ours, saved_tensors(empty_model(RetNetHybridForCausalLM, ours)), copy=copy)
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
     if config is None:
         raise CheckpointError("the format hypenet needs a config.json beside the weights")
-    ours = RetNetConfig(**fields_of_hypenet(config))
-    return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours, tied_twice="lm_head.weight" in shapes))
+    ours = RetNetHybridConfig(**fields_of_hypenet(config))
+    return Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours, tied_twice="lm_head.weight" in shapes))
 
 
-def from_hypenet(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:
+def from_hypenet(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetHybridForCausalLM:
     """The model of a HypeNet checkpoint.
 
     Args:
@@ -57,14 +58,16 @@ def from_hypenet(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> Re
     return model_from(plan, state_dict, config)
 
 
-def to_hypenet(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def to_hypenet(model: RetNetHybridForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State dict and config.json of the same model.
 
     Raises:
         ValueError: naming the field of the configuration that HypeNet has no option for.
     """
-    ours = model.config
-    heads, scale = ours.num_attention_heads, ours.query_scale
+    ours = hybrid_config(model, NAME)
+    heads, size, eps = ours.num_attention_heads, ours.head_dim, ours.rms_norm_eps
+    scales = {eps: "1/sqrt(d)", eps / size: "1", eps * size: "1/d"}
+    scale = next((scale for own, scale in scales.items() if math.isclose(own, ours.head_norm_eps or eps)), None)
     if ours.rope_parameters.get("rope_type") != "default" or ours.rope_parameters.get("partial_rotary_factor", 1) != 1:
         raise ValueError(
             f"rope_parameters must be of rope_type default for the format {NAME}, got {ours.rope_parameters!r}."
@@ -91,7 +94,7 @@ def to_hypenet(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         "lightning_nkv": ours.num_key_value_heads,
         "lightning_head_dim": ours.head_dim,
         "lightning_use_rope": ours.use_rotary and ours.rotary_layers != "softmax_attention",
-        "lightning_scale": "1/sqrt(d)" if scale is None else "1/d" if scale == 1 / ours.head_dim else "1",
+        "lightning_scale": scale,
         **{name: True for name, value in FIXED_IN_HYPENET.items() if value is True},
     }
-    return written(Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours, tied_twice=False)), model, config, plan)
+    return written(Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours, tied_twice=False)), model, config, plan)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from retnet_hf.configuration_hybrid import RetNetHybridConfig
 from retnet_hf.configuration_minimax import (
     FACTORS,
     MODEL_TYPES,
@@ -22,14 +23,13 @@ from retnet_hf.configuration_minimax import (
     fields_beside_factors,
 )
 from retnet_hf.configuration_minimax import depth_factors as depth_factors
-from retnet_hf.configuration_retnet import RetNetConfig
 from retnet_hf.dialects import MINIMAX, MINIMAX_IN_MEMORY
-from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf.modeling_hybrid import RetNetHybridForCausalLM
 
 from .changes import Known, Scaled
 from .errors import CheckpointError
 from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
-from .requirements import fields_of_transformers, require_fields
+from .requirements import fields_of_transformers, hybrid_config, require_fields
 from .shapes import Shape
 
 
@@ -41,7 +41,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return (config or {}).get("model_type") in MODEL_TYPES
 
 
-def planned_moves(ours: RetNetConfig, betas: Mapping[str, float], together: bool) -> list[Move]:
+def planned_moves(ours: RetNetHybridConfig, betas: Mapping[str, float], together: bool) -> list[Move]:
     """Every move of a layout.
 
     Args:
@@ -49,7 +49,7 @@ def planned_moves(ours: RetNetConfig, betas: Mapping[str, float], together: bool
         together: whether all experts of a layer are two tensors, as in the memory of transformers' models.
     """
     dialect = MINIMAX_IN_MEMORY if together else MINIMAX
-    moves = dialect_moves(dialect, ours, saved_tensors(empty_model(RetNetForCausalLM, ours)))
+    moves = dialect_moves(dialect, ours, saved_tensors(empty_model(RetNetHybridForCausalLM, ours)))
     last = {
         ".retention.o_proj.weight": betas["linear_attention"],
         ".attention.o_proj.weight": betas["full_attention"],
@@ -59,7 +59,7 @@ def planned_moves(ours: RetNetConfig, betas: Mapping[str, float], together: bool
     return [move if factor == 1 else replace(move, change=Scaled(move.change, factor)) for move, factor in zip(moves, beta)]
 
 
-def decay_buffers(ours: RetNetConfig, block_size: int) -> list[Move]:
+def decay_buffers(ours: RetNetHybridConfig, block_size: int) -> list[Move]:
     """The tables of decays that transformers' models save."""
     moves, place = [], torch.arange(block_size, dtype=torch.float64) + 1
     for layer in (layer for layer, kind in enumerate(ours.layer_types) if kind == "linear_attention"):
@@ -79,14 +79,14 @@ def decay_buffers(ours: RetNetConfig, block_size: int) -> list[Move]:
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
     if config is None:
         raise CheckpointError("the format minimax needs a config.json beside the weights")
-    ours = RetNetConfig(**fields_beside_factors(config))
+    ours = RetNetHybridConfig(**fields_beside_factors(config))
     betas = factors_of_branches(config)
     together = any(name.endswith(".mlp.experts.down_proj") for name in shapes)
     buffers = [move for move in decay_buffers(ours, config.get("block_size", 256)) if move.sources[0] in shapes]
-    return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours, betas, together) + buffers)
+    return Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours, betas, together) + buffers)
 
 
-def from_minimax(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:
+def from_minimax(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetHybridForCausalLM:
     """The model of a MiniMax checkpoint, or of the state dict of transformers' `MiniMaxForCausalLM`.
 
     Args:
@@ -99,24 +99,19 @@ def from_minimax(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> Re
     return model_from(plan, state_dict, config)
 
 
-def to_minimax(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def to_minimax(model: RetNetHybridForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State dict, by the names of transformers' models in memory, and config.json of the same model.
 
     Raises:
         ValueError: naming the field of the configuration that a MiniMax has no option for.
     """
-    ours = model.config
+    ours = hybrid_config(model, NAME)
     heads, hidden = ours.num_attention_heads, ours.hidden_size
     require_fields(ours, NAME, ("num_key_value_heads", heads), ("value_head_dim", ours.head_dim))
     layers = ours.num_hidden_layers
     if ours.num_experts is None:
         raise ValueError(f"num_experts must be a number for the format {NAME}, got None.")
     partial = ours.rope_parameters.get("partial_rotary_factor", 1.0)
-    alphas = {
-        "linear_attention": ours.residual_multiplier,
-        "full_attention": ours.attention_residual_multiplier or ours.residual_multiplier,
-        "mlp": ours.mlp_residual_multiplier or ours.residual_multiplier,
-    }
     config = fields_of_transformers(model) | {
         "architectures": ["MiniMaxForCausalLM"],
         "model_type": "minimax",
@@ -135,8 +130,8 @@ def to_minimax(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, A
         "num_experts_per_tok": ours.num_experts_per_tok,
         "output_router_logits": ours.output_router_logits,
         "router_aux_loss_coef": ours.router_aux_loss_coef,
-        **{FACTORS[branch][0].format("alpha"): alpha for branch, alpha in alphas.items()},
+        **{name.format("alpha"): ours.residual_multiplier for name, _ in FACTORS.values()},
         **({"rotary_dim": int(ours.head_dim * partial)} if partial != 1 else {}),
     }
     moves = planned_moves(ours, dict.fromkeys(FACTORS, 1.0), together=True) + decay_buffers(ours, block_size=256)
-    return written(Plan(NAME, RetNetForCausalLM, ours, moves), model, config, plan)
+    return written(Plan(NAME, RetNetHybridForCausalLM, ours, moves), model, config, plan)

@@ -106,7 +106,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
         layers = config.layer_types.count("linear_attention")
         state = 4 * config.state_size + 8 * layers  # and the position, a whole number
         facts.add_row("state", f"{state:,} bytes per sequence (float32), however long it is")
-        if config.is_hybrid:
+        if config.has_softmax_attention:
             others = config.num_hidden_layers - layers
             facts.add_row("attention", f"{others} layers, {config.cache_size_per_token:,} numbers per token that they see")
     return facts, decay_table(config)

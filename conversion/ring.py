@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.configuration_hybrid import RetNetHybridConfig
 from retnet_hf.configuration_ring import FIXED, MODEL_TYPES, fields_of_ring, kinds_of
 from retnet_hf.configuration_ring import depth_factors as depth_factors
 from retnet_hf.dialects import RING
-from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf.modeling_hybrid import RetNetHybridForCausalLM
 
 from .errors import CheckpointError
 from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
-from .requirements import fields_of_transformers, require_fields
+from .requirements import fields_of_transformers, hybrid_config, require_fields
 from .shapes import Shape
 
 
@@ -30,19 +30,19 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return (config or {}).get("model_type") in MODEL_TYPES
 
 
-def planned_moves(ours: RetNetConfig) -> list[Move]:
+def planned_moves(ours: RetNetHybridConfig) -> list[Move]:
     """Every move of the layout."""
-    return dialect_moves(RING, ours, saved_tensors(empty_model(RetNetForCausalLM, ours)))
+    return dialect_moves(RING, ours, saved_tensors(empty_model(RetNetHybridForCausalLM, ours)))
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
     if config is None:
         raise CheckpointError("the format ring needs a config.json beside the weights")
-    ours = RetNetConfig(**fields_of_ring(config))
-    return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours))
+    ours = RetNetHybridConfig(**fields_of_ring(config))
+    return Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours))
 
 
-def from_ring(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:
+def from_ring(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetHybridForCausalLM:
     """The model of a Ring checkpoint.
 
     Args:
@@ -55,13 +55,13 @@ def from_ring(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNe
     return model_from(plan, state_dict, config)
 
 
-def to_ring(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def to_ring(model: RetNetHybridForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State dict and config.json of the same model.
 
     Raises:
         ValueError: naming the field of the configuration that Ring has no option for.
     """
-    ours = model.config
+    ours = hybrid_config(model, NAME)
     heads, layers = ours.num_attention_heads, ours.num_hidden_layers
     require_fields(ours, NAME, ("value_head_dim", ours.head_dim), ("attention_head_dim", None, ours.head_dim))
     group = next((group for group in range(1, layers + 1) if kinds_of(layers, group) == ours.layer_types), None)
@@ -100,4 +100,4 @@ def to_ring(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]
         "routed_scaling_factor": ours.routed_scaling_factor,
         **{name: value for name, value in FIXED.items() if value is not None},
     }
-    return written(Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours)), model, config, plan)
+    return written(Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours)), model, config, plan)

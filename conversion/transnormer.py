@@ -11,16 +11,16 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.configuration_hybrid import RetNetHybridConfig
 from retnet_hf.configuration_transnormer import ACTIVATIONS, fields_of_transnormer
 from retnet_hf.configuration_transnormer import EPSILON as EPSILON
 from retnet_hf.configuration_transnormer import depth_factors as depth_factors
 from retnet_hf.dialects import TRANSNORMER, dialect_of
-from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf.modeling_hybrid import RetNetHybridForCausalLM
 
 from .errors import CheckpointError
 from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
-from .requirements import fields_of_transformers, require_fields
+from .requirements import fields_of_transformers, hybrid_config, require_fields
 from .shapes import Shape
 
 
@@ -32,19 +32,19 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return dialect_of(names) is TRANSNORMER
 
 
-def planned_moves(ours: RetNetConfig) -> list[Move]:
+def planned_moves(ours: RetNetHybridConfig) -> list[Move]:
     """Every move of the layout."""
-    return dialect_moves(TRANSNORMER, ours, saved_tensors(empty_model(RetNetForCausalLM, ours)))
+    return dialect_moves(TRANSNORMER, ours, saved_tensors(empty_model(RetNetHybridForCausalLM, ours)))
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
     if config is None:
         raise CheckpointError("the format transnormer needs a config.json beside the weights")
-    ours = RetNetConfig(**fields_of_transnormer(config))
-    return Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours))
+    ours = RetNetHybridConfig(**fields_of_transnormer(config))
+    return Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours))
 
 
-def from_transnormer(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:
+def from_transnormer(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetHybridForCausalLM:
     """The model of a TransNormerLLM checkpoint.
 
     Args:
@@ -57,13 +57,13 @@ def from_transnormer(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -
     return model_from(plan, state_dict, config)
 
 
-def to_transnormer(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def to_transnormer(model: RetNetHybridForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """State dict and config.json of the same model.
 
     Raises:
         ValueError: naming the field of the configuration that TransNormerLLM has no option for.
     """
-    ours = model.config
+    ours = hybrid_config(model, NAME)
     require_fields(
         ours, NAME, ("feature_map", *ACTIVATIONS.values()), ("tie_word_embeddings", False), ("use_output_gate", True)
     )
@@ -85,4 +85,4 @@ def to_transnormer(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[st
         "init_std": ours.initializer_range,
         "bias": False,
     }
-    return written(Plan(NAME, RetNetForCausalLM, ours, planned_moves(ours)), model, config, plan)
+    return written(Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours)), model, config, plan)

@@ -26,8 +26,7 @@ def replaced_layers(student: RetNetForCausalLM) -> list[int]:
 
 def replacing_mixer(student: RetNetForCausalLM, index: int) -> nn.Module:
     """What stands in a layer in the place of the source's attention."""
-    layer = student.model.layers[index]
-    return layer.retention if layer.is_retention else layer.attention
+    return student.model.layers[index].mixer
 
 
 def align(
@@ -55,7 +54,7 @@ def align(
     def compare(index: int) -> Callable[..., None]:
         def hook(_: nn.Module, __: tuple, inputs: dict[str, Any], output: tuple[Tensor, ...]) -> None:
             with torch.set_grad_enabled(with_loss is not None):
-                plan, entering = plans[student.config.layer_types[index]], inputs["hidden_states"].to(student.dtype)
+                plan, entering = plans[index], inputs["hidden_states"].to(student.dtype)
                 mixed, *_ = replacing_mixer(student, index)(entering, plan=plan)
                 wanted, found = (tokens.float() if there is None else tokens[there].float() for tokens in (output[0], mixed))
                 loss = (found - wanted).square().sum() / wanted.square().sum().clamp(min=torch.finfo(torch.float32).tiny)

@@ -3,7 +3,7 @@
 """Which layers stay softmax attention, where only their share is given."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -68,10 +68,9 @@ def _costs(model: PreTrainedModel, ids: Tensor, window: int, sinks: int) -> Tens
     whole = model.model.plan(hidden)
     near = copy.copy(config)
     near.sliding_window, near.attention_sinks = window, sinks
-    layout, rotate = layout_of(ids.shape, ids.device), whole[config.layer_types[0]].rotate
-    narrow = dict.fromkeys(
-        whole, AttentionPlan(near, layout, 1, hidden.dtype, lambda kind, position=None: rotate, "sliding_attention")
-    )
+    layout, rotate = layout_of(ids.shape, ids.device), whole[0].rotate
+    near_plan = AttentionPlan(near, layout, 1, hidden.dtype, lambda position=None: rotate, "sliding_attention")
+    narrow = [near_plan] * len(whole)
     everything = _read(model, hidden, whole)
     without_one = [_divergence(everything, other) for other in _with_one_changed(model, hidden, whole, narrow)]
     without_any = _divergence(everything, _read(model, hidden, narrow))
@@ -79,21 +78,21 @@ def _costs(model: PreTrainedModel, ids: Tensor, window: int, sinks: int) -> Tens
     return (torch.tensor(without_one) + without_any - torch.tensor(with_one)) / 2
 
 
-def _read(model: PreTrainedModel, hidden: Tensor, plans: Mapping[str, AttentionPlan], first: int = 0) -> Tensor:
+def _read(model: PreTrainedModel, hidden: Tensor, plans: Sequence[AttentionPlan], first: int = 0) -> Tensor:
     """The distributions of the next token, as logarithms, at some places of a text; `hidden` enters the layer `first`."""
-    for layer, kind in list(zip(model.model.layers, model.config.layer_types))[first:]:
-        hidden = layer(hidden, plan=plans[kind])
+    for layer, plan in list(zip(model.model.layers, plans))[first:]:
+        hidden = layer(hidden, plan=plan)
     rows = model.model.norm(hidden)[0, :: max(1, hidden.shape[1] // COMPARED)]
     return torch.cat([model.lm_head(part).float().log_softmax(-1) for part in rows.split(HEAD_TOKENS)])
 
 
 def _with_one_changed(
-    model: PreTrainedModel, hidden: Tensor, plans: Mapping[str, AttentionPlan], other: Mapping[str, AttentionPlan]
+    model: PreTrainedModel, hidden: Tensor, plans: Sequence[AttentionPlan], other: Sequence[AttentionPlan]
 ) -> Iterator[Tensor]:
     """`_read` by `plans` in all layers but one, which has the `other`, for each layer."""
-    for index, (layer, kind) in enumerate(zip(model.model.layers, model.config.layer_types)):
-        yield _read(model, layer(hidden, plan=other[kind]), plans, first=index + 1)
-        hidden = layer(hidden, plan=plans[kind])
+    for index, layer in enumerate(model.model.layers):
+        yield _read(model, layer(hidden, plan=other[index]), plans, first=index + 1)
+        hidden = layer(hidden, plan=plans[index])
 
 
 def _divergence(wanted: Tensor, found: Tensor) -> float:

@@ -11,6 +11,8 @@ from retnet_hf import RetNetForCausalLM
 def parts_of(model: RetNetForCausalLM) -> list[str]:
     """The parts that can be switched off: of "sinks" and "kept layers" those that the model has."""
     config = model.config
+    if not config.is_hybrid:
+        return []
     found = ["sinks"] if config.attention_sinks else []
     return found + (["kept layers"] if "full_attention" in config.layer_types and config.sliding_window else [])
 

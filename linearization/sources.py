@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers.configuration_utils import PreTrainedConfig
 
-from retnet_hf import RetNetConfig
+from retnet_hf import RetNetHybridConfig
 
 
 # Of each model_type, whether its queries, keys and values have biases, and whether heads are normalised.
@@ -23,7 +23,7 @@ class SourceError(ValueError):
     """A model that cannot be linearized. The message is a sentence."""
 
 
-def softmax_config(source: PreTrainedConfig) -> RetNetConfig:
+def softmax_config(source: PreTrainedConfig) -> RetNetHybridConfig:
     """The configuration of the same function, with softmax attention in every layer.
 
     Raises:
@@ -74,7 +74,7 @@ def softmax_config(source: PreTrainedConfig) -> RetNetConfig:
         "pad_token_id",
     )
     try:
-        return RetNetConfig(**{field: getattr(source, field) for field in same}, **fields)
+        return RetNetHybridConfig(**{field: getattr(source, field) for field in same}, **fields)
     except (StrictDataclassError, ValueError) as error:
         cause = error.__cause__ or error
         raise SourceError(f"this {kind} model cannot be linearized: {cause}") from error

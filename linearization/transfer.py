@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
+from retnet_hf.configuration_retnet import OF_HYBRIDS
 from retnet_hf.decay_schedules import scheduled_decays
 
 from .heads import HeadMeasures
@@ -36,7 +37,7 @@ def decays_by_distance(
 
 
 def linearized_config(
-    softmax: RetNetConfig,
+    softmax: RetNetHybridConfig,
     kept: Collection[int] = (),
     schedule: str = "alibi",
     decay_range: tuple[float, float] = (2, 512),
@@ -68,7 +69,7 @@ def linearized_config(
         fields = {"layer_types": kinds, "sliding_window": window if slides else None}
         if slides and sinks:
             fields |= {"attention_sinks": sinks, "attention_sink_distance": sink_distance}
-        return RetNetConfig.from_dict(softmax.to_dict() | fields)
+        return RetNetHybridConfig.from_dict(softmax.to_dict() | fields)
     fields = softmax.to_dict() | {
         "layer_types": kinds,
         "sliding_window": softmax.sliding_window if slides else None,
@@ -82,7 +83,10 @@ def linearized_config(
         in_order = torch.arange(softmax.num_attention_heads).double().expand(len(layers), -1)
         distance = in_order if measures is None else measures.distance
         fields["decay_schedule"] = [decays_by_distance(schedule, row, decay_range, groups) for row in distance]
-    return RetNetConfig.from_dict(fields)
+    if "linear_attention" in kinds and len(set(kinds)) == 1:
+        plain = {name: value for name, value in fields.items() if name not in OF_HYBRIDS}
+        return RetNetConfig.from_dict(plain | {"model_type": "retnet"})
+    return RetNetHybridConfig.from_dict(fields)
 
 
 @torch.no_grad()
@@ -129,10 +133,10 @@ def transfer(
         options = (schedule, decay_range, gate_act, window, measures, share_states, sinks, sink_distance)
         config = linearized_config(softmax, kept, *options)
     with torch.device("meta"):
-        model = RetNetForCausalLM(config)
+        model = (RetNetHybridForCausalLM if config.is_hybrid else RetNetForCausalLM)(config)
     model = model.to_empty(device=source.device)
     for mine, theirs in zip(model.model.layers, source.model.layers, strict=True):
-        mixer = mine.retention if mine.is_retention else mine.attention
+        mixer = mine.mixer
         names = ["q_proj", "k_proj", "v_proj", "o_proj", *(["q_norm", "k_norm"] if config.use_qk_norm else [])]
         for name in names:
             _copy(getattr(mixer, name), getattr(theirs.self_attn, name))

@@ -11,6 +11,7 @@ from transformers.modeling_utils import PreTrainedModel
 # model type: name of the family, its paper
 FAMILIES = {
     "retnet": ("RetNet", "https://arxiv.org/abs/2307.08621"),
+    "retnet_hybrid": ("RetNetHybrid", "https://arxiv.org/abs/2307.08621"),
     "vir": ("ViR", "https://arxiv.org/abs/2310.19731"),
     "rmt": ("RMT", "https://arxiv.org/abs/2309.11523"),
     "metaformer": ("MetaFormer", "https://arxiv.org/abs/2111.11418"),
@@ -107,13 +108,15 @@ def model_card(
     suffixes = (parent.__name__.removeprefix(family) for parent in type(model).__mro__)
     suffix = next(suffix for suffix in suffixes if suffix in TASKS)
     tags = {config.model_type, *(["retention"] if family != "ViT" else []), *(model.model_tags or [])}
-    if config.model_type == "retnet":
+    if config.model_type in ("retnet", "retnet_hybrid"):
         task, auto_class = TASKS[suffix], f"AutoModel{suffix.removeprefix('Model')}"
-        windows_alone = config.sliding_window and "linear_attention" not in config.layer_types
-        nature = _SOFTMAX if windows_alone else _HYBRID if config.is_hybrid else _DECODER
-        nature = _ENCODER if config.bidirectional else nature
-        sizes = {"state_bytes": f"{4 * config.state_size:,}", "token_numbers": f"{config.cache_size_per_token:,}"}
-        sizes |= {"window": config.sliding_window, "sinks": config.attention_sinks}
+        nature = _ENCODER if config.bidirectional else _DECODER
+        sizes = {"state_bytes": f"{4 * config.state_size:,}"}
+        if config.has_softmax_attention:
+            windows_alone = config.sliding_window and "linear_attention" not in config.layer_types
+            nature = _SOFTMAX if windows_alone else _HYBRID
+            sizes |= {"window": config.sliding_window, "sinks": config.attention_sinks}
+            sizes |= {"token_numbers": f"{config.cache_size_per_token:,}"}
         nature = nature.format(**sizes)
         rows = {
             "hidden size": config.hidden_size,

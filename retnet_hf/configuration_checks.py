@@ -9,8 +9,6 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
-from .model_types import keep_model_type
-
 
 # Keys of transformers 4, which wrote every default; and auto_map, which names code that is not saved with our models.
 WITHOUT_EFFECT_IN_TRANSFORMERS = frozenset((
@@ -34,7 +32,6 @@ class KnownFieldsMixin:
         return super().from_dict(config_dict | {"_of_file": True}, **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:
-        keep_model_type(type(self))
         self.auto_map = {}  # TRL reads this attribute of every configuration
         if not kwargs.pop("_of_file", False):
             of_transformers = {*READ_BY_TRANSFORMERS, *WITHOUT_EFFECT_IN_TRANSFORMERS, *GenerationConfig().to_dict()}

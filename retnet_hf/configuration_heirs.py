@@ -42,7 +42,7 @@ def family_of(content: dict[str, Any]) -> str | None:
 
 
 def fields_of(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of RetNetConfig that a config.json states, whichever family it is of.
+    """The fields of RetNetHybridConfig that a config.json states, whichever family it is of.
 
     Raises:
         ValueError: for an option that changes what the model computes and has no counterpart here.
@@ -58,4 +58,4 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
     labels = ("num_labels", "id2label", "label2id", "problem_type")
     kept = ("torch_dtype", "dtype", "attn_implementation", "_commit_hash", *labels)
     others = {name: content[name] for name in kept if content.get(name) is not None}
-    return {"model_type": "retnet", "architectures": ["RetNetForCausalLM"]} | READERS[family](content) | others
+    return {"model_type": "retnet_hybrid", "architectures": ["RetNetHybridForCausalLM"]} | READERS[family](content) | others

@@ -32,7 +32,7 @@ WITHOUT_EFFECT_IN_HYPENET = (
 
 
 def fields_of_hypenet(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of RetNetConfig of a HypeNet.
+    """The fields of RetNetHybridConfig of a HypeNet.
 
     Raises:
         ValueError: for an option that changes what the model computes and has no counterpart here.
@@ -50,7 +50,9 @@ def fields_of_hypenet(content: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"mixer_types must be of lightning-attn and attn, got {mixer!r}")
         kinds.append("linear_attention" if mixer in LINEAR else "full_attention")
     turns = config.get("lightning_use_rope", True), config.get("attn_use_rope", True)
-    scale = {"1/sqrt(d)": None, "1/d": 1 / own_size}.get(config.get("lightning_scale", "1/sqrt(d)"), 1.0)
+    epsilon = config.get("rms_norm_eps", 1e-6)
+    # A norm of the output with another epsilon does what another scale of the queries would.
+    smaller = {"1/sqrt(d)": None, "1/d": 1 / own_size}.get(config.get("lightning_scale", "1/sqrt(d)"), own_size)
     fields = dict(
         vocab_size=config["vocab_size"],
         hidden_size=hidden,
@@ -70,12 +72,12 @@ def fields_of_hypenet(content: dict[str, Any]) -> dict[str, Any]:
         rotary_layers=None if all(turns) or not any(turns) else "linear_attention" if turns[0] else "softmax_attention",
         rope_parameters={"rope_type": "default", "rope_theta": rope_theta(config)},
         use_qk_norm=True,
-        query_scale=scale,
         head_norm_groups=1,
+        head_norm_eps=None if smaller is None else epsilon / smaller,
         output_gate_act="sigmoid",
         hidden_act=config.get("hidden_act", "silu"),
         intermediate_size=config["intermediate_size"],
-        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+        rms_norm_eps=epsilon,
         **config.common_fields(),
     )
     config.require_all_read()

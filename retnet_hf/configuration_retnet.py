@@ -10,7 +10,6 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from .configuration_checks import FieldChecks, KnownFieldsMixin
 from .configuration_dialects import read_dialect
-from .configuration_heirs import READERS, fields_of
 from .decay_schedules import DECAY_SCHEDULES, scheduled_decays
 from .kernels import KERNELS
 from .retention_forms import FORMS
@@ -18,8 +17,17 @@ from .state_fingerprint import state_fingerprint
 
 
 INITIALIZATIONS = ("xavier", "deepnet", "normal", "fan_in")
-ROTARY_LAYERS = ("linear_attention", "softmax_attention")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# Fields of RetNetHybridConfig, and the values with which a model is no hybrid: files of earlier versions have all of them.
+OF_HYBRIDS = {
+    **dict.fromkeys(("layer_types", "sliding_window", "attention_num_heads", "attention_num_key_value_heads")),
+    **dict.fromkeys(("attention_head_dim", "attention_gate_act", "attention_log_base", "attention_sink_distance")),
+    **dict.fromkeys(("rotary_layers", "learned_rotary_layers", "head_norm_groups", "head_norm_eps", "value_act")),
+    **dict.fromkeys(("num_experts", "moe_intermediate_size", "n_group", "topk_group")),
+    **{"attention_sinks": 0, "norm_affine": True, "num_experts_per_tok": 2, "first_k_dense_replace": 0},
+    **{"n_shared_experts": 0, "router_act": "softmax", "use_router_bias": False, "norm_topk_prob": True},
+    **{"routed_scaling_factor": 1.0, "output_router_logits": False, "router_aux_loss_coef": 0.0},
+}
 
 # name: (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, value_expansion)
 _SHAPES = {
@@ -58,7 +66,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     r"""Configuration of a RetNet (arXiv 2307.08621). The defaults are those of the fla-hub checkpoints, at 1.3B.
 
     A published `config.json` of either dialect, flash-linear-attention's or torchscale's and syncdoth's, is read as it is:
-    their spellings are translated, as are those of HypeNet, TransNormerLLM, MiniMax and Ring. It is saved in ours.
+    their spellings are translated. It is saved in ours.
 
     Args:
         vocab_size (`int`): number of tokens.
@@ -78,27 +86,9 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
             whose time constants τ grow by one factor from head to head (the named sizes for training from scratch;
             docs/results.md says why); "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1 (a Linear Transformer); one
             number in (0, 1] per head; or for each layer such a list.
-        layer_decay_factors (`list[float]`, *optional*): a factor on ln γ for each layer.
         decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens; or for each layer such
             a pair. A single head has their geometric mean.
         use_rotary (`bool`): rotate queries and keys by position (xPos without magnitude, which is RoPE).
-        layer_types (`list[str]`, *optional*): what mixes the tokens in each layer, by the names of transformers:
-            "linear_attention", retention (all, if absent); "full_attention", softmax attention; "sliding_attention", the
-            same over the last `sliding_window` tokens. Softmax attention has no decays and no norm of its output.
-        attention_num_heads, attention_num_key_value_heads, attention_head_dim (`int`, *optional*): heads of softmax layers,
-            and the size of their queries, keys and values; those of retention if absent.
-        attention_gate_act (`str`, *optional*): activation of a gate on the output of softmax layers; no gate if absent.
-        attention_log_base (`float`, *optional*): a, by which queries of softmax layers are multiplied: ln(t + a) / ln a at
-            position t.
-        sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
-        attention_sinks (`int`): the first so many tokens of a document stay visible beside every window of softmax attention
-            (arXiv 2309.17453).
-        attention_sink_distance (`int`, *optional*): the distance, in positions, at which the first token is seen from all
-            tokens that are further away, so that windows work in texts longer than those trained on: the window plus
-            attention_sinks, minus 1, or more. None for the real distance.
-        rotary_layers (`str`, *optional*): "linear_attention" or "softmax_attention": use_rotary is for these layers alone.
-        learned_rotary_layers (`list[int]`, *optional*): layers of retention whose queries and keys become
-            (x cos θt, x sin θt), twice as long, with an angle θ that each number of each head learns.
         rotary_endpoint (`bool`): rotation frequencies theta^(-linspace(0, 1, K/2)), as torchscale has them, instead of the
             usual theta^(-2i/K).
         rope_parameters (`dict`, *optional*): `rope_theta` (10000); `rope_type`, "default", "linear", "llama3" or "yarn",
@@ -110,32 +100,15 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         use_output_gate (`bool`), output_gate_act (`str`): the gate on the retention's output, and its activation.
         use_head_norm (`bool`), head_norm_affine (`bool`): RMS norm of each head's output, and whether it has a weight,
             shared by all heads. Alias of the latter: `elementwise_affine`.
-        head_norm_groups (`int`, *optional*): the norm is over so many groups of consecutive heads, with a weight for each
-            number; over each head if absent. head_norm_eps (`float`, *optional*): its epsilon; `rms_norm_eps` if absent.
         use_gated_mlp (`bool`): down(act(gate x) * up x) instead of down(act(up x)).
         feature_map (`str` or `list[str]`, *optional*): activation applied to queries and keys, a name of ACT2FN; or for each
-            layer a name or None. value_act (`str`, *optional*): the same of the values.
-        query_scale (`float`, *optional*): factor on the queries of retention; K^-1/2 if absent.
+            layer a name or None.
         embedding_multiplier (`float`): factor on the embeddings. use_embedding_norm (`bool`): RMS norm after it.
         norm_position (`str`): "pre", norm(x) enters each branch; "post", the sum of stream and branch is normalised and the
             final norm falls away.
         residual_multiplier (`float`): factor on the residual stream where a branch joins it (DeepNet's alpha).
-            attention_residual_multiplier, mlp_residual_multiplier (`float`, *optional*): the same for branches of softmax
-            attention, and of the feed-forward.
-        num_experts (`int`, *optional*), num_experts_per_tok (`int`), moe_intermediate_size (`int`, *optional*): the
-            feed-forward has so many experts of that inner size (`intermediate_size` if absent), and a few of them compute
-            each token. It is one network if absent.
-        first_k_dense_replace (`int`): so many layers, the first ones, have no experts.
-        n_shared_experts (`int`): experts that compute every token, beside these and as one network.
-        router_act (`str`): "softmax" or "sigmoid", the scores. use_router_bias (`bool`): whether a bias joins the choice.
-        n_group, topk_group (`int`, *optional*): experts are chosen within `topk_group` of so many groups.
-        norm_topk_prob (`bool`), routed_scaling_factor (`float`): whether the scores of a token's experts are divided by
-            their sum, and a factor on them.
-        output_router_logits (`bool`), router_aux_loss_coef (`float`, *optional*): whether the loss of unbalanced routing is
-            added, and its weight; 0.001 if absent.
         bidirectional (`bool`): every token sees those after it too, with decay γ^|n-m|: an encoder, without a state.
         rms_norm_eps (`float`): epsilon of every norm. Alias `norm_eps`.
-        norm_affine (`bool`): whether the norms of the residual stream have weights.
         hidden_dropout (`float`), activation_dropout (`float`): dropout on embeddings and branches, and inside the
             feed-forward.
         initialization (`str`): "xavier", the paper's (gain 2^-2.5 for q, k, v and gate, 2^-1 for the output projection);
@@ -167,6 +140,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     """
 
     model_type = "retnet"
+    is_hybrid = False
     keys_to_ignore_at_inference = ["past_key_values", "cache"]
     attribute_map = {
         "num_heads": "num_attention_heads",
@@ -193,19 +167,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     value_expansion: float | int = 2.0
     decay_schedule: str | list[float] | list[int | float] | list[list[int | float]] = "power_of_two"
     decay_range: list[float | int] | tuple[float | int, ...] | list[list[float | int]] = (2, 512)
-    layer_decay_factors: list[float | int] | None = None
-    layer_types: list[str] | None = None
-    sliding_window: int | None = None
-    attention_sinks: int = 0
-    attention_sink_distance: int | None = None
-    attention_num_heads: int | None = None
-    attention_num_key_value_heads: int | None = None
-    attention_head_dim: int | None = None
-    attention_gate_act: str | None = None
-    attention_log_base: float | int | None = None
     use_rotary: bool = True
-    rotary_layers: str | None = None
-    learned_rotary_layers: list[int] | None = None
     rotary_endpoint: bool = False
     rope_parameters: dict | None = None
     qkv_bias: bool = False
@@ -214,34 +176,14 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     output_gate_act: str = "silu"
     use_head_norm: bool = True
     head_norm_affine: bool = True
-    head_norm_groups: int | None = None
-    head_norm_eps: float | None = None
     use_gated_mlp: bool = True
     feature_map: str | list[str | None] | None = None
-    value_act: str | None = None
-    query_scale: float | int | None = None
     embedding_multiplier: float | int = 1.0
     use_embedding_norm: bool = False
     norm_position: str = "pre"
     residual_multiplier: float | int = 1.0
-    attention_residual_multiplier: float | int | None = None
-    mlp_residual_multiplier: float | int | None = None
-    num_experts: int | None = None
-    num_experts_per_tok: int = 2
-    moe_intermediate_size: int | None = None
-    first_k_dense_replace: int = 0
-    n_shared_experts: int = 0
-    router_act: str = "softmax"
-    use_router_bias: bool = False
-    n_group: int | None = None
-    topk_group: int | None = None
-    norm_topk_prob: bool = True
-    routed_scaling_factor: float | int = 1.0
-    output_router_logits: bool = False
-    router_aux_loss_coef: float | int | None = None
     bidirectional: bool = False
     rms_norm_eps: float = 1e-6
-    norm_affine: bool = True
     hidden_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
     initialization: str = "xavier"
@@ -285,32 +227,22 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         return cls(**(fields | overrides))
 
     @classmethod
-    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers, and for files of other families, too: see `configuration_heirs.py`."""
-        content, kwargs = super().get_config_dict(*args, **kwargs)
-        return fields_of(content), kwargs
-
-    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "RetNetConfig":
-        """As in transformers, and for the fields of other families, too."""
-        return super().from_dict(fields_of(config_dict), **kwargs)
+        """As in transformers.
+
+        Raises:
+            ValueError: for a file of another family.
+        """
+        family = "transnormer" if "linear_use_lrpe_list" in config_dict else config_dict.get("model_type", cls.model_type)
+        if family not in (cls.model_type, RetNetConfig.model_type):
+            raise ValueError(
+                f"config.json is of a model of type {family}, which {cls.__name__} does not read: load it by "
+                "AutoModelForCausalLM or RetNetHybridForCausalLM."
+            )
+        return super().from_dict(config_dict, **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:
-        fields, kwargs = read_dialect(kwargs, self.attribute_map)
-        fields |= {name: kwargs.pop(alias) for alias, name in self.attribute_map.items() if alias in kwargs}
-        for name, value in fields.items():
-            setattr(self, name, value)
-        if self.layer_types is None:
-            self.layer_types = ["linear_attention"] * self.num_hidden_layers
-        if self.num_key_value_heads is None:
-            self.num_key_value_heads = self.num_attention_heads
-        hidden_ratio = kwargs.pop("hidden_ratio", None) or 2
-        if self.intermediate_size is None:
-            self.intermediate_size = 256 * math.ceil(int(self.hidden_size * hidden_ratio * 2 / 3) / 256)
-        if self.moe_intermediate_size is None and self.num_experts is not None:
-            self.moe_intermediate_size = self.intermediate_size
-        if self.router_aux_loss_coef is None:  # TRL takes a model with a weight for one that has experts
-            self.router_aux_loss_coef = 0.0 if self.num_experts is None else 0.001
+        self._read(kwargs)
         positions = kwargs.pop("max_position_embeddings", None)
         if positions is not None:  # tools take an attribute that is there for a number
             self.max_position_embeddings = positions
@@ -322,30 +254,48 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         self.base_model_tp_plan = self._tensor_parallel_plan()
         super().__post_init__(**kwargs)
 
+    def _read(self, kwargs: dict[str, Any]) -> None:
+        """Takes what other spellings of fields say out of `kwargs`, and fills in what follows from other fields."""
+        fields, left = read_dialect(kwargs, self.attribute_map)
+        fields |= {name: left.pop(alias) for alias, name in self.attribute_map.items() if alias in left}
+        for name, value in fields.items():
+            setattr(self, name, value)
+        for name in () if self.is_hybrid else OF_HYBRIDS.keys() & left.keys():
+            if left.pop(name) not in (OF_HYBRIDS[name], self.layer_types, None):
+                raise ValueError(
+                    f"{name} is a field of RetNetHybridConfig (model_type retnet_hybrid). RetNetConfig has layers of "
+                    "retention with dense feed-forwards alone."
+                )
+        hidden_ratio = left.pop("hidden_ratio", None) or 2
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.intermediate_size is None:
+            self.intermediate_size = 256 * math.ceil(int(self.hidden_size * hidden_ratio * 2 / 3) / 256)
+        kwargs.clear()
+        kwargs.update(left)
+
+    @property
+    def layer_types(self) -> list[str]:
+        """The kind of each layer by the names of transformers: "linear_attention", which is retention."""
+        return ["linear_attention"] * self.num_hidden_layers
+
+    @property
+    def has_softmax_attention(self) -> bool:
+        """Whether some layers have softmax attention, in the place of retention."""
+        return any(kind != "linear_attention" for kind in self.layer_types)
+
     def _tensor_parallel_plan(self) -> dict[str, str]:
         """How tensor parallelism shares out the weights that a model of this configuration has."""
-        plan = {}
-        for mixer in sorted({"retention" if kind == "linear_attention" else "attention" for kind in self.layer_types}):
-            norms = ["q_norm", "k_norm"] if self.use_qk_norm else []
-            gated = self.use_output_gate if mixer == "retention" else self.attention_gate_act is not None
-            columns = ["q_proj", "k_proj", "v_proj"] + (["g_proj"] if gated else [])
-            if mixer == "retention":
-                norms += ["head_norm"] if self.use_head_norm and self.head_norm_affine else []
-                norms += ["learned_rotation"] if self.learned_rotary_layers else []
-            plan |= {f"layers.*.{mixer}.{name}": "colwise" for name in columns}
-            plan |= {f"layers.*.{mixer}.{name}": "replicated_with_grad_allreduce" for name in norms}
-            plan[f"layers.*.{mixer}.o_proj"] = "rowwise"
+        norms = (["q_norm", "k_norm"] if self.use_qk_norm else []) + self._norms_of_heads()
+        columns = ["q_proj", "k_proj", "v_proj"] + (["g_proj"] if self.use_output_gate else [])
+        plan = {f"layers.*.retention.{name}": "colwise" for name in columns}
+        plan |= {f"layers.*.retention.{name}": "replicated_with_grad_allreduce" for name in norms}
         plan |= {f"layers.*.mlp.{name}": "colwise" for name in (["gate_proj"] if self.use_gated_mlp else []) + ["up_proj"]}
-        plan |= {"layers.*.mlp.down_proj": "rowwise"}
-        if self.num_experts is not None:
-            plan |= {f"layers.*.mlp.shared.{name}": "colwise" for name in ("gate_proj", "up_proj")}
-            plan |= {
-                "layers.*.mlp.shared.down_proj": "rowwise",
-                "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
-                "layers.*.mlp.experts.down_proj": "rowwise",
-                "layers.*.mlp.experts": "moe_tp_experts",
-            }
-        return plan
+        return plan | {"layers.*.retention.o_proj": "rowwise", "layers.*.mlp.down_proj": "rowwise"}
+
+    def _norms_of_heads(self) -> list[str]:
+        """Modules of retention with weights of their own for heads, which every rank has whole."""
+        return ["head_norm"] if self.use_head_norm and self.head_norm_affine else []
 
     def validate_rope(self) -> None:
         """Checks of what a state needs, and then those of transformers."""
@@ -371,40 +321,6 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         super().validate_rope()
 
     @property
-    def is_hybrid(self) -> bool:
-        """Whether some layers have softmax attention."""
-        return any(kind != "linear_attention" for kind in self.layer_types)
-
-    def has_experts(self, layer: int) -> bool:
-        """Whether the feed-forward of a layer is made of experts."""
-        return self.num_experts is not None and layer >= self.first_k_dense_replace
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """A new number of layers cuts what is stated for each of them; the same number as before brings it back."""
-        super().__setattr__(name, value)
-        if name != "num_hidden_layers" or not getattr(self, "layer_types", None):
-            return
-        whole = vars(self).get("_whole", {})
-        if not self.is_hybrid and value > len(whole.get("layer_types", self.layer_types)):
-            self.layer_types = ["linear_attention"] * value
-        for field in ("layer_types", "layer_decay_factors", "feature_map", "decay_schedule", "decay_range"):
-            stated = getattr(self, field)
-            of_layers = field in ("layer_types", "layer_decay_factors", "feature_map") or isinstance(stated[0], list)
-            if isinstance(stated, list) and of_layers:
-                if whole.get(field, [])[: len(stated)] != stated:
-                    whole[field] = stated
-                super().__setattr__(field, whole[field][:value])
-        super().__setattr__("_whole", whole)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, without `layer_types` if all layers are retention: earlier files do not have it."""
-        content = super().to_dict()
-        content.pop("_whole", None)
-        if not self.is_hybrid:
-            content.pop("layer_types", None)
-        return content
-
-    @property
     def head_dim(self) -> int:
         """K, the size of one query or key head."""
         return round(self.hidden_size * self.key_expansion) // self.num_attention_heads
@@ -416,27 +332,20 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     def mixer_sizes(self, layer: int) -> tuple[int, int, int, int]:
         """Heads, key/value heads, size of a key and size of a value in the token mixer of a layer: H, G, K, V."""
-        own = self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.value_head_dim
-        if self.layer_types[layer] == "linear_attention":
-            return own
-        size = self.attention_head_dim
-        given = self.attention_num_heads, self.attention_num_key_value_heads, size, size
-        return tuple(default if number is None else number for number, default in zip(given, own))
+        return self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.value_head_dim
 
     @property
     def has_decays_per_layer(self) -> bool:
         """Whether each layer has decays of its own."""
         stated = self.decay_range if self.decay_schedule == "geometric" else self.decay_schedule
-        return isinstance(stated[0], list) or self.layer_decay_factors is not None
+        return isinstance(stated[0], list)
 
     def decays(self, layer: int = 0) -> list[float]:
         """γ of each head of a layer, in double precision."""
         schedule, span = (
             stated[layer] if isinstance(stated[0], list) else stated for stated in (self.decay_schedule, self.decay_range)
         )
-        decays = scheduled_decays(schedule, self.num_attention_heads, span)
-        factors = self.layer_decay_factors
-        return decays if factors is None else [decay ** factors[layer] for decay in decays]
+        return scheduled_decays(schedule, self.num_attention_heads, span)
 
     def shares_states(self, layer: int) -> bool:
         """Whether the query heads that one key/value head serves share a matrix of the state: their decays are equal."""
@@ -450,8 +359,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     def state_shape(self, layer: int) -> tuple[int, int, int]:
         """(M, K, V), the matrices of a sequence in the state of a layer of retention."""
-        longer = 2 if layer in (self.learned_rotary_layers or ()) else 1
-        return self.state_heads(layer), self.head_dim * longer, self.value_head_dim
+        return self.state_heads(layer), self.head_dim, self.value_head_dim
 
     def feature_map_of(self, layer: int) -> str | None:
         """The name of the feature map of a layer."""
@@ -462,12 +370,6 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         """Numbers that the layers of retention keep of a sequence of any length."""
         layers = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
         return sum(math.prod(self.state_shape(layer)) for layer in layers)
-
-    @property
-    def cache_size_per_token(self) -> int:
-        """Numbers that each token adds in the layers of softmax attention: "sliding_attention" keeps those of a window."""
-        layers = (layer for layer, kind in enumerate(self.layer_types) if kind != "linear_attention")
-        return sum(groups * (key + value) for _, groups, key, value in map(self.mixer_sizes, layers))
 
     @property
     def state_fingerprint(self) -> str:
@@ -506,16 +408,13 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         check.one_of("kernels", KERNELS)
         check.one_of("norm_position", ("pre", "post"))
         check.one_of("initialization", INITIALIZATIONS)
-        check.activation("hidden_act", "output_gate_act", "feature_map", "value_act", "attention_gate_act")
+        check.activation("hidden_act", "output_gate_act", "feature_map")
         check.rate("hidden_dropout", "activation_dropout")
         check.positive("rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
-        check.positive_or_none("head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
-        check.positive_integer_or_none("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim")
-        self._validate_kinds_of_layers(check)
         layers = self.num_hidden_layers
         if isinstance(self.decay_schedule, list) and any(isinstance(entry, list) for entry in self.decay_schedule):
             check.require(
-                len(self.decay_schedule) == layers
+                len(self.decay_schedule) >= layers
                 and all(
                     isinstance(decays, list) and len(decays) == heads and all(0 < decay <= 1 for decay in decays)
                     for decays in self.decay_schedule
@@ -526,95 +425,11 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         else:
             check.decay_schedule(DECAY_SCHEDULES)
         check.decay_range(layers)
-        kinds = ("linear_attention", "full_attention", "sliding_attention")
         check.require(
-            len(self.layer_types) == layers and all(kind in kinds for kind in self.layer_types),
-            "layer_types",
-            f"for each layer (num_hidden_layers is {layers}) one of {', '.join(kinds)}",
-        )
-        slides = "sliding_attention" in self.layer_types
-        check.require(
-            self.sliding_window > 0 if slides and self.sliding_window is not None else not slides,
-            "sliding_window",
-            "a positive number of tokens, since layer_types has sliding_attention",
-        )
-        check.require(
-            self.attention_sinks == 0 or (self.attention_sinks > 0 and slides),
-            "attention_sinks",
-            "a number of tokens beside layers of sliding_attention, or 0",
-        )
-        least = (self.sliding_window or 0) + self.attention_sinks - 1
-        check.require(
-            self.attention_sink_distance is None or self.attention_sinks > 0,
-            "attention_sink_distance",
-            "None without attention_sinks",
-        )
-        check.require(
-            self.attention_sink_distance is None or self.attention_sink_distance >= least,
-            "attention_sink_distance",
-            f"{least} (the window and attention_sinks, minus 1) or more, or None",
-        )
-        check.require(not (self.bidirectional and self.is_hybrid), "layer_types", "all linear_attention in an encoder")
-        check.require(
-            not isinstance(self.feature_map, list) or len(self.feature_map) == layers,
+            not isinstance(self.feature_map, list) or len(self.feature_map) >= layers,
             "feature_map",
             f"one name, or a list of one for each layer (num_hidden_layers is {layers})",
         )
-
-    def _validate_kinds_of_layers(self, check: FieldChecks) -> None:
-        """Checks of the options in which layers of retention and of softmax attention differ."""
-        heads, layers = self.num_attention_heads, self.num_hidden_layers
-        groups, factors = self.head_norm_groups, self.layer_decay_factors
-        check.require(
-            groups is None or (groups > 0 and heads % groups == 0 and self.use_head_norm),
-            "head_norm_groups",
-            f"a divisor of num_attention_heads ({heads}) beside use_head_norm=True, or None",
-        )
-        check.require(
-            factors is None or (len(factors) == layers and all(factor >= 0 for factor in factors)),
-            "layer_decay_factors",
-            f"a number, 0 or more, for each layer (num_hidden_layers is {layers}), or None",
-        )
-        check.require(
-            self.rotary_layers is None or (self.use_rotary and self.rotary_layers in ROTARY_LAYERS),
-            "rotary_layers",
-            f"{' or '.join(ROTARY_LAYERS)} beside use_rotary=True, or None",
-        )
-        learned = self.learned_rotary_layers or []
-        retains = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
-        check.require(
-            set(learned) <= set(retains) and (not learned or self.num_key_value_heads == heads),
-            "learned_rotary_layers",
-            f"numbers of layers of retention, {retains}, in a model with as many key/value heads as heads",
-        )
-        of_softmax = self.attention_num_heads or heads
-        of_keys = self.attention_num_key_value_heads or self.num_key_value_heads
-        check.require(
-            not self.is_hybrid or of_softmax % of_keys == 0,
-            "attention_num_key_value_heads",
-            f"a divisor of the {of_softmax} heads of softmax layers",
-        )
-        size, rope_type = self.attention_head_dim, (self.rope_parameters or {}).get("rope_type", "default")
-        check.require(
-            size in (None, self.head_dim) or (rope_type == "default" and (size % 2 == 0 or not self.use_rotary)),
-            "attention_head_dim",
-            f"that of retention ({self.head_dim}) with a rope_type of {rope_type}, an even number, or None",
-        )
-        experts, groups, chosen = self.num_experts, self.n_group or 1, self.topk_group or 1
-        check.one_of("router_act", ("softmax", "sigmoid"))
-        check.positive_integer_or_none("num_experts", "moe_intermediate_size")
-        check.require(
-            experts is None or (self.use_gated_mlp and experts % groups == 0 and chosen <= groups),
-            "num_experts",
-            f"a multiple of n_group ({groups}), which is at least topk_group ({chosen}), with use_gated_mlp=True, or None",
-        )
-        check.require(
-            experts is None or 0 < self.num_experts_per_tok <= experts * chosen // groups,
-            "num_experts_per_tok",
-            f"from 1 to the {experts} experts, or to those of topk_group ({chosen}) of {groups} groups",
-        )
-        base = self.attention_log_base
-        check.require(base is None or base > 1, "attention_log_base", "a number above 1, or None")
 
 
 def _growing_ranges(layers: int) -> list[list[float]]:
@@ -622,23 +437,5 @@ def _growing_ranges(layers: int) -> list[list[float]]:
     shares = (layer / max(layers - 1, 1) for layer in range(layers))
     return [[round(2**share, 3), round(32 * 16**share, 3)] for share in shares]
 
-
-class HeirConfig:
-    """Stands for a family in AutoConfig, and makes a RetNetConfig of its files."""
-
-    model_type = ""
-
-    def __new__(cls, **content: Any) -> RetNetConfig:
-        """The configuration of a model that the family's fields describe."""
-        return RetNetConfig.from_dict({"model_type": cls.model_type} | content)
-
-    @staticmethod
-    def from_dict(content: dict[str, Any], **kwargs: Any) -> RetNetConfig:
-        """As `RetNetConfig.from_dict`."""
-        return RetNetConfig.from_dict(content, **kwargs)
-
-
-# of the families that transformers has no models of
-HEIRS = tuple(type("HeirConfig", (HeirConfig,), {"model_type": name}) for name in READERS if name != "minimax")
 
 __all__ = ["RetNetConfig"]

@@ -7,7 +7,7 @@ In groups of `layer_group_size` layers, the last one is softmax attention, as ar
 
 from typing import Any
 
-from .foreign_config import ForeignConfig, alibi_schedule
+from .foreign_config import ForeignConfig, alibi_with_factors
 
 
 MODEL_TYPES = ("bailing_moe_linear", "bailing_moe_linear_v2")
@@ -42,7 +42,7 @@ def depth_factors(layers: int) -> list[float]:
 
 
 def fields_of_ring(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of RetNetConfig of a Ring.
+    """The fields of RetNetHybridConfig of a Ring.
 
     Raises:
         ValueError: for an option that changes what the model computes and has no counterpart here.
@@ -74,8 +74,7 @@ def fields_of_ring(content: dict[str, Any]) -> dict[str, Any]:
         value_expansion=heads * size / hidden,
         layer_types=kinds_of(layers, config["layer_group_size"]),
         attention_num_key_value_heads=config["num_key_value_heads"],
-        decay_schedule=alibi_schedule(heads),
-        layer_decay_factors=depth_factors(layers),
+        decay_schedule=alibi_with_factors(heads, depth_factors(layers)),
         rope_parameters={
             "rope_type": "default",
             "rope_theta": config.get("rope_theta", 600000),

@@ -8,7 +8,7 @@ angles.
 
 from typing import Any
 
-from .foreign_config import ForeignConfig, alibi_schedule
+from .foreign_config import ForeignConfig, alibi_with_factors
 
 
 ACTIVATIONS = {  # theirs, and ours; of two with one meaning the last is written
@@ -29,7 +29,7 @@ def depth_factors(layers: int) -> list[float]:
 
 
 def fields_of_transnormer(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of RetNetConfig of a TransNormerLLM.
+    """The fields of RetNetHybridConfig of a TransNormerLLM.
 
     Raises:
         ValueError: for an option that changes what the model computes and has no counterpart here.
@@ -49,13 +49,12 @@ def fields_of_transnormer(content: dict[str, Any]) -> dict[str, Any]:
         num_attention_heads=heads,
         key_expansion=inner / hidden,
         value_expansion=inner / hidden,
-        decay_schedule=alibi_schedule(heads),
-        layer_decay_factors=depth_factors(layers),
+        decay_schedule=alibi_with_factors(heads, depth_factors(layers)),
         use_rotary=False,
         learned_rotary_layers=[layer for layer, turns in enumerate(turned) if turns] or None,
         feature_map=ACTIVATIONS[activation],
-        query_scale=1.0,
         head_norm_groups=1,
+        head_norm_eps=EPSILON / (inner / heads),  # their queries are not scaled
         head_norm_affine=False,
         norm_affine=False,
         output_gate_act="linear",

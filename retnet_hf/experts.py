@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from .initial_weights import draw_by_inputs
 
 
 class Router(nn.Module):
@@ -88,6 +91,17 @@ class MixtureOfExperts(nn.Module):
         _, weights, experts = self.router(rows)
         output = self.experts(rows, experts, weights.to(rows.dtype)).view_as(hidden_states)
         return output if self.shared is None else output + self.shared(hidden_states)
+
+
+def draw_experts(module: nn.Module, config: PreTrainedConfig) -> None:
+    """Draws the weights of a router, or of experts: by "fan_in", or normal with every other initialisation."""
+    for weight in module.parameters(recurse=False):
+        if config.initialization == "fan_in":
+            draw_by_inputs(weight)
+        else:
+            init.normal_(weight, std=config.initializer_range)
+    if getattr(module, "bias", None) is not None:
+        init.zeros_(module.bias)
 
 
 def loss_and_routing(

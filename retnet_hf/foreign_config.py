@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
 from .configuration_checks import READ_BY_TRANSFORMERS, WITHOUT_EFFECT_IN_TRANSFORMERS
+from .decay_schedules import scheduled_decays
 
 
 ROTATION = {"partial_rotary_factor", "rope_scaling", "rope_theta"}
@@ -73,6 +74,12 @@ class ForeignConfig(dict):
                     f"{name} in config.json, {self[name]!r}, is no field that the format {self.target_format} is known to "
                     "have, and may change what the model computes"
                 )
+
+
+def alibi_with_factors(heads: int, factors: list[float]) -> list[list[float]]:
+    """The `decay_schedule` of layers, each with its factor on ALiBi's slopes."""
+    decays = scheduled_decays(alibi_schedule(heads), heads)
+    return [[decay**factor for decay in decays] for factor in factors]
 
 
 def alibi_schedule(heads: int) -> str | list[float]:

@@ -4,16 +4,12 @@
 
 "deepnet" and "xavier" draw the projections of layers by Xavier's rule, as the paper does, the former smaller with depth on
 the path of values (arXiv 2203.00555). "fan_in" draws every matrix by the number of its inputs. "normal" leaves the matrices
-to transformers. Experts and routers are normal in all but "fan_in".
+to transformers.
 """
 
-import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
-
-from .experts import Experts, Router
-from .head_modules import LearnedRotation
 
 
 def projection(
@@ -37,26 +33,15 @@ def draw_weights(module: nn.Module, config: PreTrainedConfig) -> None:
 
     Transformers has drawn those of embeddings and linear layers before, and of all modules with RMSNorm in their names.
     """
-    if isinstance(module, LearnedRotation):  # as the rotation of a head that is twice as long
-        size = module.angle.shape[-1]
-        init.copy_(module.angle, 10000 ** (-torch.arange(size) / size).expand_as(module.angle))
-    elif isinstance(module, (Router, Experts)):
-        for weight in module.parameters(recurse=False):
-            _draw(weight, config)
-        if getattr(module, "bias", None) is not None:
-            init.zeros_(module.bias)
-    elif isinstance(module, nn.Linear) and config.initialization == "fan_in":
-        _draw(module.weight, config)
+    if isinstance(module, nn.Linear) and config.initialization == "fan_in":
+        draw_by_inputs(module.weight)
     elif hasattr(module, "xavier_gain") and config.initialization != "normal":
         depth = (8 * config.num_hidden_layers) ** 0.25
         shrink = depth if module.on_value_path and config.initialization == "deepnet" else 1.0
         init.xavier_uniform_(module.weight, gain=module.xavier_gain / shrink)
 
 
-def _draw(weight: Tensor, config: PreTrainedConfig) -> None:
-    """A matrix (…, n) by "fan_in", or as transformers draws those of linear layers."""
-    if config.initialization == "fan_in":
-        bound = weight.shape[-1] ** -0.5
-        init.uniform_(weight, -bound, bound)
-    else:
-        init.normal_(weight, std=config.initializer_range)
+def draw_by_inputs(weight: Tensor) -> None:
+    """Draws a matrix (…, n) by "fan_in"."""
+    bound = weight.shape[-1] ** -0.5
+    init.uniform_(weight, -bound, bound)

@@ -149,7 +149,7 @@ def load_any_dialect(model: PreTrainedModel, state_dict, checkpoint_files, load_
     """
     share = tensor_parallel_share(load_config)
     for field in ("num_key_value_heads", "attention_num_key_value_heads", "head_norm_groups"):
-        groups = getattr(model.config, field)
+        groups = getattr(model.config, field, None)
         if share is not None and groups is not None and groups % share[1]:
             raise ValueError(
                 f"{field} must be a multiple of the {share[1]} ranks of tensor parallelism, which share the heads, "

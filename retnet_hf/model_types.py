@@ -2,80 +2,24 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Registration with the Auto classes, under model_types that other libraries, or transformers itself, may use too."""
 
-import importlib.util
-import sys
-from collections.abc import Callable, Mapping
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.utils import logging
+from transformers.models.auto.image_processing_auto import AutoImageProcessor  # which 5.17 exports with torchvision only
+from transformers.utils import is_torchvision_available, logging
 
 
 logger = logging.get_logger(__name__)
 
-_CLAIMED: set[type[PreTrainedConfig]] = set()
-_MODELS: dict[type[PreTrainedConfig], Callable[[], Mapping[Any, type]]] = {}  # those that are not registered yet
 
-
-def register(config_class: type[PreTrainedConfig], models: Callable[[], Mapping[Any, type]]) -> None:
-    """Registers a configuration now, and its models, which take seconds to import, once a configuration is made.
-
-    An Auto class looks for a model only after it has made the configuration.
-
-    Args:
-        models: returns the class of models for each Auto class.
-    """
-    claim_model_type(config_class)
-    _MODELS[config_class] = models
-
-
-def register_models(config_class: type[PreTrainedConfig]) -> None:
-    """Registers the models of a configuration, if `register` has left that to be done.
+def register(config_class: type[PreTrainedConfig], models: Mapping[Any, type]) -> None:
+    """Registers a configuration, and the class of models for each Auto class.
 
     Trainer, pipelines, `transformers serve` and lm-eval do not ask an Auto class, but the table of names that it is made of.
+    A configuration of another library that has the model_type is replaced, with a warning that names both.
     """
-    if config_class in _MODELS:
-        for auto_class, model_class in _MODELS.pop(config_class)().items():
-            auto_class.register(config_class, model_class, exist_ok=True)  # transformers may have a model of this name
-            auto_class._model_mapping._model_mapping.setdefault(config_class.model_type, model_class.__name__)
-
-
-class when_imported(MetaPathFinder):
-    """Calls a function once a module has been imported, which may be now."""
-
-    def __init__(self, module: str, function: Callable[[], object]) -> None:
-        self.module, self.function, self.asks_others = module, function, False
-        if module in sys.modules:
-            function()
-        else:
-            sys.meta_path.insert(0, self)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self.module or self.asks_others:
-            return None
-        self.asks_others = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.asks_others = False
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_call(module: Any) -> None:
-                execute(module)
-                if self in sys.meta_path:
-                    sys.meta_path.remove(self)
-                    self.function()
-
-            spec.loader.exec_module = execute_and_call
-        return spec
-
-
-def claim_model_type(config_class: type[PreTrainedConfig]) -> None:
-    """Registers a configuration with AutoConfig. It replaces that of another library, with a warning that names both."""
     model_type = config_class.model_type
     try:
         other = CONFIG_MAPPING[model_type]
@@ -84,21 +28,36 @@ def claim_model_type(config_class: type[PreTrainedConfig]) -> None:
         other_name = None
     except Exception:  # transformers imports its own configurations here, which may fail for many reasons
         other_name = "a configuration of transformers"
-    our_name = f"{config_class.__module__}.{config_class.__qualname__}"
-    if other_name not in (None, our_name):
+    if other_name is not None:
         logger.warning(
             f"The model_type {model_type!r} was registered with AutoConfig for {other_name}. "
-            f"It is registered for {our_name} from now on. The classes of both can still be used by name."
+            f"It is registered for {config_class.__module__}.{config_class.__qualname__} from now on. "
+            "The classes of both can still be used by name."
         )
     AutoConfig.register(model_type, config_class, exist_ok=True)
-    _CLAIMED.add(config_class)
+    for auto_class, model_class in models.items():
+        auto_class.register(config_class, model_class, exist_ok=True)  # transformers may have a model of this name
+        auto_class._model_mapping._model_mapping.setdefault(model_type, model_class.__name__)
 
 
-def keep_model_type(config_class: type[PreTrainedConfig]) -> None:
-    """Called where a configuration is made: registers its models, and claims the model_type again if it was taken.
+def register_image_processors(config_class: type[PreTrainedConfig], of_torchvision: type, of_pillow: type) -> None:
+    """Registers the image processors of a configuration that work with what is installed."""
+    classes = {"pil": of_pillow} | ({"torchvision": of_torchvision} if is_torchvision_available() else {})
+    AutoImageProcessor.register(config_class, image_processor_classes=classes, exist_ok=True)
 
-    A class that is not registered stays so.
+
+def register_target_modules(*model_types: str) -> None:
+    """Adds the model types to PEFT's tables of what it adapts where nothing is named: all linear layers but the head.
+
+    These are the table of LoRA, and those of every method that targets the same layers.
     """
-    if config_class in _CLAIMED and CONFIG_MAPPING[config_class.model_type] is not config_class:
-        claim_model_type(config_class)
-    register_models(config_class)
+    try:
+        from peft import utils
+    except ImportError:  # not installed, or for another version of transformers
+        return
+    llama = utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["llama"]
+    tables = [getattr(utils, name) for name in utils.__all__ if name.endswith("_TARGET_MODULES_MAPPING")]
+    for table in tables:
+        if table.get("llama") == llama:
+            for model_type in model_types:
+                table.setdefault(model_type, utils.INCLUDE_LINEAR_LAYERS_SHORTHAND)

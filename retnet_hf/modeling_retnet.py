@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.integrations import use_experts_implementation
 from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -30,35 +29,30 @@ from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
     CausalLMOutputWithPast,
     MaskedLMOutput,
-    MoeCausalLMOutputWithPast,
-    MoeModelOutputWithPast,
 )
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto import AutoModel
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
 from .call_arguments import require_known_arguments, with_arguments_of
 from .cards import ModelCardMixin
 from .computed_buffers import ComputedBuffer
 from .configuration_retnet import RetNetConfig
-from .experts import Experts, MixtureOfExperts, Router, loss_and_routing
 from .generation_retnet import CACHE, RetNetGeneration
 from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
-from .head_modules import GroupRMSNorm, LearnedRotation
 from .initial_weights import draw_weights, projection
 from .integer_angles import integer_frequencies, rotary_frequencies
 from .kernels import TORCH, load_kernels
 from .loading import DialectLoading
 from .pieces import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
-from .plan import HALF_PRECISION, Layout, Plan, Rotation, Scaling, layout_of, plan_of_rows
+from .plan import Layout, Plan, Rotation, Scaling, layout_of, plan_of_rows
 from .retention_forms import default_chunk_size, form_of_call
 from .retention_packed import continued_layout, plan_of_documents
 from .retention_split import Context, layout_of_ranks, plan_of_segments
 from .retention_state import UpdatedOnce, computes_layers_again, first_in_use, past_of_call
-from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
 
 
 class RetNetDecay(HeadDecay):
@@ -120,7 +114,7 @@ class RetNetRMSNorm(nn.RMSNorm):
 
 
 class RetNetTokenMixer(nn.Module):
-    """What retention and softmax attention share: the projections of heads, the norms of queries and keys, and the gate.
+    """Queries, keys and values of heads, the gate, and the projection back, of any mixer of tokens.
 
     Args:
         gate_act: activation of the gate on the output; None without a gate.
@@ -166,58 +160,27 @@ class RetNetRetention(RetNetTokenMixer):
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         gate_act = config.output_gate_act if config.use_output_gate else None
         super().__init__(config, layer_idx, gate_act, gain=2**-2.5, output_gain=2**-1)
-        feature_map, heads = config.feature_map_of(layer_idx), config.num_attention_heads
+        feature_map = config.feature_map_of(layer_idx)
         self.feature_map = nn.Identity() if feature_map is None else ACT2FN[feature_map]
-        self.value_act = nn.Identity() if config.value_act is None else ACT2FN[config.value_act]
-        self.learned_rotation = None
-        if layer_idx in (config.learned_rotary_layers or ()):
-            self.learned_rotation = LearnedRotation(heads, self.head_dim)
-        eps, affine = config.head_norm_eps or config.rms_norm_eps, config.head_norm_affine
-        if not config.use_head_norm:
-            self.head_norm = nn.Identity()
-        elif config.head_norm_groups is None:
-            self.head_norm = RetNetRMSNorm(self.value_head_dim, eps, affine)
-        else:
-            self.head_norm = GroupRMSNorm(config.head_norm_groups, heads * self.value_head_dim, eps, affine)
+        self.head_norm = nn.Identity()
+        if config.use_head_norm:
+            self.head_norm = RetNetRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
 
     def forward(
         self, hidden_states: Tensor, plan: Plan, state: Cache | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the plan computes it."""
         past = None if state is None else state.layers[self.layer_idx]
-        query, key, value = self.heads(hidden_states)
-        query, key = plan.rotate(self.feature_map(query), self.feature_map(key))
-        if self.learned_rotation is not None:
-            query, key = (self.learned_rotation(vectors, plan.position) for vectors in (query, key))
-        output, maps = plan.retain(self.layer_idx, query, key, self.value_act(value), past)  # (B, H, T, V)
+        query, key, value = self.operands(hidden_states, plan)
+        output, maps = plan.retain(self.layer_idx, query, key, value, past)  # (B, H, T, V)
         output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
         output = output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn)
         return self.o_proj(output), maps
 
-
-class RetNetAttention(RetNetTokenMixer):
-    """Softmax attention, in the layers of a hybrid that are not retention."""
-
-    is_causal = True
-
-    def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx, config.attention_gate_act)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        plan: AttentionPlan,
-        state: Cache | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns the mixed tokens (B, T, D), and the weights (B, H, T, S) if the implementation returns them."""
-        past = None if state is None else state.layers[self.layer_idx]
+    def operands(self, hidden_states: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        """What the operator computes with: queries and keys, mapped and rotated, and values."""
         query, key, value = self.heads(hidden_states)
-        query, key = plan.rotate(query, key)
-        output, weights = plan.attend(self, query, key, value, past, scaling=self.head_dim**-0.5, **kwargs)
-        output = output.flatten(2)
-        output = output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn)
-        return self.o_proj(output), weights
+        return *plan.rotate(self.feature_map(query), self.feature_map(key)), value
 
 
 class RetNetMLP(nn.Module):
@@ -238,51 +201,44 @@ class RetNetMLP(nn.Module):
         return self.down_proj(self.dropout(inner) if self.training else inner)
 
 
-@use_experts_implementation
-class RetNetExperts(Experts):
-    """Experts that transformers computes by the implementation of the configuration, grouped products by default."""
-
-
 class RetNetDecoderLayer(GradientCheckpointingLayer):
-    """A token mixer and a feed-forward network, each a branch of the residual stream."""
+    """Retention and a feed-forward network, each a branch of the residual stream."""
 
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__()
-        self.is_retention = config.layer_types[layer_idx] == "linear_attention"
-        if self.is_retention:
-            self.retention = RetNetRetention(config, layer_idx)
-        else:
-            self.attention = RetNetAttention(config, layer_idx)
-        if config.has_experts(layer_idx):
-            shared = config.n_shared_experts * config.moe_intermediate_size
-            self.mlp = MixtureOfExperts(config, RetNetExperts(config), RetNetMLP(config, shared) if shared else None)
-        else:
-            self.mlp = RetNetMLP(config, config.intermediate_size)
-        self.retention_norm = RetNetRMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_affine)
-        self.mlp_norm = RetNetRMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_affine)
+        self.add_branches(config, layer_idx)
+        self.retention_norm = RetNetRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp_norm = RetNetRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.pre_norm = config.norm_position == "pre"
-        of_mixer = None if self.is_retention else config.attention_residual_multiplier
-        self.mixer_multiplier = of_mixer or config.residual_multiplier
-        self.mlp_multiplier = config.mlp_residual_multiplier or config.residual_multiplier
+        self.multiplier = config.residual_multiplier
         self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def add_branches(self, config: RetNetConfig, layer_idx: int) -> None:
+        """Makes the token mixer and the feed-forward."""
+        self.retention = RetNetRetention(config, layer_idx)
+        self.mlp = RetNetMLP(config, config.intermediate_size)
+
+    @property
+    def mixer(self) -> RetNetTokenMixer:
+        """What mixes the tokens."""
+        return self.retention
 
     def forward(
         self,
         hidden_states: Tensor,  # (B, T, D)
-        plan: Plan | AttentionPlan,
+        plan: Plan,
         state: Cache | None = None,  # a name that gradient checkpointing of transformers does not drop
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
-        mixer = self.retention if self.is_retention else self.attention
         branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
-        branch, _ = mixer(branch, plan=plan, state=state, **kwargs)
+        branch, _ = self.mixer(branch, plan=plan, state=state, **kwargs)
         branch = self.dropout(branch) if self.training else branch
-        hidden_states = torch.add(branch, hidden_states, alpha=self.mixer_multiplier)
+        hidden_states = torch.add(branch, hidden_states, alpha=self.multiplier)
         hidden_states = hidden_states if self.pre_norm else self.retention_norm(hidden_states)
 
         branch = self.mlp(self.mlp_norm(hidden_states) if self.pre_norm else hidden_states)
         branch = self.dropout(branch) if self.training else branch
-        hidden_states = torch.add(branch, hidden_states, alpha=self.mlp_multiplier)
+        hidden_states = torch.add(branch, hidden_states, alpha=self.multiplier)
         return hidden_states if self.pre_norm else self.mlp_norm(hidden_states)
 
 
@@ -294,14 +250,7 @@ class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
     _no_split_modules = ["RetNetDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values", "cache", "state"]
     _can_compile_fullgraph = True
-    _can_record_outputs = {
-        "hidden_states": RetNetDecoderLayer,
-        "attentions": [RetNetRetention, RetNetAttention],
-        "router_logits": OutputRecorder(Router, index=0),
-    }
-    _supports_sdpa = True  # in the layers of a hybrid that are not retention
-    _supports_flash_attn = True
-    _supports_attention_backend = True
+    _can_record_outputs = {"hidden_states": RetNetDecoderLayer, "attentions": RetNetRetention}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -319,29 +268,24 @@ class RetNetModel(RetNetPreTrainedModel):
         context: the ranks that share sequences, where `context_parallel` has split them.
     """
 
+    layer_class = RetNetDecoderLayer
+    output_class = BaseModelOutputWithPast
+
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__(config)
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        norm = functools.partial(RetNetRMSNorm, config.hidden_size, config.rms_norm_eps, config.norm_affine)
+        norm = functools.partial(RetNetRMSNorm, config.hidden_size, config.rms_norm_eps)
         self.embed_norm = norm() if config.use_embedding_norm else None
         self.embed_dropout = nn.Dropout(config.hidden_dropout)
-        self.layers = nn.ModuleList([RetNetDecoderLayer(config, index) for index in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList([self.layer_class(config, index) for index in range(config.num_hidden_layers)])
         pre_norm = config.norm_position == "pre"
         self.norm = norm() if pre_norm else nn.Identity()
         self.decay = RetNetDecay(config)
-        if config.use_router_bias:  # rounded, it would choose other experts
-            self._keep_in_fp32_modules_strict = ["router.bias"]
-        self.rotary = self.attention_rotary = None
-        if config.use_rotary and config.rotary_layers != "softmax_attention":
-            self.rotary = RetNetRotaryEmbedding(config)
-        if config.use_rotary and config.rotary_layers != "linear_attention" and config.is_hybrid:
-            shared = self.rotary is not None and config.attention_head_dim in (None, config.head_dim)
-            size = config.attention_head_dim or config.head_dim
-            self.attention_rotary = self.rotary if shared else RetNetRotaryEmbedding(config, size)
+        self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
         self.kernels = TORCH if config.bidirectional else load_kernels(config.kernels)
         self.chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
-        self.scaling = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
+        self.scaling = config.head_dim**-0.5
         self.context: Context | None = None
         self.gradient_checkpointing = False
         self.post_init()
@@ -416,15 +360,14 @@ class RetNetModel(RetNetPreTrainedModel):
             hidden_states = self.read(hidden_states, plans, past, **kwargs)
         if past is not None and input_ids is not None and self.context is None and not torch.compiler.is_compiling():
             first_in_use(past.layers).remember_last(input_ids)
-        output_class = BaseModelOutputWithPast if self.config.num_experts is None else MoeModelOutputWithPast
-        return output_class(last_hidden_state=hidden_states, **{CACHE: past if use_cache else None})
+        return self.output_class(last_hidden_state=hidden_states, **{CACHE: past if use_cache else None})
 
-    def read(self, hidden_states: Tensor, plans: dict[str, Plan | AttentionPlan], state: Cache | None, **kwargs) -> Tensor:
+    def read(self, hidden_states: Tensor, plans: list[Plan], state: Cache | None, **kwargs) -> Tensor:
         """All layers and the last norm: (B, T, D) -> (B, T, D)."""
         if state is not None and computes_layers_again(self):
             state = UpdatedOnce(state)
-        for layer, kind in zip(self.layers, self.config.layer_types):
-            hidden_states = layer(hidden_states, plan=plans[kind], state=state, **kwargs)
+        for layer, plan in zip(self.layers, plans):
+            hidden_states = layer(hidden_states, plan=plan, state=state, **kwargs)
         return self.norm(hidden_states)
 
     def plan(
@@ -437,8 +380,8 @@ class RetNetModel(RetNetPreTrainedModel):
         layout: Layout | None = None,
         output_attentions: bool | None = None,
         **kwargs: Tensor | None,
-    ) -> dict[str, Plan | AttentionPlan | AttentionOfState]:
-        """The plan of a call for each kind of layer, by the names of `config.layer_types`.
+    ) -> list[Plan]:
+        """The plan of a call, for each layer: all of them share one.
 
         The kinds of calls are told apart here: sequences that are split over ranks, packed documents that continue from the
         rows of a state, and rows of a batch, with a state or without one.
@@ -466,33 +409,13 @@ class RetNetModel(RetNetPreTrainedModel):
             layout = layout_of(*call, past, **kwargs) if layout is None else layout
             options = {"with_final": past is not None, "bidirectional": config.bidirectional, "maps": maps}
             plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, kernels=self.kernels, **options)
-        plans = {"linear_attention": plan}
-        if config.is_hybrid:
-            rotation = functools.partial(self.attention_rotation, plan, dtype)
-            if packed:
-                of_state = AttentionOfState(rotation())
-                plans |= {kind: of_state for kind in config.layer_types if kind != "linear_attention"}
-            else:
-                plans |= attention_plans(config, layout, batch, dtype, rotation, layers, maps)
-        return plans
+        return [plan] * config.num_hidden_layers
 
     def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
         """The rotation in layers of retention, of positions (B|1, T). Options are those of `Rotation`."""
         if self.rotary is None:
             return Scaling(self.scaling)
         return Rotation(self.rotary(position, dtype), self.scaling, **options)
-
-    def attention_rotation(self, plan: Plan, dtype: torch.dtype, position: Tensor | None = None) -> Rotation | Scaling:
-        """The rotation in layers of softmax attention, at the positions of the plan of retention or at others (B|1, T)."""
-        config, scale = self.config, 1.0
-        if config.attention_log_base is not None:
-            grown = (plan.position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
-            scale = grown[:, None, :, None] / math.log(config.attention_log_base)  # (B|1, 1, T, 1)
-        if self.attention_rotary is None:
-            return Scaling(scale)
-        if self.attention_rotary is self.rotary and position is None:
-            return plan.rotate.rescaled(scale, HALF_PRECISION)
-        return Rotation(self.attention_rotary(plan.position if position is None else position, dtype), scale, HALF_PRECISION)
 
 
 class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin):
@@ -502,12 +425,13 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
+    model_class = RetNetModel
 
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__(config)
         if config.bidirectional:
             raise ValueError("bidirectional must be False for RetNetForCausalLM: it would see the token it is to predict.")
-        self.model = RetNetModel(config)
+        self.model = self.model_class(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
@@ -527,7 +451,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         skip_logits: bool = False,
         cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> CausalLMOutputWithPast | MoeCausalLMOutputWithPast:
+    ) -> CausalLMOutputWithPast:
         r"""
         Arguments as in `RetNetModel.forward`, and
 
@@ -579,18 +503,14 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
             logits = self.lm_head(hidden_states)
             if labels is not None:
                 loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        output_class, routing = CausalLMOutputWithPast, {}
-        if self.config.num_experts is not None:
-            output_class = MoeCausalLMOutputWithPast
-            loss, routing = loss_and_routing(self.config, loss, outputs.router_logits, attention_mask)
-        return output_class(
-            loss=loss,
-            logits=None if skip_logits else logits,
-            **{CACHE: getattr(outputs, CACHE)},
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            **routing,
-        )
+        return self.outputs_of(outputs, loss, None if skip_logits else logits, attention_mask)
+
+    def outputs_of(
+        self, outputs: BaseModelOutputWithPast, loss: Tensor | None, logits: Tensor | None, attention_mask: Tensor | None
+    ) -> CausalLMOutputWithPast:
+        """What `forward` returns."""
+        recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: getattr(outputs, CACHE)}, **recorded)
 
 
 class RetNetForMaskedLM(RetNetPreTrainedModel):
@@ -599,12 +519,13 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
+    model_class = RetNetModel
 
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__(config)
         if not config.bidirectional:
             raise ValueError("bidirectional must be True for RetNetForMaskedLM: a masked token is told by both its sides.")
-        self.model = RetNetModel(config)
+        self.model = self.model_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -650,15 +571,17 @@ class RetNetWithHead(RetNetPreTrainedModel):
     Code that was loaded from a checkpoint has its own copy of RetNetConfig, which this registers.
     """
 
+    model_class = RetNetModel
     accepts_loss_kwargs = False  # Trainer then divides the loss by the steps of gradient accumulation
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.forward = with_arguments_of(RetNetModel.forward, cls.forward)
+        if cls.forward is not nn.Module.forward:
+            cls.forward = with_arguments_of(RetNetModel.forward, cls.forward)
 
     def __init__(self, config: RetNetConfig) -> None:
-        if type(config).__name__ == RetNetConfig.__name__:  # a configuration derived from it has a model of its own
-            AutoModel.register(type(config), RetNetModel, exist_ok=True)
+        if type(config).__name__ == self.config_class.__name__:  # a configuration derived from it has a model of its own
+            AutoModel.register(type(config), self.model_class, exist_ok=True)
         super().__init__(config)
 
 

@@ -400,7 +400,7 @@ def state_layers(config: PreTrainedConfig) -> list[StateLayer]:
 
 def require_retention_alone(config: PreTrainedConfig) -> None:
     """Raises ValueError where a layer keeps more than matrices of one size for each sequence."""
-    if config.is_hybrid:
+    if config.has_softmax_attention:
         raise ValueError(
             "packed documents continue from states of their own only in a model all of whose layers are retention, without "
             "softmax attention (layer_types)."

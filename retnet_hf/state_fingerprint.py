@@ -5,6 +5,7 @@
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -25,7 +26,7 @@ _SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": 
 # Fields that mean something beside another one only.
 _OF_SOFTMAX = (
     *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
-    *("attention_log_base", "attention_residual_multiplier"),
+    "attention_log_base",
 )
 _OF_EXPERTS = (
     *("num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts", "router_act"),
@@ -35,47 +36,57 @@ _OF_EXPERTS = (
 
 def state_fingerprint(config: PreTrainedConfig) -> str:
     """16 hexadecimal digits. RetNetConfigs with the same digits make models whose states mean the same."""
-    return hashlib.sha256(json.dumps(meaning(config), sort_keys=True, default=str).encode()).hexdigest()[:16]
+    facts = {name: value for name, value in meaning(config).items() if value is not None}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def meaning(config: PreTrainedConfig) -> dict[str, Any]:
     """What each field of a RetNetConfig with an effect says, in one spelling; None where it does nothing beside others."""
     own = [field.name for field in fields(config) if field.name not in (*_OF_TRANSFORMERS, *WITHOUT_EFFECT)]
     facts = {name: getattr(config, name) for name in own}
-    retains = [kind == "linear_attention" for kind in config.layer_types]
-    maps = [_activation(config.feature_map_of(layer)) if kept else None for layer, kept in enumerate(retains)]
-    turns = config.use_rotary and (config.rotary_layers != "softmax_attention" and any(retains))
-    turns_softmax = config.use_rotary and (config.rotary_layers != "linear_attention" and not all(retains))
     facts |= {
         "key_expansion": config.head_dim,
         "value_expansion": config.value_head_dim,
-        "decay_schedule": [_rounded(config.decays(layer)) if kept else None for layer, kept in enumerate(retains)],
-        "decay_range": None,  # it is in the decays, as the factors are
-        "layer_decay_factors": None,
-        "feature_map": maps,
-        "value_act": _activation(config.value_act),
-        "query_scale": config.head_dim**-0.5 if config.query_scale is None else config.query_scale,
-        "use_rotary": [turns, turns_softmax],
-        "rotary_layers": None,
-        "learned_rotary_layers": sorted(config.learned_rotary_layers or []),
-        "rope_parameters": _rotation(config) if turns or turns_softmax else None,
-        "rotary_endpoint": config.rotary_endpoint and (turns or turns_softmax),
+        "decay_schedule": _of_layers(config, lambda layer: _rounded(config.decays(layer))),
+        "decay_range": None,  # it is in the decays
+        "feature_map": _of_layers(config, lambda layer: _activation(config.feature_map_of(layer))),
+        "rope_parameters": _rotation(config) if config.use_rotary else None,
+        "rotary_endpoint": config.rotary_endpoint and config.use_rotary,
         "hidden_act": _activation(config.hidden_act),
         "output_gate_act": _activation(config.output_gate_act) if config.use_output_gate else None,
         "head_norm_affine": config.head_norm_affine and config.use_head_norm,
+    }
+    return _plain(facts | (_of_hybrid(config) if config.is_hybrid else {}))
+
+
+def _of_layers(config: PreTrainedConfig, fact: Callable[[int], Any]) -> list[Any]:
+    """A fact of each layer of retention; None of the others."""
+    return [fact(layer) if kind == "linear_attention" else None for layer, kind in enumerate(config.layer_types)]
+
+
+def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
+    """What the fields of a RetNetHybridConfig say."""
+    retains = [kind == "linear_attention" for kind in config.layer_types]
+    turns = config.use_rotary and (config.rotary_layers != "softmax_attention" and any(retains))
+    turns_softmax = config.use_rotary and (config.rotary_layers != "linear_attention" and not all(retains))
+    facts = {
+        "value_act": _activation(config.value_act),
+        "use_rotary": [turns, turns_softmax],
+        "rotary_layers": None,
+        "rope_parameters": _rotation(config) if turns or turns_softmax else None,
+        "rotary_endpoint": config.rotary_endpoint and (turns or turns_softmax),
+        "learned_rotary_layers": sorted(config.learned_rotary_layers or []),
         "head_norm_eps": (config.head_norm_eps or config.rms_norm_eps) if config.use_head_norm else None,
         "sliding_window": config.sliding_window if "sliding_attention" in config.layer_types else None,
         "attention_num_heads": [config.mixer_sizes(layer) for layer, kept in enumerate(retains) if not kept],
         "attention_num_key_value_heads": None,  # in the sizes
         "attention_head_dim": None,
         "attention_gate_act": _activation(config.attention_gate_act),
-        "attention_residual_multiplier": config.attention_residual_multiplier or config.residual_multiplier,
-        "mlp_residual_multiplier": config.mlp_residual_multiplier or config.residual_multiplier,
         "n_group": config.n_group or 1,
         "topk_group": config.topk_group or 1,
     }
     without = (*(_OF_SOFTMAX if all(retains) else ()), *(_OF_EXPERTS if config.num_experts is None else ()))
-    return _plain(facts | dict.fromkeys(without))
+    return facts | dict.fromkeys(without)
 
 
 def _rotation(config: PreTrainedConfig) -> dict[str, Any]:

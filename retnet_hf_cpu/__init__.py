@@ -18,6 +18,7 @@ from torch import nn
 from transformers.utils import logging
 
 from retnet_hf import RetNetForCausalLM
+from retnet_hf.modeling_hybrid import RetNetHybridDecoderLayer, RetNetHybridRetention
 from retnet_hf.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel, RetNetRetention
 
 from .compiled_layer import CompiledLayer
@@ -151,12 +152,13 @@ def install_fused(fast: nn.Module, measure: bool) -> None:
 
 def has_step(layer: nn.Module) -> bool:
     """Whether it is a layer of retention alone, without softmax attention."""
-    return type(layer) is RetNetDecoderLayer and layer.is_retention and type(layer.retention) is RetNetRetention
+    known = type(layer) in (RetNetDecoderLayer, RetNetHybridDecoderLayer)
+    return known and type(layer.mixer) in (RetNetRetention, RetNetHybridRetention)
 
 
 def is_served(layer: nn.Module) -> bool:
     """Whether such a layer has a feed-forward network and a rotation that a program can have."""
-    return type(layer.mlp) is RetNetMLP and layer.retention.learned_rotation is None
+    return type(layer.mlp) is RetNetMLP and getattr(layer.retention, "learned_rotation", None) is None
 
 
 def original(fast: Model) -> Model:

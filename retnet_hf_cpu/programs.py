@@ -68,13 +68,7 @@ def shallow_copy(module: nn.Module) -> nn.Module:
 
 def turns(config: PreTrainedConfig) -> bool:
     """Whether layers of retention rotate queries and keys."""
-    return config.use_rotary and config.rotary_layers != "softmax_attention"
-
-
-def scale_of(layer: nn.Module) -> float:
-    """The factor on the queries of a layer that does not rotate them."""
-    config = layer.retention.config
-    return config.head_dim**-0.5 if config.query_scale is None else config.query_scale
+    return config.use_rotary and getattr(config, "rotary_layers", None) != "softmax_attention"
 
 
 class TracedRotation(Rotation):
@@ -125,7 +119,7 @@ class DecodeStep(TracedStep):
         operands: list[Tensor],  # parameters of the twin
     ) -> Tensor:
         index = self.twin.retention.layer_idx
-        rotate = TracedRotation(rotations, rotate_step) if rotations else Scaling(scale_of(self.twin))
+        rotate = TracedRotation(rotations, rotate_step) if rotations else Scaling(self.twin.retention.head_dim**-0.5)
         operator = partial(recurrent_step_, decay=StepDecay(keep, None))
         plan = Plan(None, rotate, {index: operator}, {}, in_place=True)
         inputs = {"plan": plan, "state": SimpleNamespace(layers={index: TracedState(state)})}

@@ -26,7 +26,7 @@ from retnet_hf.gradients import rotate
 from retnet_hf.plan import MappedPlan, Plan, Rotation, Scaling
 from retnet_hf.retention_state import RetNetState
 
-from .programs import Run, TracedRotation, TracedStep, program_path, programs_of, scale_of, shallow_copy, turns
+from .programs import Run, TracedRotation, TracedStep, program_path, programs_of, shallow_copy, turns
 from .snapshots import ModuleSnapshot
 
 
@@ -72,7 +72,7 @@ class BeforeOperator(TracedStep):
         operands: list[Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:  # (1, N, H, K), (1, N, G, K) and (1, N, G, V)
         tables = [table.transpose(1, 2) for table in rotations]
-        plan = PlanBefore(TracedRotation(tables, rotate) if tables else Scaling(scale_of(self.twin)))
+        plan = PlanBefore(TracedRotation(tables, rotate) if tables else Scaling(self.twin.retention.head_dim**-0.5))
         functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states, plan))
         return tuple(heads.transpose(1, 2) for heads in plan.kept)
 

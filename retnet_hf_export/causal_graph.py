@@ -47,10 +47,7 @@ def state_tensors(model: RetNetForCausalLM) -> list[StateTensor]:
     for index, kind in enumerate(config.layer_types):
         _, groups, head_dim, value_head_dim = config.mixer_sizes(index)
         if kind == "linear_attention":
-            heads, keys = config.state_heads(index), head_dim
-            if index in (config.learned_rotary_layers or ()):
-                keys *= 2
-            tensors.append(StateTensor(f"{index}.recurrent_state", (heads, keys, value_head_dim)))
+            tensors.append(StateTensor(f"{index}.recurrent_state", config.state_shape(index)))
         else:
             tensors.append(StateTensor(f"{index}.key", (groups, None, head_dim)))
             tensors.append(StateTensor(f"{index}.value", (groups, None, value_head_dim)))
@@ -127,12 +124,12 @@ class CausalGraph(nn.Module):
         super().__init__()
         self.model = in_float32(model)
         inner: RetNetModel = self.model.model
-        shared = inner.attention_rotary is inner.rotary
-        inner.rotary = None if inner.rotary is None else DigitRotation(inner.rotary)
-        if shared:
-            inner.attention_rotary = inner.rotary
-        elif inner.attention_rotary is not None:
-            inner.attention_rotary = DigitRotation(inner.attention_rotary)
+        replaced = {None: None}
+        for name in ("rotary", "attention_rotary"):
+            before = getattr(inner, name, None)
+            if before not in replaced:  # both may be one
+                replaced[before] = DigitRotation(before)
+            setattr(inner, name, replaced[before])
         self.tensors = state_tensors(model)
 
     def empty_state(self, batch: int = 1) -> list[Tensor]:
@@ -155,13 +152,14 @@ class CausalGraph(nn.Module):
         hidden_states = inner.read(hidden_states, plans, SimpleNamespace(layers=pasts))
         return self.model.lm_head(hidden_states), *self._state(pasts)
 
-    def _plans(self, position: Tensor) -> dict[str, Plan | AttentionOfState]:
+    def _plans(self, position: Tensor) -> list[Plan | AttentionOfState]:
         inner = self.model.model
         layout, decays = Layout(position, position + 1), inner.decay.of_layers(torch.float32, position.device)
         operators, _ = operators_of(decays, layout, "parallel", inner.chunk_size, with_final=True)
         plan = Plan(layout, inner.rotation(position, torch.float32), operators, decays)
-        others = set(inner.config.layer_types) - {"linear_attention"}
-        return {"linear_attention": plan} | {kind: AttentionOfState(self._rotation(plan, kind)) for kind in others}
+        kinds = inner.config.layer_types
+        others = {kind: AttentionOfState(self._rotation(plan, kind)) for kind in set(kinds) - {"linear_attention"}}
+        return [others.get(kind, plan) for kind in kinds]
 
     def _rotation(self, plan: Plan, kind: str) -> Rotation | Scaling | SinkRotation:
         inner, distance = self.model.model, self.model.config.attention_sink_distance

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from retnet_hf import RetNetForCausalLM
 
 from .errors import ExportError
-from .exportable import require_exportable, retention_alone
+from .exportable import require_exportable
 from .folder import made_beside
 
 
@@ -51,29 +51,15 @@ def mlx_sizes(model: RetNetForCausalLM) -> dict[str, Any]:
     if not isinstance(model, RetNetForCausalLM):
         raise ExportError(f"mlx-lm is for language models, and this is a {type(model).__name__}")
     config, inner = model.config, model.model
-    refused = {
-        "softmax attention (layer_types)": not retention_alone(config),
-        "experts (num_experts)": config.num_experts is not None,
-        "learned rotation (learned_rotary_layers)": bool(config.learned_rotary_layers),
-    }
-    if found := [what for what, is_there in refused.items() if is_there]:
-        raise ExportError(f"the model file for mlx-lm has no {found[0]}")
+    if config.is_hybrid:
+        raise ExportError("the model file for mlx-lm is of a plain RetNet, and has no layers of a RetNetHybrid")
     layers = []
     for index, log_decays in enumerate(inner.decay.of_layers(torch.float32, torch.device("cpu"))):
         layers.append({"log_decays": log_decays.tolist(), "feature_map": config.feature_map_of(index)})
     gate_act = config.output_gate_act if config.use_output_gate else None
-    functions = {gate_act, config.hidden_act, config.value_act, *(layer["feature_map"] for layer in layers)}
+    functions = {gate_act, config.hidden_act, *(layer["feature_map"] for layer in layers)}
     if unknown := sorted(str(name) for name in functions - set(ACTIVATIONS)):
         raise ExportError(f"the model file for mlx-lm has no activation {unknown[0]!r}")
-    head_norm = None
-    if config.use_head_norm:
-        groups, values = config.head_norm_groups, config.num_attention_heads * config.value_head_dim
-        head_norm = {
-            "groups": groups or config.num_attention_heads,
-            "weights": values if groups else config.value_head_dim,
-            "affine": config.head_norm_affine,
-            "eps": config.head_norm_eps or config.rms_norm_eps,
-        }
     rotary = inner.rotary
     return {
         "vocab_size": config.vocab_size,
@@ -87,17 +73,15 @@ def mlx_sizes(model: RetNetForCausalLM) -> dict[str, Any]:
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.use_qk_norm,
         "gate_act": gate_act,
-        "value_act": config.value_act,
         "hidden_act": config.hidden_act,
         "gated_mlp": config.use_gated_mlp,
-        "head_norm": head_norm,
+        "head_norm": config.use_head_norm,
+        "head_norm_affine": config.head_norm_affine,
         "eps": config.rms_norm_eps,
-        "affine": config.norm_affine,
         "pre_norm": config.norm_position == "pre",
         "embed_norm": config.use_embedding_norm,
         "embedding_multiplier": config.embedding_multiplier,
-        "residual_multipliers": [inner.layers[0].mixer_multiplier, inner.layers[0].mlp_multiplier],
-        "query_scale": inner.scaling,
+        "residual_multiplier": config.residual_multiplier,
         "frequencies": None if rotary is None else rotary.frequency.tolist(),
         "rotary_scaling": 1.0 if rotary is None else rotary.attention_scaling,
         "tied": config.tie_word_embeddings,

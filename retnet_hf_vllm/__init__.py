@@ -22,7 +22,8 @@ def register() -> None:
 
     for model_type in OF_EXPERTS:  # vLLM's own classes serve these
         CONFIG_MAPPING._extra_content.pop(model_type, None)
-    MODEL_ARCH_CONFIG_CONVERTORS["retnet"] = ServedArchitecture
+    for model_type in ("retnet", "retnet_hybrid"):
+        MODEL_ARCH_CONFIG_CONVERTORS[model_type] = ServedArchitecture
     for architecture in (RETENTION_ALONE, HYBRID):
         ModelRegistry.register_model(architecture, f"retnet_hf_vllm.modeling:{architecture}")
         MODELS_CONFIG_MAP[architecture] = ServingChecks

@@ -30,7 +30,7 @@ class ServedArchitecture(ModelArchConfigConvertorBase):
     def __init__(self, hf_config: RetNetConfig, *args, **kwargs) -> None:
         super().__init__(hf_config, *args, **kwargs)
         if not hf_config.bidirectional:
-            hf_config.architectures = [HYBRID if hf_config.is_hybrid else RETENTION_ALONE]
+            hf_config.architectures = [HYBRID if hf_config.has_softmax_attention else RETENTION_ALONE]
 
     def softmax_sizes(self) -> tuple[int, int, int, int]:
         """Heads, key/value heads, size of a key and of a value of the layers that vLLM has pages for."""
@@ -70,10 +70,9 @@ class ServingChecks(MambaModelConfig):
         for name, value in (
             ("num_attention_heads", config.num_attention_heads),
             ("num_key_value_heads", config.num_key_value_heads),
-            ("attention_num_heads", config.attention_num_heads or 0),
-            ("attention_num_key_value_heads", config.attention_num_key_value_heads or 0),
+            *((name, getattr(config, name, None) or 0) for name in ("attention_num_heads", "attention_num_key_value_heads")),
             ("intermediate_size", config.intermediate_size),
-            ("head_norm_groups", config.head_norm_groups or config.num_attention_heads),
+            ("head_norm_groups", getattr(config, "head_norm_groups", None) or config.num_attention_heads),
         ):
             if value % ranks:
                 raise ValueError(f"tensor_parallel_size must divide {name}, {value}, got {ranks}.")

@@ -7,6 +7,8 @@ from retnet_hf import RetNetConfig
 
 def refuse_what_has_no_memory(config: RetNetConfig) -> None:
     """Raises ValueError for layers that vLLM's tables have no place for: those of all softmax attention are alike."""
+    if not config.is_hybrid:
+        return
     if config.num_experts is not None:
         raise ValueError(
             f"num_experts must be None to be served by vLLM, got {config.num_experts}: `retnet-hf serve` serves this model."

@@ -21,7 +21,7 @@ from vllm.model_executor.models.interfaces import HasInnerState, IsAttentionFree
 from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-from retnet_hf import RetNetConfig, RetNetModel, RetNetState
+from retnet_hf import RetNetConfig, RetNetHybridModel, RetNetModel, RetNetState
 from retnet_hf.attention_columns import Reach
 from retnet_hf.computed_buffers import ComputedBuffer
 
@@ -146,7 +146,7 @@ def model_without_weights(
     device = torch.get_default_device()
     rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
     with torch.device("meta"):
-        model = RetNetModel(config).eval()
+        model = (RetNetHybridModel if config.is_hybrid else RetNetModel)(config).eval()
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):  # to be replaced
             continue

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM
+import retnet_hf
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig
+from retnet_hf.configuration_retnet import OF_HYBRIDS
+from retnet_hf.foreign_config import alibi_with_factors
 
 
 VOCAB_SIZE = 96
@@ -130,10 +133,8 @@ HEIRS = {
         "value_expansion": 1.0,
         "use_rotary": False,
         "learned_rotary_layers": [0],
-        "decay_schedule": "alibi",
-        "layer_decay_factors": [1.0, 1e-5],
+        "decay_schedule": alibi_with_factors(4, [1.0, 1e-5]),
         "feature_map": "silu",
-        "query_scale": 1.0,
         "head_norm_groups": 1,
         "head_norm_affine": False,
         "norm_affine": False,
@@ -150,19 +151,15 @@ HEIRS = {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "rotary_layers": "softmax_attention",
         "attention_num_key_value_heads": 2,
-        "decay_schedule": "alibi",
-        "layer_decay_factors": [1.0, 0.5, 1e-5],
+        "decay_schedule": alibi_with_factors(4, [1.0, 0.5, 1e-5]),
         "feature_map": "silu",
         "value_act": "silu",
-        "query_scale": 1.0,
         "head_norm_groups": 1,
         "head_norm_eps": 1e-6,
         "output_gate_act": "sigmoid",
         "norm_position": "post",
         "use_embedding_norm": True,
         "residual_multiplier": 1.5,
-        "attention_residual_multiplier": 1.25,
-        "mlp_residual_multiplier": 1.4,
         "num_experts": 4,
     },
     # norms over groups of heads, rotation of a part of each, experts of groups beside one of all tokens
@@ -174,8 +171,7 @@ HEIRS = {
         "layer_types": ["linear_attention", "linear_attention", "full_attention"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         "attention_num_key_value_heads": 1,
-        "decay_schedule": "alibi",
-        "layer_decay_factors": [1.5, 1.0, 0.5],
+        "decay_schedule": alibi_with_factors(4, [1.5, 1.0, 0.5]),
         "head_norm_groups": 2,
         "output_gate_act": "sigmoid",
         "use_qk_norm": True,
@@ -202,7 +198,7 @@ ONE_OF_EACH_KIND = {
     "ring": {
         "num_hidden_layers": 2,
         "layer_types": ["linear_attention", "full_attention"],
-        "layer_decay_factors": [1.5, 0.5],
+        "decay_schedule": alibi_with_factors(4, [1.5, 0.5]),
     },
 }
 
@@ -217,7 +213,8 @@ def small_config(dialect: str = "fla", **overrides) -> RetNetConfig:
         "bos_token_id": 1,
         "eos_token_id": None,
     }
-    return RetNetConfig(**(fields | (DIALECTS | HEIRS)[dialect] | overrides))
+    fields |= (DIALECTS | HEIRS)[dialect] | overrides
+    return (RetNetHybridConfig if OF_HYBRIDS.keys() & fields.keys() else RetNetConfig)(**fields)
 
 
 @torch.no_grad()
@@ -233,7 +230,11 @@ def shake(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def small_model(dialect: str = "fla", model_class: type = RetNetForCausalLM, seed: int = 0, **overrides):
-    return shake(model_class(small_config(dialect, **overrides)), seed).eval()
+    """A model of the class, or of its like for hybrids where the configuration is one."""
+    config = small_config(dialect, **overrides)
+    if config.is_hybrid and not model_class.__name__.startswith("RetNetHybrid"):
+        model_class = getattr(retnet_hf, model_class.__name__.replace("RetNet", "RetNetHybrid"))
+    return shake(model_class(config), seed).eval()
 
 
 @contextmanager

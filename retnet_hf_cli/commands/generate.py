@@ -66,7 +66,7 @@ def generate(
     written = continue_text(network, tokenizer, text, arguments, emit)
     emit("\n")
     state = getattr(written.state, "nbytes", None)
-    grows = getattr(network.config, "is_hybrid", False)
+    grows = getattr(network.config, "has_softmax_attention", False)
     size = "" if state is None else f"; the state takes {state:,} bytes{'' if grows else ', whatever the length'}"
     print(f"{len(written.tokens)} tokens, {written.tokens_per_second:,.1f} tokens/s{size}", file=sys.stderr)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from retnet_hf.modeling_retnet import RetNetForCausalLM
 from retnet_hf_linearization import (
@@ -161,7 +161,7 @@ class Linearization:
         """The model as the stage before left it."""
         if before is None:
             return self.first_student()
-        return RetNetForCausalLM.from_pretrained(before, dtype=torch.float32).to(device())
+        return AutoModelForCausalLM.from_pretrained(before, dtype=torch.float32).to(device())
 
     def _prepare(self, stage: str, folder: TrainingFolder, before: Path | None) -> StageRun:
         """A stage, from its beginning or from its last checkpoint."""

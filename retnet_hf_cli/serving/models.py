@@ -46,7 +46,7 @@ def vllm_arguments(config: RetNetConfig, requests: int, length: int | None, furt
     told += [] if length is None else ["--max-model-len", str(length)]
     if torch.accelerator.is_available():
         return [*told, *further]
-    if config.is_hybrid or "--enable-prefix-caching" in further:
+    if config.has_softmax_attention or "--enable-prefix-caching" in further:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
     else:
         memory = (requests + 2) * state_bytes(config)  # vLLM keeps slots of its own

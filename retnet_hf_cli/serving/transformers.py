@@ -12,13 +12,13 @@ def run() -> None:
     import transformers
     from transformers.cli.transformers import main
 
-    from retnet_hf import RetNetForCausalLM
+    import retnet_hf
     from retnet_hf_conversion.errors import first_line
 
     # `transformers serve` looks for the class that config.json names in this module, not among the Auto classes.
     for name in transformers.AutoConfig.from_pretrained(sys.argv[2], trust_remote_code=False).architectures or []:
         if not hasattr(transformers, name):
-            setattr(transformers, name, RetNetForCausalLM)
+            setattr(transformers, name, getattr(retnet_hf, name, retnet_hf.RetNetHybridForCausalLM))
     transformers.logging.disable_progress_bar()
     logging.disable(logging.NOTSET)
     try:

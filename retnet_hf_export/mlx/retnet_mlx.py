@@ -44,7 +44,7 @@ class ModelArgs:
 class Norm(nn.Module):
     """RMS norm, with a weight or without."""
 
-    def __init__(self, size: int, eps: float, affine: bool) -> None:
+    def __init__(self, size: int, eps: float, affine: bool = True) -> None:
         super().__init__()
         self.eps = eps
         if affine:
@@ -123,11 +123,8 @@ class Retention(nn.Module):
             self.g_proj = nn.Linear(hidden, heads * value, bias=False)
         if sizes["qk_norm"]:
             self.q_norm, self.k_norm = (Norm(key, sizes["eps"], True) for _ in range(2))
-        if sizes["head_norm"] is not None:
-            group = heads * value // sizes["head_norm"]["groups"]  # numbers that are normalised together
-            self.norm_size, affine = group, sizes["head_norm"]["affine"]
-            if affine:
-                self.head_norm = Norm(sizes["head_norm"]["weights"], sizes["head_norm"]["eps"], True)
+        if sizes["head_norm"]:
+            self.head_norm = Norm(value, sizes["eps"], sizes["head_norm_affine"])
         self._log_decay = mx.array(own["log_decays"], dtype=mx.float32)
         self._feature_map = ACTIVATIONS[own["feature_map"]]
 
@@ -140,11 +137,10 @@ class Retention(nn.Module):
         value = self.v_proj(x).reshape(*shape, sizes["value_head_dim"]).swapaxes(1, 2)
         if sizes["qk_norm"]:
             query, key = self.q_norm(query), self.k_norm(key)
-        query, key, value = self._feature_map(query), self._feature_map(key), ACTIVATIONS[sizes["value_act"]](value)
-        query, key, value = (each.astype(mx.float32) for each in (query, key, value))
+        query, key, value = (each.astype(mx.float32) for each in (self._feature_map(query), self._feature_map(key), value))
         if turn is not None:
             query, key = rotated(query, *turn), rotated(key, *turn)
-        query = (query * sizes["query_scale"]).reshape(batch, states, heads // states, length, -1)
+        query = (query * sizes["head_dim"] ** -0.5).reshape(batch, states, heads // states, length, -1)
         if states > groups:  # heads that share keys and values, but not a decay
             key, value = (mx.repeat(each, states // groups, axis=1) for each in (key, value))
         if mask is not None:
@@ -154,11 +150,8 @@ class Retention(nn.Module):
             state = mx.zeros((batch, states, sizes["head_dim"], sizes["value_head_dim"]))
         output, cache[0] = retention(query, key, value, self._log_decay, state, count)
         output = output.reshape(batch, heads, length, -1).swapaxes(1, 2)  # (B, T, H, V)
-        if sizes["head_norm"] is not None:
-            rows = output.reshape(*shape, self.norm_size)
-            output = mx.fast.rms_norm(rows, None, sizes["head_norm"]["eps"])
-            if sizes["head_norm"]["affine"]:
-                output = output.reshape(*shape, sizes["head_norm"]["weights"]) * self.head_norm.weight
+        if sizes["head_norm"]:
+            output = self.head_norm(output)
         output = output.reshape(*shape).astype(x.dtype)
         if sizes["gate_act"] is not None:
             output = output * ACTIVATIONS[sizes["gate_act"]](self.g_proj(x))
@@ -184,15 +177,15 @@ class Layer(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.retention, self.mlp = Retention(sizes, layer), MLP(sizes)
-        self.retention_norm, self.mlp_norm = (Norm(sizes["hidden_size"], sizes["eps"], sizes["affine"]) for _ in range(2))
+        self.retention_norm, self.mlp_norm = (Norm(sizes["hidden_size"], sizes["eps"]) for _ in range(2))
 
     def __call__(self, x: mx.array, *call) -> mx.array:
-        first, second = self.sizes["residual_multipliers"]
+        multiplier = self.sizes["residual_multiplier"]
         if self.sizes["pre_norm"]:
-            x = x * first + self.retention(self.retention_norm(x), *call)
-            return x * second + self.mlp(self.mlp_norm(x))
-        x = self.retention_norm(x * first + self.retention(x, *call))
-        return self.mlp_norm(x * second + self.mlp(x))
+            x = x * multiplier + self.retention(self.retention_norm(x), *call)
+            return x * multiplier + self.mlp(self.mlp_norm(x))
+        x = self.retention_norm(x * multiplier + self.retention(x, *call))
+        return self.mlp_norm(x * multiplier + self.mlp(x))
 
 
 class Stack(nn.Module):
@@ -201,7 +194,7 @@ class Stack(nn.Module):
         self.sizes = sizes
         self.embed_tokens = nn.Embedding(sizes["vocab_size"], sizes["hidden_size"])
         self.layers = [Layer(sizes, layer) for layer in range(len(sizes["layers"]))]
-        norm = sizes["hidden_size"], sizes["eps"], sizes["affine"]
+        norm = sizes["hidden_size"], sizes["eps"]
         if sizes["embed_norm"]:
             self.embed_norm = Norm(*norm)
         if sizes["pre_norm"]:
