@@ -82,8 +82,6 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         initializer_range (`float`): standard deviation of the truncated normal distribution that weights are drawn from.
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head size if absent.
-        segment_size (`int`, *optional*): tokens that the blocks read at a time in the chunkwise form, in evaluation without
-            gradients, so that the memory within a block does not grow with the image; None: all of them.
         apply_layernorm (`bool`): whether the feature maps of a backbone go through the last norm.
         out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among
             "stem", "stage1", … ; the last stage if both are absent.
@@ -133,7 +131,6 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
     initializer_range: float = 0.02
     retention_form: str = "auto"
     chunk_size: int | None = None
-    segment_size: int | None = 2048
     apply_layernorm: bool = True
     _out_features: list[str] | None = None
     _out_indices: list[int] | None = None
@@ -193,7 +190,7 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
             check.require(len(size) == 2 and min(size) > 0, field, "a positive integer, or height and width")
         whole_patches = all(image % patch == 0 for image, patch in zip(self.image_shape, self.patch_shape))
         check.require(whole_patches, "image_size", f"a multiple of patch_size ({patch_size})")
-        check.positive_integer_or_none("chunk_size", "segment_size")
+        check.positive_integer_or_none("chunk_size")
         divides = self.hidden_size % heads == 0
         check.require(divides, "num_attention_heads", f"a divisor of hidden_size ({self.hidden_size})")
         check.one_of("pooling", POOLINGS)

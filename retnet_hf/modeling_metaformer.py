@@ -23,7 +23,7 @@ from .configuration_metaformer import MetaFormerConfig
 from .eager_attention import eager_attention_forward
 from .head_decay import HeadDecay
 from .retention_2d import manhattan_map, manhattan_retention
-from .retention_forms import default_chunk_size
+from .retention_forms import bidirectional_retention, decay_map, map_times_values, retention, retention_map
 from .vision_blocks import (
     ChannelsLast,
     FeedForward,
@@ -35,7 +35,6 @@ from .vision_blocks import (
     asks_for_maps,
     classifier,
     drop_path_rates,
-    retention_operator,
 )
 
 
@@ -115,11 +114,15 @@ class MetaFormerRetention(MetaFormerHeads):
         self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, output_maps: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Retention among the tokens of (B, H, R, L, K or V) and, with `output_maps`, its map (B, H, T, T)."""
-        grid, form = query.shape[2:4], "parallel" if output_maps else self.config.retention_form
+        grid, form, both_ways, maps = query.shape[2:4], self.config.retention_form, self.config.bidirectional, None
         query, key, value = (tensor.flatten(2, 3) for tensor in (query, key, value))  # (B, H, T, .)
-        chunk_size = default_chunk_size(query.shape[-1], value.shape[-1])
-        operator = retention_operator(form, log_decay, query.shape[2], chunk_size, self.config.bidirectional, output_maps)
-        output, _, maps = operator(query, key, value, None)
+        if output_maps:  # the output is made of the map, so that a gradient reaches it
+            maps = retention_map(query, key, decay_map(log_decay, query.shape[2], bidirectional=both_ways))
+            output = map_times_values(maps, value)
+        elif both_ways:
+            output = bidirectional_retention(query, key, value, log_decay, form=form)
+        else:
+            output, _ = retention(query, key, value, log_decay, form=form)
         return output.unflatten(2, grid), maps
 
 

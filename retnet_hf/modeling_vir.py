@@ -9,6 +9,7 @@ then the class token if the model has one), H heads, K head size, D hidden size.
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    BaseModelOutputWithPooling,
-    ImageClassifierOutput,
-    MaskedImageModelingOutput,
-)
+from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput, MaskedImageModelingOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
@@ -30,11 +26,11 @@ from transformers.utils.output_capturing import capture_outputs
 from .call_arguments import require_known_arguments
 from .configuration_vir import ViRConfig
 from .head_decay import HeadDecay
-from .retention_forms import choose_form, default_chunk_size, form_of_call
+from .plan import Plan, Scaling, layout_of, plan_of_rows
+from .retention_forms import default_chunk_size, form_of_call
 from .vision_blocks import (
     FeedForward,
     ImageClassifierMixin,
-    Operator,
     ResidualBranch,
     VisionBackboneMixin,
     VisionPreTrainedModel,
@@ -42,31 +38,23 @@ from .vision_blocks import (
     check_pixel_values,
     classifier,
     drop_path_rates,
-    retention_operator,
 )
 
 
-class ViRPlan:
-    """The operator and the states of all layers in one call.
+# Patches that a block reads at a time where no gradient is recorded, so that what it computes between stays in the cache.
+PIECE_SIZE = 2048
 
-    A plain class, because FSDP2 casts floats in tuples and dataclasses to the type of the parameters.
 
-    Attributes:
-        operator: computes the retention of every layer.
-        states: the state (B, H, K, K) of each layer, None before the first token. Each layer continues from its state and
-            replaces it. None where the call has all tokens of the image.
-    """
+class ViRState:
+    """The state (B, H, K, K) of one layer, None before the first token."""
 
-    def __init__(self, operator: Operator, states: list[Tensor | None] | None) -> None:
-        self.operator, self.states = operator, states
+    def __init__(self) -> None:
+        self.state: Tensor | None = None
 
-    def retain(self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The output (B, H, T, K) of a layer's retention and, if the call asks for it, its map (B, H, T, T)."""
-        state = None if self.states is None else self.states[layer_idx]
-        output, state, maps = self.operator(query, key, value, state)
-        if self.states is not None:
-            self.states[layer_idx] = state
-        return output, maps
+    def update(self, key: Tensor, value: Tensor, query: Tensor, plan: Plan, layer_idx: int) -> Tensor:
+        """The retention of new tokens, which the state then has read."""
+        output, self.state = plan.operators[layer_idx](query, key, value, self.state)
+        return output
 
 
 class ViREmbeddings(nn.Module):
@@ -160,7 +148,6 @@ class ViRRetention(nn.Module):
         super().__init__()
         self.layer_idx = layer_idx
         self.head_dim = config.head_dim
-        self.scaling = config.head_dim**-0.5
         size = config.hidden_size
 
         def projection() -> nn.Module:
@@ -176,7 +163,8 @@ class ViRRetention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,  # (B, T, D)
-        plan: ViRPlan,
+        plan: Plan,
+        past: ViRState | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the mixed tokens (B, T, D) and, if the call asks for it, the retention map (B, H, T, T)."""
@@ -184,9 +172,8 @@ class ViRRetention(nn.Module):
         def heads(projected: Tensor) -> Tensor:  # (B, T, D) -> (B, H, T, K)
             return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-        query = heads(self.q_proj(hidden_states) * self.scaling)
-        key, value = heads(self.k_proj(hidden_states)), heads(self.v_proj(hidden_states))
-        output, maps = plan.retain(self.layer_idx, query, key, value)
+        query, key, value = (heads(projection(hidden_states)) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        output, maps = plan.retain(self.layer_idx, *plan.rotate(query, key), value, past)
         output = output.transpose(1, 2).flatten(2)  # (B, T, D)
         if self.norm is not None:
             output = self.norm(output)
@@ -210,10 +197,18 @@ class ViRBlock(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: Tensor,  # (B, T, D)
-        plan: ViRPlan,
+        plans: list[Plan],  # one for each piece of the tokens
+        past: ViRState | None = None,  # what the layer has read before
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
-        branch, _ = self.retention(self.retention_norm(hidden_states), plan=plan, **kwargs)
+        if len(plans) == 1:
+            return self.read(hidden_states, plans[0], past, **kwargs)
+        past, pieces = past or ViRState(), hidden_states.split(plans[0].layout.tokens, dim=1)
+        return torch.cat([self.read(piece, plan, past, **kwargs) for piece, plan in zip(pieces, plans)], dim=1)
+
+    def read(self, hidden_states: Tensor, plan: Plan, past: ViRState | None, **kwargs: Any) -> Tensor:
+        """The block on one piece, (B, T, D) -> (B, T, D)."""
+        branch, _ = self.retention(self.retention_norm(hidden_states), plan=plan, past=past, **kwargs)
         hidden_states = hidden_states + self.retention_branch(branch)
         return hidden_states + self.mlp_branch(self.mlp(self.mlp_norm(hidden_states)))
 
@@ -260,7 +255,7 @@ class ViRModel(ViRPreTrainedModel):
         self.post_init()
 
     @merge_with_config_defaults
-    @can_return_tuple
+    @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,
         pixel_values: torch.FloatTensor | None = None,
@@ -308,16 +303,10 @@ class ViRModel(ViRPreTrainedModel):
         hidden_states = self.embeddings(pixel_values, image_shape, bool_masked_pos=bool_masked_pos)
         if self.config.mirror_sequence:
             hidden_states = torch.cat([hidden_states, hidden_states.flip(1)], dim=1)
-        outputs = self._read(hidden_states, retention_form, **kwargs)
-        hidden_states = outputs.last_hidden_state
+        hidden_states = self._read(hidden_states, retention_form, **kwargs)
         tokens = self.norm(hidden_states)
         pooled = self.norm(self._averaged(hidden_states).mean(dim=1)) if self._pools_mean else tokens[:, -1]
-        return BaseModelOutputWithPooling(
-            last_hidden_state=tokens,
-            pooler_output=pooled,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled)
 
     @torch.no_grad()
     def stream_bands(
@@ -363,7 +352,7 @@ class ViRModel(ViRPreTrainedModel):
                 f"image_size must be a multiple of the patch_size {self.config.patch_shape}, got {(height, width)}."
             )
         self._check_mean("image_size", (height, width))
-        states, top, total, patches, batch = [None] * len(self.layers), 0, 0, 0, None
+        states, top, total, patches, batch = [ViRState() for _ in self.layers], 0, 0, 0, None
         for band in bands:
             self._check(band)
             if batch is not None and len(band) != batch:
@@ -375,8 +364,7 @@ class ViRModel(ViRPreTrainedModel):
                     f"after {top} rows of pixels."
                 )
             hidden_states = self.embeddings(band, (height, width), first_row=top // patch_height)
-            unrecorded = {"output_hidden_states": False, "output_attentions": False}
-            hidden_states = self._read(hidden_states, retention_form, states, **unrecorded).last_hidden_state
+            hidden_states = self._read(hidden_states, retention_form, states, output_attentions=False)
             tokens, pooled = self.norm(hidden_states), None
             if self._pools_mean:
                 averaged = self._averaged(hidden_states) if top == 0 else hidden_states
@@ -417,65 +405,27 @@ class ViRModel(ViRPreTrainedModel):
         self,
         hidden_states: Tensor,  # (B, T, D)
         retention_form: str | None,
-        states: list[Tensor | None] | None = None,
+        states: list[ViRState] | None = None,  # of each layer, from the tokens before these
         **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutput:
-        """The outputs of all blocks, which read long sequences in pieces, so that memory within a block stays bounded.
-
-        Args:
-            states: of each layer, from the tokens before these; replaced by the states after them.
-        """
+    ) -> Tensor:
+        """The outputs of all blocks, (B, T, D)."""
         config, length = self.config, hidden_states.shape[1]
-        output_maps = asks_for_maps(config, kwargs.get("output_attentions"))
-        form = form_of_call(retention_form or config.retention_form, output_maps)
+        maps = asks_for_maps(config, kwargs.get("output_attentions"))
+        form = form_of_call(retention_form or config.retention_form, maps)
         chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.head_dim)
-        if form == "auto":
-            form = "parallel" if output_maps else choose_form(length, chunk_size)
-        lengths = self._piece_lengths(length, chunk_size) if form == "chunkwise" else [length]
-        if len(lengths) > 1 and states is None:
-            states = [None] * len(self.layers)
-
-        log_decay = self.decay(hidden_states.dtype, hidden_states.device)
-
-        def plan(size: int) -> ViRPlan:
-            return ViRPlan(retention_operator(form, log_decay, size, chunk_size, config.bidirectional, output_maps), states)
-
-        whole, last = plan(lengths[0]), lengths[-1]  # the last piece alone may be shorter, and its length may be symbolic
-        plans = [*[whole] * (len(lengths) - 1), whole if last == lengths[0] else plan(last)]
-        pieces = zip(hidden_states.split(lengths, dim=1), plans)
-        outputs = [self._transform(piece, own, return_dict=True, **kwargs) for piece, own in pieces]
-        if len(outputs) == 1:
-            return outputs[0]
-
-        last = torch.cat([output.last_hidden_state for output in outputs], dim=1)
-        if outputs[0].hidden_states is None:
-            return BaseModelOutput(last)
-        recorded = list(zip(*(output.hidden_states for output in outputs)))
-        del outputs  # so that the pieces of a hidden state are freed when it is joined
-        for number, parts in enumerate(recorded):
-            if parts[0] is None:  # a hidden state that the call does not select
-                recorded[number] = None
-            else:
-                whole = {0: hidden_states, len(recorded) - 1: last}.get(number)
-                recorded[number] = torch.cat(parts, dim=1) if whole is None else whole
-        return BaseModelOutput(last, tuple(recorded))
-
-    @capture_outputs(tie_last_hidden_states=False)
-    def _transform(self, hidden_states: Tensor, plan: ViRPlan, **kwargs: Unpack[TransformersKwargs]) -> BaseModelOutput:
-        """All blocks on one piece of the tokens."""
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, plan=plan, **kwargs)
-        return BaseModelOutput(last_hidden_state=hidden_states)
-
-    def _piece_lengths(self, length: int, chunk_size: int) -> list[int]:
-        """Numbers of tokens of the pieces: whole chunks except in the last one; in training one piece of all tokens."""
-        segment_size = self.config.segment_size
-        training = self.training or torch.is_grad_enabled()
-        if segment_size is None or length <= segment_size or self.config.bidirectional or training:
-            return [length]
-        even = math.ceil(length / math.ceil(length / segment_size))
-        piece = math.ceil(even / chunk_size) * chunk_size
-        return [min(piece, length - start) for start in range(0, length, piece)]
+        log_decays = [self.decay(hidden_states.dtype, hidden_states.device)] * len(self.layers)
+        whole = config.bidirectional or self.training or torch.is_grad_enabled() or form in ("parallel", "recurrent")
+        lengths = [length]
+        if not (whole or maps) and isinstance(length, int):  # a program may leave it open
+            size = math.ceil(length / (math.ceil(length / PIECE_SIZE) * chunk_size)) * chunk_size  # whole chunks
+            lengths = [min(size, length - start) for start in range(0, length, size)]
+        with_final = states is not None or len(lengths) > 1
+        options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps}
+        scaling, layouts = Scaling(config.head_dim**-0.5), [layout_of((1, size), hidden_states.device) for size in lengths]
+        plans = [plan_of_rows(each, lambda *_, **__: scaling, log_decays, form, chunk_size, **options) for each in layouts]
+        for layer, past in zip(self.layers, states or [None] * len(self.layers)):
+            hidden_states = layer(hidden_states, plans=plans, past=past, **kwargs)
+        return hidden_states
 
 
 class ViRForImageClassification(ImageClassifierMixin, ViRPreTrainedModel):

@@ -371,8 +371,10 @@ class MappedPlan(Plan):
     def retain(self, layer_idx, query, key, value, past=None):
         """As `Plan.retain`."""
         maps = self.maps[layer_idx](query, key)
-        read, _ = super().retain(layer_idx, query, key, value, past)
-        return map_times_values(maps, value) + read, maps
+        output = map_times_values(maps, value)
+        if past is not None:
+            output = output + super().retain(layer_idx, query, key, value, past)[0]
+        return output, maps
 
 
 def plan_of_rows(

@@ -6,7 +6,7 @@ Shapes in comments: B images, R rows and L columns of tokens, T tokens, C channe
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,58 +25,6 @@ from transformers.utils.output_capturing import capture_outputs
 from .call_arguments import require_known_arguments, with_arguments_of
 from .cards import ModelCardMixin
 from .computed_buffers import ComputedBuffer
-from .retention_forms import (
-    DecayTables,
-    bidirectional_retention,
-    choose_form,
-    decay_map,
-    decay_tables,
-    map_times_values,
-    retention,
-    retention_in_chunks,
-    retention_map,
-)
-
-
-# (query, key, value, state) -> (output, state, map): query and key (B, H, T, K), value and output (B, H, T, V), state
-# (B, H, K, V) or None before the first token, map (B, H, T, T) or None
-Operator = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None, Tensor | None]]
-
-
-def retention_operator(
-    form: str, log_decay: Tensor, length: int, chunk_size: int, bidirectional: bool, output_maps: bool
-) -> Operator:
-    """Retention of `length` tokens, for all layers with the same decays, which share its tables.
-
-    Args:
-        form: "auto", "parallel", "recurrent" or "chunkwise"; the first two with `output_maps`.
-        log_decay: (H,), float32 or wider.
-    """
-    if form == "auto":
-        form = "parallel" if output_maps else choose_form(length, chunk_size)
-    one_chunk = form == "parallel"
-    decay = decay_map(log_decay, length, bidirectional=bidirectional) if output_maps else None
-    tables = None
-    if form == "chunkwise" or one_chunk:
-        tables = decay_tables(
-            log_decay, length, None if one_chunk else chunk_size, bidirectional=bidirectional and one_chunk
-        )
-
-    def operator(query: Tensor, key: Tensor, value: Tensor, state: Tensor | None):
-        device = query.device  # layers may be on different devices
-        if output_maps and state is None:  # the output is made of the map, so that a gradient reaches it
-            maps = retention_map(query, key, decay.to(device))
-            return map_times_values(maps, value), None, maps
-        if bidirectional and not one_chunk:
-            output = bidirectional_retention(query, key, value, log_decay.to(device), form=form, chunk_size=chunk_size)
-            return output, None, None
-        if tables is None:
-            return *retention(query, key, value, log_decay.to(device), state, form=form), None
-        own = DecayTables(*(table.to(device) if isinstance(table, Tensor) else table for table in tables))
-        output, state = retention_in_chunks(query, key, value, state, own, with_final=not bidirectional)
-        return output, state, None
-
-    return operator
 
 
 class ChannelsLast:

@@ -188,7 +188,7 @@ def test_an_image_classifier_for_any_batch(family, tmp_path):
         ("vir", {"pooling": "class_token", "retention_form": "recurrent"}),
         ("vir", {"pooling": "mean", "bidirectional": True, "patch_size": [8, 4], "retention_form": "chunkwise"}),
         ("vir", {"pooling": "mean_but_first", "mirror_sequence": True, "use_per_head_projections": True}),
-        ("vir", {"pooling": "last_patch", "use_retention_norm": True, "chunk_size": 4, "segment_size": 8}),
+        ("vir", {"pooling": "last_patch", "use_retention_norm": True, "chunk_size": 4}),
         ("rmt", {"depths": [1], "attention_types": ["decomposed"]}),
         ("rmt", {"depths": [1], "attention_types": ["whole"]}),
         ("metaformer", {"token_mixers": ["retention"]}),

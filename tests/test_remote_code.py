@@ -202,10 +202,13 @@ VIR = {
     "configuration_stages.py",
     "configuration_vir.py",
     "decay_schedules.py",
+    "gradients.py",
     "head_decay.py",
+    "kernels.py",
     "model.safetensors",
     "model_types.py",
     "modeling_vir.py",
+    "plan.py",
     "retention_forms.py",
     "vision_blocks.py",
 }

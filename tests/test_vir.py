@@ -28,9 +28,10 @@ from transformers import (
     ViTModel,
 )
 
-from retnet_hf import ViRBackbone, ViRConfig, ViRForImageClassification, ViRForMaskedImageModeling, ViRModel, vision_blocks
-from retnet_hf.modeling_vir import ViREmbeddings, ViRPlan, ViRRetention
-from retnet_hf.vision_blocks import retention_operator
+from retnet_hf import ViRBackbone, ViRConfig, ViRForImageClassification, ViRForMaskedImageModeling, ViRModel, modeling_vir
+from retnet_hf import plan as plans
+from retnet_hf.modeling_vir import ViREmbeddings, ViRRetention
+from retnet_hf.plan import Scaling, layout_of, plan_of_rows
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")
@@ -80,7 +81,10 @@ def test_retention_is_its_definition(recipe):
     retention = shake_vision(ViRRetention(config, 0)).double()
     hidden_states = torch.randn(2, 7, 16, dtype=torch.float64)
     log_decay = torch.tensor(config.decays(), dtype=torch.float64).log()
-    plan = ViRPlan(retention_operator("chunkwise", log_decay, 7, 5, config.bidirectional, output_maps=False), None)
+    scaling, options = Scaling(8**-0.5), {"with_final": False, "bidirectional": config.bidirectional}
+    plan = plan_of_rows(
+        layout_of((1, 7), log_decay.device), lambda *_, **__: scaling, [log_decay], "chunkwise", 5, **options
+    )
     with torch.no_grad():
         output, maps = retention(hidden_states, plan)
 
@@ -209,14 +213,14 @@ def test_the_state_between_bands_goes_through_offloaded_layers():
     exact(offloaded.classify_bands(pixel_values.split(8, dim=2), (24, 24)).logits, expected)
 
 
-@pytest.mark.parametrize("segment_size", [1, 4, 5, 12, 13, None])
+@pytest.mark.parametrize("piece_size", [1, 4, 5, 12, 13])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_segments_are_the_whole_sequence(recipe, segment_size):
-    """Hidden states and logits, in float64; also of an image in bands that are longer than a segment."""
+def test_pieces_are_the_whole_sequence(recipe, piece_size, monkeypatch):
+    """Hidden states and logits, in float64; also of an image in bands that are longer than a piece."""
     model = small_vir(recipe).double()
     pixel_values = images(dtype=torch.float64)
     whole = model(pixel_values, output_hidden_states=True, retention_form="chunkwise")
-    model.config.segment_size = segment_size
+    monkeypatch.setattr(modeling_vir, "PIECE_SIZE", piece_size)
     with torch.no_grad():
         out = model(pixel_values, output_hidden_states=True, retention_form="chunkwise")
     exact(out.logits, whole.logits)
@@ -232,9 +236,10 @@ def test_segments_are_the_whole_sequence(recipe, segment_size):
         exact(model.classify_bands(bands, (24, 24), retention_form="chunkwise").logits, whole.logits)
 
 
-def test_segments_are_read_in_evaluation():
+def test_blocks_read_pieces_in_evaluation(monkeypatch):
     """In even parts of whole chunks; at once in training, for a gradient, for maps, in other forms, in both directions."""
-    model, read = small_vir(segment_size=6, chunk_size=2), []
+    monkeypatch.setattr(modeling_vir, "PIECE_SIZE", 6)
+    model, read = small_vir(chunk_size=2), []
     model.vir.layers[1].mlp.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0].shape[1]))
 
     def lengths(**kwargs) -> list[int]:
@@ -250,7 +255,7 @@ def test_segments_are_read_in_evaluation():
         assert lengths() == [5, 5, 3]
         model.train()
         assert lengths() == [13]
-    model = small_vir("bidirectional", segment_size=6, chunk_size=2)
+    model = small_vir("bidirectional", chunk_size=2)
     model.vir.layers[1].mlp.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0].shape[1]))
     with torch.no_grad():
         assert lengths() == [13]
@@ -432,13 +437,11 @@ def test_retention_maps(recipe):
 
 def test_decays_are_computed_once_for_all_layers(monkeypatch):
     calls = []
-    original = vision_blocks.decay_tables
-    monkeypatch.setattr(
-        vision_blocks, "decay_tables", lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs)
-    )
+    original = plans.decay_tables
+    monkeypatch.setattr(plans, "decay_tables", lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs))
     for recipe in RECIPES:
         small_vir(recipe)(images())
-    assert len(calls) == len(RECIPES)
+    assert len(calls) == len(RECIPES) + 1, "one for each direction"
 
 
 def test_stochastic_depth():
@@ -597,7 +600,6 @@ def test_configuration_survives_saving(tmp_path):
         ({"drop_path_rate": 1.0}, r"drop_path_rate must be in \[0, 1\), got 1.0"),
         ({"layer_scale_init_value": 0.0}, "layer_scale_init_value must be positive, got 0.0"),
         ({"chunk_size": 0}, "chunk_size must be a positive integer or None, got 0"),
-        ({"segment_size": 0}, "segment_size must be a positive integer or None, got 0"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
     ],
 )
