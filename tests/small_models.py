@@ -203,6 +203,11 @@ ONE_OF_EACH_KIND = {
 }
 
 
+def config_class_of(fields: dict) -> type[RetNetConfig]:
+    """Of a hybrid where one of the fields is of hybrids."""
+    return RetNetHybridConfig if OF_HYBRIDS.keys() & fields.keys() else RetNetConfig
+
+
 def small_config(dialect: str = "fla", **overrides) -> RetNetConfig:
     fields = {
         "vocab_size": VOCAB_SIZE,
@@ -214,7 +219,7 @@ def small_config(dialect: str = "fla", **overrides) -> RetNetConfig:
         "eos_token_id": None,
     }
     fields |= (DIALECTS | HEIRS)[dialect] | overrides
-    return (RetNetHybridConfig if OF_HYBRIDS.keys() & fields.keys() else RetNetConfig)(**fields)
+    return config_class_of(fields)(**fields)
 
 
 @torch.no_grad()

@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from small_models import config_class_of
 from transformers import AutoConfig
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetModel
+from retnet_hf.configuration_retnet import OF_HYBRIDS
 from retnet_hf.state_fingerprint import WITHOUT_EFFECT
 
 
@@ -329,16 +331,12 @@ CHANGES = {
     "attention_head_dim": (6, HYBRID),
     "attention_gate_act": ("sigmoid", HYBRID),
     "attention_log_base": (500.0, HYBRID),
-    "attention_residual_multiplier": (2.0, HYBRID),
-    "mlp_residual_multiplier": 2.0,
     "rotary_layers": ("linear_attention", HYBRID),
     "learned_rotary_layers": [0],
-    "layer_decay_factors": [1.0, 0.5],
     "head_norm_groups": 1,
     "head_norm_eps": 1e-3,
     "value_act": "silu",
     "norm_affine": False,
-    "query_scale": 1.0,
     "num_experts": 4,
     "num_experts_per_tok": (3, EXPERTS),
     "moe_intermediate_size": (24, EXPERTS),
@@ -386,12 +384,30 @@ SAME = {
 }
 
 
-def fingerprint(**fields):
-    return RetNetConfig(**(SMALL | fields)).state_fingerprint
+def fingerprint(config_class=RetNetConfig, **fields):
+    return config_class(**(SMALL | fields)).state_fingerprint
+
+
+def test_a_plain_configuration_knows_the_fields_of_hybrids_and_their_defaults():
+    config = RetNetHybridConfig()
+    defaults = {name: getattr(config, name) for name in inspect.get_annotations(RetNetHybridConfig)}
+    assert defaults | {"layer_types": None} == OF_HYBRIDS
+    assert RetNetConfig.from_dict(RetNetConfig().to_dict() | OF_HYBRIDS).to_dict() == RetNetConfig().to_dict()
+
+
+@pytest.mark.parametrize("field", ["norm_affine", "num_experts", "layer_types", "head_norm_groups", "value_act"])
+def test_a_plain_configuration_refuses_what_only_a_hybrid_computes(field, tmp_path):
+    value, _ = change if isinstance(change := CHANGES[field], tuple) else (change, {})
+    sentence = f"{field} is a field of RetNetHybridConfig .model_type retnet_hybrid."
+    with pytest.raises(ValueError, match=sentence):
+        RetNetConfig(**SMALL, **{field: value})
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"model_type": "retnet", field: value}))
+    with pytest.raises(ValueError, match=sentence):
+        AutoConfig.from_pretrained(tmp_path)
 
 
 def test_every_field_is_in_the_fingerprint_of_a_state_or_named_as_without_effect():
-    fields = set(inspect.get_annotations(RetNetConfig))
+    fields = set(inspect.get_annotations(RetNetConfig)) | set(inspect.get_annotations(RetNetHybridConfig))
     assert set(CHANGES) | set(SAME) == fields, "a new field needs a line in CHANGES, or in SAME and WITHOUT_EFFECT"
     assert set(SAME) == set(WITHOUT_EFFECT)
 
@@ -399,12 +415,14 @@ def test_every_field_is_in_the_fingerprint_of_a_state_or_named_as_without_effect
 @pytest.mark.parametrize("field", CHANGES)
 def test_a_field_with_an_effect_changes_the_fingerprint_of_a_state(field):
     value, others = change if isinstance(change := CHANGES[field], tuple) else (change, {})
-    assert fingerprint(**others) != fingerprint(**(others | {field: value}))
+    config_class = config_class_of(others | {field: value})
+    assert fingerprint(config_class, **others) != fingerprint(config_class, **(others | {field: value}))
 
 
 @pytest.mark.parametrize("field", SAME)
 def test_a_field_without_effect_leaves_the_fingerprint_of_a_state(field):
-    assert fingerprint() == fingerprint(**{field: SAME[field]})
+    config_class = config_class_of({field: SAME[field]})
+    assert fingerprint(config_class) == fingerprint(config_class, **{field: SAME[field]})
 
 
 @pytest.mark.parametrize(
@@ -412,7 +430,7 @@ def test_a_field_without_effect_leaves_the_fingerprint_of_a_state(field):
     [
         ({}, {"layer_types": ["linear_attention"] * 2}),
         ({}, {"num_key_value_heads": 4, "key_expansion": 1, "embedding_multiplier": 1, "hidden_act": "swish"}),
-        ({}, {"decay_schedule": [1 - 2.0 ** (-5 - head) for head in range(4)], "decay_range": [3, 9], "sliding_window": 7}),
+        ({}, {"decay_schedule": [1 - 2.0 ** (-5 - head) for head in range(4)], "decay_range": [3, 9]}),
         ({}, {"rope_parameters": {"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 1.0}}),
         ({"num_heads": 2, "expand_k": 1.0, "norm_eps": 1e-5}, {"num_attention_heads": 2, "rms_norm_eps": 1e-5}),
         ({"decay_schedule": [1.0, 1, 1, 1]}, {"decay_schedule": "none"}),
@@ -446,10 +464,10 @@ def test_the_length_trained_on_is_in_the_fingerprint_where_the_rotation_depends_
     ],
 )
 def test_a_configuration_has_the_same_fingerprint_after_it_was_saved(fields, tmp_path):
-    config = RetNetConfig(**fields)
+    config = config_class_of(fields)(**fields)
     config.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).state_fingerprint == config.state_fingerprint
-    RetNetConfig.from_dict(json.loads(config.to_json_string(use_diff=False))).save_pretrained(tmp_path)
+    type(config).from_dict(json.loads(config.to_json_string(use_diff=False))).save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).state_fingerprint == config.state_fingerprint
 
 

@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.models.minimax import modeling_minimax
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel
 from retnet_hf_conversion import hypenet, minimax, ring, transnormer
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.hypenet import from_hypenet, to_hypenet
@@ -51,7 +51,7 @@ def family_of(case: str) -> str:
     return case.split("/")[0]
 
 
-def read(case: str) -> tuple[RetNetForCausalLM, Golden]:
+def read(case: str) -> tuple[RetNetHybridForCausalLM, Golden]:
     data = golden(case, SMALL)
     return READERS[family_of(case)](data.state_dict, data.config), data
 
@@ -103,9 +103,9 @@ def test_there_and_back_is_bit_exact_under_the_authors_names(case):
 
 
 @pytest.mark.parametrize("family", WRITERS)
-def test_a_model_that_a_family_has_no_place_for_is_refused_naming_the_field(family):
+def test_a_plain_model_is_refused_by_the_writers_of_hybrids(family):
     plain = RetNetForCausalLM(RetNetConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
-    with pytest.raises(ValueError, match=rf"must be .* for the format {family}"):
+    with pytest.raises(ValueError, match=f"the format {family} takes a RetNetHybridForCausalLM, got a RetNetForCausalLM"):
         WRITERS[family](plain)
 
 
@@ -157,7 +157,7 @@ def theirs() -> MiniMaxForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def ours(theirs) -> RetNetForCausalLM:
+def ours(theirs) -> RetNetHybridForCausalLM:
     return eager(from_minimax(theirs.state_dict(), theirs.config.to_dict()))
 
 
@@ -167,7 +167,7 @@ def plain_minimax() -> MiniMaxForCausalLM:
     return small_minimax(linear_attn_beta_factor=1, full_attn_beta_factor=1, mlp_beta_factor=1)
 
 
-def eager(model: RetNetForCausalLM) -> RetNetForCausalLM:
+def eager(model: RetNetHybridForCausalLM) -> RetNetHybridForCausalLM:
     """The model with the experts' reference implementation: PyTorch's grouped products have no float64."""
     model.set_experts_implementation("eager")
     return model
@@ -411,7 +411,7 @@ def test_a_folder_of_each_family_is_converted_to_one_of_ours(family, retnet_hf, 
     assert answer.code == 0, answer.err
     if family == "ring":
         assert "experts.0-7.gate_proj.weight" in answer.out  # in the table, in one name
-    made = RetNetForCausalLM.from_pretrained("made", dtype="auto")
+    made = RetNetHybridForCausalLM.from_pretrained("made", dtype="auto")
     expected = FORMATS[family].plan(shapes_of(state_dict), config).build(state_dict)
     assert all(torch.equal(made.state_dict()[name], value) for name, value in expected.state_dict().items())
     assert json.loads(Path("made/config.json").read_text())["model_type"] == "retnet"
@@ -423,12 +423,12 @@ def test_a_folder_loads_as_it_is_and_is_saved_under_our_names(case, tmp_path, ca
     data = golden(case, SMALL)
     config = {name: value for name, value in data.config.items() if not unnamed or name != "model_type"}
     write(tmp_path / "source", data.state_dict, config)
-    auto_class = RetNetForCausalLM if unnamed else AutoModelForCausalLM
+    auto_class = RetNetHybridForCausalLM if unnamed else AutoModelForCausalLM
     transformers_logger = logging.getLogger("transformers")
     transformers_logger.addHandler(caplog.handler)
     try:
         model, report = auto_class.from_pretrained(tmp_path / "source", output_loading_info=True)
-        assert type(RetNetForCausalLM.from_pretrained(tmp_path / "source")) is type(model) is RetNetForCausalLM
+        assert type(RetNetHybridForCausalLM.from_pretrained(tmp_path / "source")) is type(model) is RetNetHybridForCausalLM
     finally:
         transformers_logger.removeHandler(caplog.handler)
     assert not any(report.values()), report
@@ -452,10 +452,10 @@ def test_each_part_of_a_tensor_is_quantised_while_it_is_loaded(family, tmp_path,
     from torchao.quantization.granularity import PerAxis
 
     folder_of(family, tmp_path / "theirs", plain_minimax)
-    RetNetForCausalLM.from_pretrained(tmp_path / "theirs").save_pretrained(tmp_path / "ours")
+    RetNetHybridForCausalLM.from_pretrained(tmp_path / "theirs").save_pretrained(tmp_path / "ours")
     eight_bits = TorchAoConfig(IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PerAxis(0)))
     ours, model = (
-        RetNetForCausalLM.from_pretrained(tmp_path / name, quantization_config=eight_bits, dtype=torch.float32)
+        RetNetHybridForCausalLM.from_pretrained(tmp_path / name, quantization_config=eight_bits, dtype=torch.float32)
         for name in ("ours", "theirs")
     )
     ids = torch.arange(3, 27)[None]
@@ -471,7 +471,7 @@ def test_the_bias_of_a_router_stays_in_float32(tmp_path):
     biases = {name: value + 4.001 for name, value in data.state_dict.items() if name.endswith("expert_bias")}
     others = {name: value.bfloat16() for name, value in data.state_dict.items()}
     write(tmp_path, others | biases, data.config)
-    model = RetNetForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    model = RetNetHybridForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert model.dtype == torch.bfloat16
     for name, bias in biases.items():
         layer = int(name.split(".")[2])
@@ -493,13 +493,13 @@ def test_a_field_that_means_another_function_is_refused(family, fields, message)
     content = golden(f"{family}/published_like", SMALL).config | fields
     content = {name: value for name, value in content.items() if value is not None}
     with pytest.raises(ValueError, match=message):
-        RetNetConfig.from_dict(content)
+        RetNetHybridConfig.from_dict(content)
 
 
 def test_published_fields_of_minimax_without_norms_of_the_stream_are_refused(plain_minimax):
     _, content = published_minimax(plain_minimax)
     with pytest.raises(ValueError, match="postnorm in config.json must be True"):
-        RetNetConfig.from_dict({name: value for name, value in content.items() if name != "postnorm"})
+        RetNetHybridConfig.from_dict({name: value for name, value in content.items() if name != "postnorm"})
 
 
 @pytest.mark.parametrize("family", READERS)
@@ -514,10 +514,10 @@ def test_fields_of_transformers_are_kept_or_passed_over(family):
         "problem_type": "single_label_classification",
         "attn_implementation": "eager",
     }
-    config, plain = RetNetConfig.from_dict(content | of_transformers), RetNetConfig.from_dict(content)
+    config, plain = RetNetHybridConfig.from_dict(content | of_transformers), RetNetHybridConfig.from_dict(content)
     assert config.id2label == {0: "no", 1: "yes", 2: "perhaps"}
     assert config.num_labels == 3
-    assert config.architectures == ["RetNetForCausalLM"]  # which `transformers serve` reads
+    assert config.architectures == ["RetNetHybridForCausalLM"]  # which `transformers serve` reads
     assert config.problem_type == "single_label_classification"
     differ = ("id2label", "label2id", "problem_type", "_attn_implementation")
     assert {name: value for name, value in config.to_dict().items() if name not in differ} == {
@@ -529,26 +529,26 @@ def test_a_base_is_read_from_either_place():
     content = golden("hypenet/published_like", SMALL).config
     base = content.pop("rope_theta", 10000.0)
     for fields in ({"rope_theta": base}, {"rope_parameters": {"rope_type": "default", "rope_theta": base}}):
-        assert RetNetConfig.from_dict(content | fields).rope_parameters["rope_theta"] == base
+        assert RetNetHybridConfig.from_dict(content | fields).rope_parameters["rope_theta"] == base
     both = {"rope_theta": base, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
-    assert RetNetConfig.from_dict(content | both).rope_parameters["rope_theta"] == base
+    assert RetNetHybridConfig.from_dict(content | both).rope_parameters["rope_theta"] == base
 
 
 def test_auto_config_makes_our_configuration_of_the_fields_of_a_family():
     content = golden("hypenet/published_like", SMALL).config
     fields = {name: value for name, value in content.items() if name != "model_type"}
-    assert AutoConfig.for_model("hypenet", **fields).to_dict() == RetNetConfig.from_dict(content).to_dict()
+    assert AutoConfig.for_model("hypenet", **fields).to_dict() == RetNetHybridConfig.from_dict(content).to_dict()
 
 
 @pytest.mark.parametrize("layout", ["without a head", "in memory"])
 def test_other_layouts_of_transformers_minimax_load(layout, plain_minimax, tmp_path):
     if layout == "in memory":
         plain_minimax.save_pretrained(tmp_path, save_original_format=False)
-        loaded, report = RetNetForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+        loaded, report = RetNetHybridForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
         loaded = eager(loaded).model
     else:
         plain_minimax.model.save_pretrained(tmp_path)
-        loaded, report = RetNetModel.from_pretrained(tmp_path, output_loading_info=True)
+        loaded, report = RetNetHybridModel.from_pretrained(tmp_path, output_loading_info=True)
         eager(loaded)
     assert not any(report.values()), report
     ids = torch.arange(3, 40)[None]
@@ -567,7 +567,7 @@ def test_a_field_that_has_no_counterpart_is_an_error_of_from_pretrained_too(tmp_
     data = golden("hypenet/published_like", SMALL)
     write(tmp_path, data.state_dict, data.config | {"attn_softcap": 30.0})
     with pytest.raises(ValueError, match="attn_softcap in config.json, 30.0"):
-        RetNetForCausalLM.from_pretrained(tmp_path)
+        RetNetHybridForCausalLM.from_pretrained(tmp_path)
 
 
 def test_a_minimax_folder_loads_as_it_is_and_stays_the_model_of_transformers_for_auto_classes(plain_minimax, tmp_path):
@@ -575,7 +575,7 @@ def test_a_minimax_folder_loads_as_it_is_and_stays_the_model_of_transformers_for
     plain_minimax.save_pretrained(tmp_path / "theirs")
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")) is MiniMaxForCausalLM
     assert type(AutoModel.from_pretrained(tmp_path / "theirs")) is MiniMaxModel
-    model, report = RetNetForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
+    model, report = RetNetHybridForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
     eager(model)
     assert not any(report.values()), report
     with torch.no_grad():
@@ -591,7 +591,7 @@ def test_the_published_layout_of_minimax_loads_as_it_is(plain_minimax, tmp_path)
     state_dict, config = published_minimax(plain_minimax)
     write(tmp_path, state_dict, config | {"model_type": "minimax_text_01"})
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert type(model) is RetNetForCausalLM
+    assert type(model) is RetNetHybridForCausalLM
     assert not any(report.values()), report
     expected = FORMATS["minimax"].plan(shapes_of(state_dict), config).build(state_dict)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in expected.state_dict().items())
@@ -602,13 +602,13 @@ def test_factors_on_branches_of_a_minimax_are_for_convert(plain_minimax, tmp_pat
     config = json.loads((tmp_path / "config.json").read_text()) | {"mlp_beta_factor": 0.5}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="mlp_beta_factor in config.json must be 1 or absent, got 0.5: `retnet-hf convert`"):
-        RetNetForCausalLM.from_pretrained(tmp_path)
+        RetNetHybridForCausalLM.from_pretrained(tmp_path)
 
 
 def test_minicpm_sala_is_refused_in_a_sentence_that_says_where_it_would_differ(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "minicpm_sala"}))
     with pytest.raises(ValueError, match="block-sparse beyond the dense_len \\(8192\\) tokens"):
-        RetNetForCausalLM.from_pretrained(tmp_path)
+        RetNetHybridForCausalLM.from_pretrained(tmp_path)
 
 
 # Of a process of its own: the memory beyond what it began with, without pages of files, while a folder is converted.

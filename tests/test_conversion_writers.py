@@ -10,11 +10,13 @@ import torch
 from small_models import DIALECTS, HEIRS, random_ids, shake, small_config
 from test_configuration import CHANGES
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
+from retnet_hf.foreign_config import alibi_with_factors
 from retnet_hf_conversion import fla, hypenet, minimax, ring, syncdoth, torchscale, transnormer
 from retnet_hf_conversion.transnormer import EPSILON
 
 
+CONFIGS = (RetNetConfig, RetNetHybridConfig)
 DEEP = {"decay_schedule": "power_of_two", "residual_multiplier": 4**0.25}
 # for each writer, a model that it takes
 TAKEN = {
@@ -22,16 +24,18 @@ TAKEN = {
     torchscale: DIALECTS["torchscale"] | DEEP,
     syncdoth: DIALECTS["torchscale"] | DEEP,
     hypenet: HEIRS["hypenet"],
-    minimax: HEIRS["minimax"] | {"layer_decay_factors": minimax.depth_factors(3)},
-    transnormer: HEIRS["transnormer"] | {"layer_decay_factors": transnormer.depth_factors(2), "rms_norm_eps": EPSILON},
-    ring: HEIRS["ring"] | {"layer_decay_factors": ring.depth_factors(3)},
+    minimax: HEIRS["minimax"]
+    | {"decay_schedule": alibi_with_factors(4, minimax.depth_factors(3)), "head_norm_eps": 1e-6 / 8},
+    transnormer: HEIRS["transnormer"]
+    | {"decay_schedule": alibi_with_factors(4, transnormer.depth_factors(2)), "rms_norm_eps": EPSILON}
+    | {"head_norm_eps": EPSILON / 8},
+    ring: HEIRS["ring"] | {"decay_schedule": alibi_with_factors(4, ring.depth_factors(3))},
 }
 # other values than those that change a fingerprint: what REVIEW found, and fields without an effect of their own
 FURTHER = {
     "head_norm_eps": [1e-2, 1e-5],
     "rotary_layers": ["softmax_attention"],
     "value_act": ["gelu", "silu"],
-    "query_scale": [0.3],
     "attention_log_base": [1000000.5, 20.123456789],
     "n_group": [1],
     "rope_parameters": [
@@ -46,17 +50,18 @@ FURTHER = {
 def model_of(fields: dict) -> RetNetForCausalLM | None:
     """A model of these fields, or None where a configuration cannot have them together."""
     try:
-        model = RetNetForCausalLM(small_config(**fields)).eval()
+        config = small_config(**fields)
+        model = (RetNetHybridForCausalLM if config.is_hybrid else RetNetForCausalLM)(config).eval()
     except Exception:
         return None
     shake(model)
     model.tie_weights()
-    if model.config.num_experts:
+    if getattr(model.config, "num_experts", None):
         model.set_experts_implementation("eager")
     return model
 
 
-@pytest.mark.parametrize("field", [*inspect.get_annotations(RetNetConfig)])
+@pytest.mark.parametrize("field", [name for kind in CONFIGS for name in inspect.get_annotations(kind)])
 @pytest.mark.parametrize("form", TAKEN, ids=lambda form: form.NAME)
 def test_a_field_is_written_so_that_it_reads_back_or_refused(form, field):
     write, read = getattr(form, f"to_{form.NAME}"), getattr(form, f"from_{form.NAME}")
@@ -71,7 +76,7 @@ def test_a_field_is_written_so_that_it_reads_back_or_refused(form, field):
         except ValueError:
             continue
         again = read({name: tensor.clone() for name, tensor in state_dict.items()}, json.loads(json.dumps(config))).eval()
-        if again.config.num_experts:
+        if getattr(again.config, "num_experts", None):
             again.set_experts_implementation("eager")
         ids = random_ids(2, 20) % model.config.vocab_size
         with torch.no_grad():

@@ -36,9 +36,10 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm, which fetches what a page needs"),
 ]
 TEXT = SAMPLE_TEXT.read_text(encoding="utf-8")
-FIELDS = {  # of the models: two layers, and one with retention beside a window that has sinks
+KINDS = ["linear_attention", "sliding_attention"]
+FIELDS = {  # of the models: layers of retention alone, and one with a window that has sinks
     "fla": {},
-    "sinks": {"num_hidden_layers": 1, "layer_types": None, "decay_schedule": [0.5, 0.998]},
+    "sinks": {"num_hidden_layers": 2, "layer_types": KINDS, "decay_schedule": [0.5, 0.998]},
 }
 BEGINNING = "In the beginning God created the heaven and the earth."
 
@@ -368,7 +369,7 @@ def test_texts_of_characters_outside_the_basic_plane_are_saved_with_a_state(page
 def test_the_state_of_another_model_is_refused(page, exported, tmp_path):
     model, tokenizer, _ = exported
     ids = tokenizer(BEGINNING, return_tensors="pt")["input_ids"]
-    dialect = "sinks" if model.config.attention_sinks else "fla"
+    dialect = "sinks" if model.config.is_hybrid else "fla"
     fields = {"vocab_size": 300, "eos_token_id": 0, **FIELDS[dialect]}
     others = {
         "of another configuration": small_model("torchscale", vocab_size=300, eos_token_id=0),

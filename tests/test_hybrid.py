@@ -31,14 +31,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
+from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetState
 from retnet_hf.attention_columns import columns_of, visible
 from retnet_hf.cards import model_card
 from retnet_hf.plan import layout_of
 from retnet_hf.softmax_attention import AttentionStateLayer, attention_plans
 
 
-def no_rotation(kind, position=None):
+def no_rotation(position=None):
     """In the place of a model's, where only the blocks of a plan are looked at."""
 
 
@@ -87,7 +87,7 @@ def test_a_transformer_keeps_its_logits_and_its_greedy_tokens(name):
         "rms_norm_eps": source.config.rms_norm_eps,
         "eos_token_id": None,
     }
-    model = RetNetForCausalLM(RetNetConfig(**(SIZES | fields | ours))).eval()
+    model = RetNetHybridForCausalLM(RetNetHybridConfig(**(SIZES | fields | ours))).eval()
     renamed = {"self_attn": "attention", "input_layernorm": "retention_norm", "post_attention_layernorm": "mlp_norm"}
     weights = {}
     for key, value in source.state_dict().items():
@@ -386,7 +386,8 @@ def test_a_model_of_retention_alone_says_nothing_of_layer_types():
     assert "layer_types" not in config.to_dict()
     config.num_hidden_layers = 3
     assert config.layer_types == ["linear_attention"] * 3
-    again = RetNetConfig.from_dict(small_config("hybrid").to_dict())
+    assert not config.has_softmax_attention
+    again = RetNetHybridConfig.from_dict(small_config("hybrid").to_dict())
     assert again.layer_types == ["linear_attention", "full_attention", "sliding_attention", "linear_attention"]
 
 

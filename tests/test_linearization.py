@@ -12,7 +12,7 @@ from small_models import VOCAB_SIZE, close, random_ids, rounding, shake, small_m
 from test_hybrid import SIZES, SOURCES
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, TrainingArguments
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf_linearization import (
     AlignmentTrainer,
     DistillationTrainer,
@@ -187,7 +187,7 @@ def test_the_cost_of_a_layer_is_what_the_model_loses_by_its_window_as_the_first_
         """The divergence of the model whose layers `narrow` have windows."""
         kinds = ["sliding_attention" if index in narrow else "full_attention" for index in range(2)]
         fields = {"layer_types": kinds, "sliding_window": 5 if narrow else None, "attention_sinks": 2 if narrow else 0}
-        model = RetNetForCausalLM(RetNetConfig.from_dict(softmax.config.to_dict() | fields)).eval()
+        model = RetNetHybridForCausalLM(RetNetHybridConfig.from_dict(softmax.config.to_dict() | fields)).eval()
         model.load_state_dict(softmax.state_dict())
         losses = []
         for ids in (blocks, blocks[:, :24].repeat(1, 2)):

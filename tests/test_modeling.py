@@ -6,7 +6,7 @@ import pytest
 import torch
 from small_models import a_state_for_each_head, close, random_ids, small_model
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel, RetNetState
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetModel, RetNetState
 from retnet_hf.modeling_retnet import RetNetRetention
 
 
@@ -205,7 +205,7 @@ def test_fan_in_draws_every_matrix_as_pytorch_draws_a_linear_layer():
     torch.manual_seed(0)
     sizes = {"vocab_size": 500, "hidden_size": 128, "num_attention_heads": 4, "num_hidden_layers": 2}
     experts = {"intermediate_size": 48, "num_experts": 3, "first_k_dense_replace": 1}
-    model = RetNetForCausalLM(RetNetConfig(**sizes, **experts, initialization="fan_in"))
+    model = RetNetHybridForCausalLM(RetNetHybridConfig(**sizes, **experts, initialization="fan_in"))
     matrices = {name: weight for name, weight in model.named_parameters() if weight.dim() > 1 and "embed" not in name}
     assert len(matrices) == 5 + 3 + 5 + 3 + 1
     for name, weight in matrices.items():

@@ -70,7 +70,7 @@ def test_left_padded_logits(model, form):
     ids, mask = left_padded(prompts())
     counted = (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)
     choices = [counted, counted.masked_fill(mask == 0, 0)]
-    if model.config.attention_log_base is None:  # else positions count, and not their distances alone
+    if getattr(model.config, "attention_log_base", None) is None:  # else positions count, and not their distances alone
         choices += [torch.arange(21)[None], torch.arange(21).expand(4, 21)]
     for position_ids in choices:
         out = model(ids, attention_mask=mask, position_ids=position_ids, retention_form=form)

@@ -68,7 +68,7 @@ def test_two_programs_serve_every_length_and_are_kept(tmp_path, monkeypatch):
         ("grouped", {}, 2),
         ("torchscale", {}, 2),
         ("hybrid", {}, 2),
-        ("fla", {"value_act": "silu", "query_scale": 0.5, "use_rotary": False, "residual_multiplier": 0.7}, 2),
+        ("fla", {"value_act": "silu", "use_rotary": False, "residual_multiplier": 0.7}, 2),
         ("fla", {"feature_map": "relu", "use_head_norm": False, "norm_position": "post"}, 2),
     ],
     ids=["plain", "bare", "grouped", "torchscale", "hybrid", "scaled", "post"],

@@ -55,7 +55,7 @@ def step(model, fast) -> None:
             close(output.logits, expected.logits, 1e-5)
 
 
-def test_a_program_has_the_factor_on_the_queries_that_the_configuration_states(made, tmp_path):
+def test_a_program_scales_queries_that_it_does_not_rotate(made, tmp_path):
     """Without rotation, and with the rotation of other layers alone."""
     for fields in (HEIRS["transnormer"] | {"learned_rotary_layers": None}, HEIRS["minimax"] | {"num_experts": None}):
         model = small_model(**fields)

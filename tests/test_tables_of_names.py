@@ -31,6 +31,8 @@ from retnet_hf import (
     RetNetForCausalLM,
     RetNetForSequenceClassification,
     RetNetForTokenClassification,
+    RetNetHybridConfig,
+    RetNetHybridForCausalLM,
     RetNetModel,
     RetNetState,
     ViRModel,
@@ -150,8 +152,8 @@ def test_generate_takes_a_state_by_either_of_its_names(name):
 @pytest.mark.parametrize("layers", [2, 3])
 def test_fewer_layers_of_a_preset_are_saved_and_read_back(layers, tmp_path):
     kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
-    config = RetNetConfig.from_preset("tiny", vocab_size=40, num_hidden_layers=4, layer_types=kinds)
-    RetNetForCausalLM(config).save_pretrained(tmp_path / "whole")
+    config = RetNetHybridConfig.from_preset("tiny", vocab_size=40, num_hidden_layers=4, layer_types=kinds)
+    RetNetHybridForCausalLM(config).save_pretrained(tmp_path / "whole")
     fewer = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", num_hidden_layers=layers)
     fewer.save_pretrained(tmp_path / "fewer")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "fewer")

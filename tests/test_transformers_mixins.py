@@ -33,6 +33,11 @@ from retnet_hf import (
     RetNetForQuestionAnswering,
     RetNetForSequenceClassification,
     RetNetForTokenClassification,
+    RetNetHybridForCausalLM,
+    RetNetHybridForQuestionAnswering,
+    RetNetHybridForSequenceClassification,
+    RetNetHybridForTokenClassification,
+    RetNetHybridModel,
     RetNetModel,
 )
 
@@ -72,7 +77,6 @@ class RetNetModelTester:
     is_training = True
     batch_size = 13
     seq_length = 7
-    experts = None
 
     def __init__(self) -> None:
         config = self.get_config()
@@ -81,8 +85,7 @@ class RetNetModelTester:
         self.num_attention_heads = config.num_attention_heads
 
     def get_config(self, **overrides) -> RetNetConfig:
-        overrides |= {"chunk_size": 4, "num_experts": self.experts}  # fewer tokens than seq_length: the chunkwise form runs
-        return small_config("grouped", **overrides)
+        return small_config("grouped", chunk_size=4, **overrides)  # fewer than seq_length: the chunkwise form runs
 
     def prepare_config_and_inputs_for_common(self) -> tuple[RetNetConfig, dict]:
         config = self.get_config()
@@ -98,7 +101,13 @@ class RetNetEncoderTester(RetNetModelTester):
         return super().get_config(bidirectional=True)
 
 
-class RetNetWithSinksTester(RetNetModelTester):
+class RetNetHybridTester(RetNetModelTester):
+    """With sinks, and with experts where a test is of them."""
+
+    base_model_class = RetNetHybridModel
+    causal_lm_class = RetNetHybridForCausalLM
+    experts = None
+
     def get_config(self, **overrides) -> RetNetConfig:
         layers = {
             "num_hidden_layers": 2,
@@ -219,7 +228,6 @@ def experts_where_asked(test_class: type[unittest.TestCase]) -> type[unittest.Te
     return test_class
 
 
-@experts_where_asked
 @switch_off
 class RetNetModelTest(common.ModelTesterMixin, PipelineTests, training_mixin.TrainingTesterMixin, unittest.TestCase):
     model_tester = RetNetModelTester()
@@ -258,7 +266,6 @@ class RetNetModelTest(common.ModelTesterMixin, PipelineTests, training_mixin.Tra
         return model, tokenizer
 
 
-@experts_where_asked
 @switch_off
 class RetNetEncoderTest(common.ModelTesterMixin, unittest.TestCase):
     model_tester = RetNetEncoderTester()
@@ -273,7 +280,13 @@ class RetNetEncoderTest(common.ModelTesterMixin, unittest.TestCase):
 
 @experts_where_asked
 @switch_off
-class RetNetWithSinksTest(common.ModelTesterMixin, unittest.TestCase):
-    model_tester = RetNetWithSinksTester()
-    all_model_classes = (RetNetModel, RetNetForCausalLM)
-    _torch_compile_train_cls = RetNetForCausalLM
+class RetNetHybridTest(common.ModelTesterMixin, unittest.TestCase):
+    model_tester = RetNetHybridTester()
+    all_model_classes = (
+        RetNetHybridModel,
+        RetNetHybridForCausalLM,
+        RetNetHybridForSequenceClassification,
+        RetNetHybridForTokenClassification,
+        RetNetHybridForQuestionAnswering,
+    )
+    _torch_compile_train_cls = RetNetHybridForCausalLM

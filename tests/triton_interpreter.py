@@ -25,7 +25,14 @@ from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from triton.runtime import interpreter
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, retention_triton, rotation_triton
+from retnet_hf import (
+    RetNetConfig,
+    RetNetForCausalLM,
+    RetNetHybridConfig,
+    RetNetHybridForCausalLM,
+    retention_triton,
+    rotation_triton,
+)
 from retnet_hf.gradients import rotate
 from retnet_hf.retention_forms import recurrent_retention, recurrent_step_, step_decay
 
@@ -234,11 +241,13 @@ class TrainedModel:
     def __init__(self, kernels="triton", **options) -> None:
         sizes = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "chunk_size": 16}
         sizes |= {"value_expansion": 1.0, "intermediate_size": 32, "initializer_range": 0.5}
-        config = RetNetConfig(**(sizes | options))
+        hybrid = "layer_types" in options
+        config = (RetNetHybridConfig if hybrid else RetNetConfig)(**(sizes | options))
+        model_class = RetNetHybridForCausalLM if hybrid else RetNetForCausalLM
         torch.manual_seed(0)
-        self.plain = RetNetForCausalLM(config).eval().to(DEVICE)
+        self.plain = model_class(config).eval().to(DEVICE)
         config = RetNetConfig.from_dict(config.to_dict() | {"kernels": kernels})
-        self.with_kernels = RetNetForCausalLM(config).eval().to(DEVICE)
+        self.with_kernels = model_class(config).eval().to(DEVICE)
         self.with_kernels.load_state_dict(self.plain.state_dict())
         self.ids = torch.randint(3, 48, (2, 37), generator=torch.Generator().manual_seed(1)).to(DEVICE)
         self.mask = torch.ones_like(self.ids)

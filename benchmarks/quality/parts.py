@@ -82,9 +82,9 @@ class SearchedRetention(RetNetRetention):
         self.of_first = nn.Parameter(torch.zeros(heads, 1, 1)) if "value_residual" in parts and self.layer_idx else None
         self.bonus = nn.Parameter(torch.zeros(heads, 1, 1)) if "bonus" in parts else None
 
-    def gated_retention(self, hidden_states, query, key, value, plan, past):
-        query, key = plan.rotate(self.feature_map(query), self.feature_map(key))
-        value = self.value_act(value)
+    def forward(self, hidden_states, plan, state=None, **kwargs):
+        past = None if state is None else state.layers[self.layer_idx]
+        query, key, value = self.operands(hidden_states, plan)
         if self.layer_idx == 0:
             self.first_values[:] = [value]
         if self.of_first is not None:
@@ -96,7 +96,8 @@ class SearchedRetention(RetNetRetention):
         if self.least_sum is not None:
             output = output[..., :-1] / output[..., -1:].abs().clamp(min=self.least_sum)
         output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
-        return output if self.g_proj is None else output * self.gate_fn(self.g_proj(hidden_states)), maps
+        output = output if self.g_proj is None else output * self.gate_fn(self.g_proj(hidden_states))
+        return self.o_proj(output), maps
 
 
 def exchange(model: nn.Module, parts: dict[str, Any], width: int) -> nn.Module:

@@ -19,7 +19,7 @@ from transformers import (
     RwkvForCausalLM,
 )
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf.decay_schedules import scheduled_decays
 
 from . import delta_chunks, parts, rwkv_sums
@@ -80,7 +80,10 @@ def retnet(
         "decay_schedule": decays(schedule, heads),
         "value_expansion": 2.0,
     }
-    model = RetNetForCausalLM(RetNetConfig(**(fields | options)))
+    if "value_act" in options:
+        model = RetNetHybridForCausalLM(RetNetHybridConfig(**(fields | options)))
+    else:
+        model = RetNetForCausalLM(RetNetConfig(**(fields | options)))
     if window is not None:
         for layer in model.model.layers:
             beside = WindowAttention(size.hidden_size, size.hidden_size // size.heads, window)
