@@ -254,14 +254,19 @@ def experts_move(parts: tuple[str, str, str], name: str, experts: int, theirs: C
 
 
 def written(
-    planned: Plan, model: PreTrainedModel, config: dict[str, Any], plan: Callable[[dict[str, Shape], dict | None], Plan]
+    planned: Plan,
+    model: PreTrainedModel,
+    config: dict[str, Any],
+    plan: Callable[[dict[str, Shape], dict | None], Plan],
+    meaning: Callable[[PreTrainedConfig], dict[str, Any]] = meaning,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What every `to_<format>` of a RetNet returns: the foreign state dict, and `config`, once they were read back.
+    """What every `to_<format>` returns: the foreign state dict, and `config`, once they were read back.
 
     So a format is closed: an option that it cannot express is refused, whether or not anybody has thought of it.
 
     Args:
         planned: of the model. plan: the reader of the format.
+        meaning: what the fields of a configuration say that decide a model's outputs.
 
     Raises:
         ValueError: naming the field of the configuration that would be read as something else.
@@ -271,12 +276,14 @@ def written(
         state_dict = planned.reverse(model)
         shapes = shapes_of(state_dict)
         again = plan(shapes, json.loads(json.dumps(config)))
-        if ours.is_hybrid and not again.config.is_hybrid:
+        if getattr(ours, "is_hybrid", False) and not again.config.is_hybrid:
             raise ValueError(f"the format {planned.format} takes a plain RetNet, got a {type(model).__name__}.")
         read_back = meaning(again.config)
         differing = [name for name, value in meaning(ours).items() if read_back.get(name) != value]
         if not differing:
             again.check(shapes)
+            if left := saved_tensors(model).keys() - {target for move in planned.moves for target in move.targets}:
+                raise CheckpointError(f"nothing in it holds {min(left)}")
     except (CheckpointError, StrictDataclassError, TypeError, LookupError, RuntimeError) as error:
         raise ValueError(f"the format {planned.format} cannot express this model: {error}") from error
     for name in sorted(differing, key=lambda name: getattr(ours, name) == getattr(again.config, name)):  # the cause first

@@ -22,8 +22,8 @@ from retnet_hf.modeling_metaformer import (
 
 from .changes import Change, Reshaped
 from .errors import CheckpointError
-from .plan import Move, Plan, backbone_moves, empty_model, model_from, saved_tensors
-from .requirements import require_fields
+from .plan import Move, Plan, backbone_moves, empty_model, model_from, saved_tensors, written
+from .requirements import image_meaning
 from .shapes import Shape, body_of, shape_of
 
 
@@ -48,6 +48,11 @@ _SAME_FIELDS = (
     "id2label",
     "label2id",
     "problem_type",
+)
+# Fields of MetaFormerConfig for other mixers than pooling.
+_OF_OTHER_MIXERS = (
+    *("num_attention_heads", "key_expansion", "value_expansion", "qkv_bias", "bidirectional", "decay_schedule"),
+    *("use_output_gate", "output_gate_act", "use_head_norm"),
 )
 # ours within a block, transformers', and the authors'
 _BLOCK_NAMES = {
@@ -175,8 +180,10 @@ def _authors_name(name: str) -> str:
 
 def _in_block(name: str, layout: int) -> str:
     """Their name for one of ours, both within a block."""
-    ours = next(module for module in _BLOCK_NAMES if name == module or name.startswith(f"{module}."))
-    return _BLOCK_NAMES[ours][layout] + name.removeprefix(ours)
+    for ours, theirs in _BLOCK_NAMES.items():
+        if name == ours or name.startswith(f"{ours}."):
+            return theirs[layout] + name.removeprefix(ours)
+    return name
 
 
 def from_poolformer(state_dict: Mapping[str, Tensor], config: dict[str, Any] | None = None) -> MetaFormerPreTrainedModel:
@@ -203,10 +210,9 @@ def to_poolformer(
         ValueError: naming the field of the configuration that PoolFormer has no option for.
     """
     ours = model.config
-    require_fields(ours, NAME, ("token_mixers", ["pooling"] * len(ours.depths)), ("layer_norm_eps", 1e-5))
     config = ours.to_dict()
     fields = {field: config[field] for field in _SAME_FIELDS if field in config}
     name = "PoolFormerModel" if isinstance(model, MetaFormerModel) else "PoolFormerForImageClassification"
     theirs = {"architectures": [name], "model_type": "poolformer", "num_encoder_blocks": len(ours.depths)}
-    moves = planned_moves(ours, type(model), of_transformers=True)
-    return Plan(NAME, type(model), ours, moves).reverse(model), theirs | fields
+    planned = Plan(NAME, type(model), ours, planned_moves(ours, type(model), of_transformers=True))
+    return written(planned, model, theirs | fields, plan, lambda config: image_meaning(config, *_OF_OTHER_MIXERS))

@@ -2,10 +2,31 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What another format can express: checks of a configuration before a model is written in it."""
 
+import json
+from dataclasses import fields
 from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
+
+from retnet_hf.configuration_vir import ViRConfig
+
+
+# Fields of image models that decide none of their outputs: of training, of backbones, and forms of one function.
+_WITHOUT_EFFECT = (
+    *("activation_dropout", "drop_path_rate", "embedding_dropout", "hidden_dropout", "initializer_range"),
+    *("layer_scale_init_value", "apply_layernorm", "_out_features", "_out_indices", "chunk_size", "retention_form"),
+    *("image_size", "decay_range"),  # ViR's are added below
+)
+
+
+def image_meaning(config: PreTrainedConfig, *without: str) -> dict[str, Any]:
+    """What each field of an image model's configuration says that decides its outputs. `without` names more that do not."""
+    ignored = {*without, *_WITHOUT_EFFECT, *(field.name for field in fields(PreTrainedConfig))}
+    said = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in ignored}
+    if isinstance(config, ViRConfig):
+        said |= {"image_size": config.image_shape, "patch_size": config.patch_shape, "decay_schedule": config.decays()}
+    return json.loads(json.dumps(said).replace('"swish"', '"silu"'))
 
 
 def require_fields(config: PreTrainedConfig, target_format: str, *allowed: tuple[Any, ...]) -> None:

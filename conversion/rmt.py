@@ -18,8 +18,8 @@ from retnet_hf.weight_changes import PairsApart
 
 from .changes import Change, Dropped, Reshaped
 from .errors import CheckpointError
-from .plan import Move, Plan, backbone_moves, empty_model, model_from, saved_tensors, xpos_buffers
-from .requirements import require_fields
+from .plan import Move, Plan, backbone_moves, empty_model, model_from, saved_tensors, written, xpos_buffers
+from .requirements import image_meaning, require_fields
 from .shapes import Shape, body_of, renamed, shape_of
 
 
@@ -173,16 +173,7 @@ def to_rmt(model: RMTForImageClassification | RMTBackbone) -> tuple[dict[str, Te
         ValueError: naming the field of the configuration that the peer has no argument for.
     """
     ours, dense = model.config, isinstance(model, RMTBackbone)
-    require_fields(
-        ours,
-        NAME,
-        ("rope_theta", 10000),
-        ("hidden_act", "gelu"),
-        ("projection_act", "silu", "swish"),
-        ("layer_norm_eps", 1e-6),
-        ("batch_norm_eps", 1e-5),
-        ("token_classifier_input", None, "hidden_states"),
-    )
+    require_fields(ours, NAME, ("token_classifier_input", None, "hidden_states"))  # the other is in the released S* alone
     if len(ours.depths) != 4:
         raise ValueError(f"depths must be of four stages for the format {NAME}, got {ours.depths!r}.")
     if dense and ours.out_features != ours.stage_names[1:]:
@@ -205,4 +196,6 @@ def to_rmt(model: RMTForImageClassification | RMTBackbone) -> tuple[dict[str, Te
     else:
         token_label = ours.token_classifier_input is not None
         arguments |= {"num_classes": ours.num_labels, "projection": ours.projection_size, "token_label": token_label}
-    return Plan(NAME, type(model), ours, planned_moves(ours, dense)).reverse(model), arguments
+    without = ("projection_size", "projection_act", "token_classifier_input") if dense else ()
+    planned = Plan(NAME, type(model), ours, planned_moves(ours, dense))
+    return written(planned, model, arguments, plan, lambda config: image_meaning(config, *without))

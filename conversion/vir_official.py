@@ -18,10 +18,10 @@ from retnet_hf.configuration_vir import ViRConfig
 from retnet_hf.modeling_vir import ViRForImageClassification
 from retnet_hf.weight_changes import Split
 
-from .changes import Change, Dropped
+from .changes import Change, Dropped, Known
 from .errors import CheckpointError
-from .plan import Move, Plan, empty_model, model_from, saved_tensors
-from .requirements import require_fields
+from .plan import Move, Plan, empty_model, model_from, saved_tensors, written
+from .requirements import image_meaning
 from .shapes import Shape, renamed, shape_of
 
 
@@ -178,19 +178,6 @@ def to_vir_official(model: ViRForImageClassification) -> tuple[dict[str, Tensor]
         ValueError: naming the field of the configuration that the peer has no argument for.
     """
     ours = model.config
-    require_fields(
-        ours,
-        NAME,
-        ("hidden_act", "gelu"),
-        ("bidirectional", False),
-        ("qkv_bias", True),
-        ("use_per_head_projections", False),
-        ("use_retention_norm", False),
-        ("retention_act", None),
-        ("layer_norm_eps", 1e-6),
-    )
-    if ours.decays() != ViRConfig(num_attention_heads=ours.num_attention_heads, hidden_size=ours.hidden_size).decays():
-        raise ValueError(f"decay_schedule must be 'log_linear' for the format {NAME}, got {ours.decay_schedule!r}.")
     mean = ours.pooling.startswith("mean")
     class_token = ours.pooling in ("class_token", "mean_but_first")
     arguments = {
@@ -209,7 +196,7 @@ def to_vir_official(model: ViRForImageClassification) -> tuple[dict[str, Tensor]
         "pos_drop_rate": ours.embedding_dropout,
         "drop_path_rate": ours.drop_path_rate,
     }
-    theirs = Plan(NAME, type(model), ours, planned_moves(ours, "fc_norm" if mean else "norm")).reverse(model)
-    if class_token and "cls_token" not in theirs:
-        theirs["cls_token"] = torch.zeros(1, 1, ours.hidden_size, dtype=model.dtype)  # a parameter it has, and does not use
-    return theirs, arguments
+    moves = planned_moves(ours, "fc_norm" if mean else "norm")
+    if ours.pooling == "mean_but_first":  # a parameter that it has and does not use
+        moves.append(Move(("cls_token",), (), Known(torch.zeros(1, 1, ours.hidden_size, dtype=model.dtype))))
+    return written(Plan(NAME, type(model), ours, moves), model, arguments, plan, image_meaning)

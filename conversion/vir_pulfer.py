@@ -19,8 +19,8 @@ from retnet_hf.modeling_vir import ViRForImageClassification
 
 from .changes import Change, Known
 from .errors import CheckpointError
-from .plan import Move, Plan, empty_model, model_from, saved_tensors
-from .requirements import require_fields
+from .plan import Move, Plan, empty_model, model_from, saved_tensors, written
+from .requirements import image_meaning, require_fields
 from .shapes import Shape, body_of, renamed, shape_of
 
 
@@ -170,24 +170,8 @@ def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], 
         ValueError: naming the field of the configuration that the peer has no argument for.
     """
     ours = model.config
-    require_fields(
-        ours,
-        NAME,
-        ("pooling", "last_patch"),
-        ("num_channels", 3),
-        ("intermediate_size", 4 * ours.hidden_size),
-        ("hidden_act", "gelu"),
-        ("bidirectional", False),
-        ("mirror_sequence", False),
-        ("qkv_bias", True),
-        ("use_per_head_projections", True),
-        ("use_retention_norm", True),
-        ("retention_act", "gelu"),
-        ("use_layer_scale", False),
-        ("layer_norm_eps", 1e-5),
-    )
-    if ours.patch_shape[0] != ours.patch_shape[1]:
-        raise ValueError(f"patch_size must be one number for the format {NAME}, got {ours.patch_size!r}.")
+    fixed = ("num_channels", 3), ("intermediate_size", 4 * ours.hidden_size), ("use_per_head_projections", True)
+    require_fields(ours, NAME, *fixed)  # in its code
     positions = math.prod(ours.grid_shape)
     arguments = {
         "image_size": list(ours.image_shape),
@@ -199,5 +183,6 @@ def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], 
         "alphas": ours.decays(),
         "dropout": ours.hidden_dropout,
     }
-    theirs = Plan(NAME, type(model), ours, planned_moves(ours, "model.", positions)).reverse(model)
+    planned = Plan(NAME, type(model), ours, planned_moves(ours, "model.", positions))
+    theirs, arguments = written(planned, model, arguments, plan, image_meaning)
     return {name: tensor.clone() for name, tensor in theirs.items()}, arguments  # masks of different layers are one tensor

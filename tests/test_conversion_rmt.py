@@ -158,9 +158,9 @@ def test_what_does_not_fit_is_named(change, sentence):
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ({"rope_theta": 100.0}, "rope_theta must be 10000 for the format rmt"),
+        ({"rope_theta": 100.0}, "rope_theta must be 10000.0 for the format rmt"),
         ({"hidden_act": "relu"}, "hidden_act must be 'gelu' for the format rmt"),
-        ({"projection_act": "relu"}, "projection_act must be 'silu' or 'swish' for the format rmt"),
+        ({"projection_act": "relu"}, "projection_act must be 'silu' for the format rmt"),
     ],
 )
 def test_what_the_peer_cannot_express_is_refused(overrides, sentence):

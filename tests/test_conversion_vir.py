@@ -216,8 +216,9 @@ def test_what_cannot_be_expressed_is_refused():
     [
         (to_vir_official, "authors", {"bidirectional": True}, "bidirectional"),
         (to_vir_official, "authors", {"decay_schedule": "none"}, "decay_schedule"),
-        (to_vir_official, "pulfer", {}, "use_per_head_projections"),
-        (to_vir_pulfer, "authors", {}, "pooling"),
+        (to_vir_official, "pulfer", {"decay_schedule": "log_linear"}, "use_per_head_projections"),
+        (to_vir_pulfer, "authors", {"intermediate_size": 64}, "use_per_head_projections"),
+        (to_vir_pulfer, "pulfer", {"intermediate_size": 64, "patch_size": 8, "pooling": "mean"}, "pooling"),
         (to_vir_pulfer, "pulfer", {}, "intermediate_size"),
         (to_vir_pulfer, "pulfer", {"intermediate_size": 64}, "patch_size"),
     ],
