@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from retnet_hf import manhattan_retention
-from retnet_hf.retention_2d import choose_form
+from retnet_hf.retention_2d import form_of_grid
 
 from .measuring import Turn, in_turns
 
@@ -79,7 +79,7 @@ def main() -> None:
                 times = race(ways, side, arguments.heads, size, training, arguments.rounds)
                 cells = [f"{times[way]:.1f}" if way in times else "-" for way in WAYS]
                 faster = f"{times['masked product'] / times['chunkwise']:.1f}x" if "masked product" in times else "-"
-                table.add_row(f"{side} x {side}", *cells, faster, choose_form(side, side, size, size))
+                table.add_row(f"{side} x {side}", *cells, faster, form_of_grid(side, side, size, size))
             Console().print(table)
 
 

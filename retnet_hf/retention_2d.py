@@ -61,7 +61,7 @@ def default_tile_size(key_dim: int, value_dim: int) -> int:
     return round(math.sqrt(13 * key_dim * value_dim / (key_dim + value_dim)))
 
 
-def choose_form(height: int, width: int, key_dim: int, value_dim: int) -> str:
+def form_of_grid(height: int, width: int, key_dim: int, value_dim: int) -> str:
     """The form "auto" stands for: parallel for up to 50 tokens per side of a tile, chunkwise beyond.
 
     That is where one overtakes the other on one CPU core: 500, 700, 1000 and 1450 tokens for K = V = 16, 32, 64 and 128.
@@ -140,11 +140,7 @@ class Reader(NamedTuple):
 
 
 def from_chunks_passed(
-    readers: Sequence[Reader],
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    backwards: bool = False,
+    readers: Sequence[Reader], key: Tensor, value: Tensor, log_decay: Tensor, backwards: bool = False
 ) -> list[Tensor]:
     """The part of each reader's result that comes from earlier chunks, in parallel lines at distance |l - l'| + |t - t'|.
 
@@ -259,12 +255,7 @@ class Tiling(NamedTuple):
         return self.of_rows(torch.stack(tuple(tensors), dim=2).unflatten(4, self.tile).transpose(3, 4))
 
     def from_other_tiles(
-        self,
-        within: Sequence[Tensor],
-        readers: Sequence[Reader],
-        key: Tensor,
-        value: Tensor,
-        log_decay: Tensor,
+        self, within: Sequence[Tensor], readers: Sequence[Reader], key: Tensor, value: Tensor, log_decay: Tensor
     ) -> list[Tensor]:
         """Each reader's result over the whole grid, from its result `within` its tile, all (B, H, Y, X, F) and filled."""
         totals, (bands, tiles) = list(within), self.tiles
@@ -277,11 +268,7 @@ class Tiling(NamedTuple):
 
 
 def chunkwise_manhattan_retention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    log_decay: Tensor,
-    tile_size: int | tuple[int, int] | None = None,
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, tile_size: int | tuple[int, int] | None = None
 ) -> Tensor:
     """Tiles: the masked product in each, states between them. Linear in T, in time and memory. Takes `prepared` operands."""
     tiling = tiling_of(query, value, tile_size)
@@ -377,7 +364,7 @@ def manhattan_retention(
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
     if form == "auto":
-        form = choose_form(*query.shape[2:], value.shape[-1])
+        form = form_of_grid(*query.shape[2:], value.shape[-1])
     with torch.autocast(query.device.type, enabled=False):
         if form == "chunkwise":  # operands of their own type, which are smaller to keep for the backward pass
             key = without_masked(key, mask)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from retnet_hf.retention_2d import (
     COMBINED_AT_ONCE,
-    choose_form,
     chunkwise_manhattan_retention,
+    form_of_grid,
     manhattan_map,
     manhattan_retention,
 )
@@ -336,7 +336,7 @@ def test_memory_kept_for_backward_is_linear_in_the_number_of_tokens():
 @pytest.mark.parametrize(("height", "width", "form"), [(14, 14, "parallel"), (4, 80, "parallel"), (40, 40, "chunkwise")])
 def test_auto_is_parallel_for_few_tokens_and_chunkwise_for_many(height, width, form):
     image = Image(13, height, width, torch.float32, key_dim=32, value_dim=32)
-    assert choose_form(height, width, 32, 32) == form
+    assert form_of_grid(height, width, 32, 32) == form
     assert torch.equal(image.run("auto"), image.run(form))
 
 
