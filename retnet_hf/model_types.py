@@ -40,9 +40,9 @@ def register(config_class: type[PreTrainedConfig], models: Mapping[Any, type]) -
         auto_class._model_mapping._model_mapping.setdefault(model_type, model_class.__name__)
 
 
-def register_image_processors(config_class: type[PreTrainedConfig], of_torchvision: type, of_pillow: type) -> None:
-    """Registers the image processors of a configuration that work with what is installed."""
-    classes = {"pil": of_pillow} | ({"torchvision": of_torchvision} if is_torchvision_available() else {})
+def register_image_processors(config_class: type[PreTrainedConfig], default: type, of_pillow: type) -> None:
+    """Registers the image processors of a configuration: the default works with torchvision or, without it, with Pillow."""
+    classes = {"pil": of_pillow, "torchvision": default} if is_torchvision_available() else {"pil": default}
     AutoImageProcessor.register(config_class, image_processor_classes=classes, exist_ok=True)
 
 

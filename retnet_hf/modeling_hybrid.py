@@ -150,6 +150,16 @@ class RetNetHybridPreTrainedModel(RetNetPreTrainedModel):
     _supports_flash_attn = True
     _supports_attention_backend = True
 
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """Transformers looks into the source, and keeps what it found for a plain RetNet for the classes derived from it."""
+        return True
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        """As for experts."""
+        return True
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
