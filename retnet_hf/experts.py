@@ -41,7 +41,7 @@ class Router(nn.Module):
         if config.n_group is not None:
             groups = choice.unflatten(-1, (config.n_group, -1))  # (N, groups, experts of a group)
             best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1).topk(config.topk_group or 1, dim=-1).indices
-            chosen = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, True)
+            chosen = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, 1)
             choice = groups.masked_fill(~chosen[..., None], float("-inf")).flatten(-2)
         experts = choice.topk(config.num_experts_per_tok, dim=-1).indices
         weights = scores.gather(-1, experts)

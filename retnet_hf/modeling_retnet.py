@@ -49,7 +49,7 @@ from .kernels import TORCH, load_kernels
 from .loading import DialectLoading
 from .pieces import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
 from .plan import Layout, Plan, Rotation, Scaling, layout_of, plan_of_rows
-from .retention_forms import default_chunk_size, form_of_call
+from .retention_forms import default_chunk_size, form_of_call, needs_autograd
 from .retention_packed import continued_layout, plan_of_documents
 from .retention_split import Context, layout_of_ranks, plan_of_segments
 from .retention_state import UpdatedOnce, computes_layers_again, first_in_use, past_of_call
@@ -210,7 +210,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         self.retention_norm = RetNetRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp_norm = RetNetRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.pre_norm = config.norm_position == "pre"
-        self.multiplier = config.residual_multiplier
+        self.mixer_multiplier = self.mlp_multiplier = config.residual_multiplier
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def add_branches(self, config: RetNetConfig, layer_idx: int) -> None:
@@ -233,12 +233,12 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
         branch, _ = self.mixer(branch, plan=plan, state=state, **kwargs)
         branch = self.dropout(branch) if self.training else branch
-        hidden_states = torch.add(branch, hidden_states, alpha=self.multiplier)
+        hidden_states = torch.add(branch, hidden_states, alpha=self.mixer_multiplier)
         hidden_states = hidden_states if self.pre_norm else self.retention_norm(hidden_states)
 
         branch = self.mlp(self.mlp_norm(hidden_states) if self.pre_norm else hidden_states)
         branch = self.dropout(branch) if self.training else branch
-        hidden_states = torch.add(branch, hidden_states, alpha=self.multiplier)
+        hidden_states = torch.add(branch, hidden_states, alpha=self.mlp_multiplier)
         return hidden_states if self.pre_norm else self.mlp_norm(hidden_states)
 
 
@@ -349,8 +349,8 @@ class RetNetModel(RetNetPreTrainedModel):
             if self.config.embedding_multiplier != 1.0:
                 hidden_states = hidden_states * self.config.embedding_multiplier
             hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
-        # A compiler must not reach the comparison, which would bound the length of an exported program.
-        whole = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        # A compiler or tracer must not reach the comparison, which would bound the length of an exported program.
+        whole = torch.is_grad_enabled() or needs_autograd()
         whole = whole or math.prod(hidden_states.shape[:2]) <= PIECE_SIZE_ON_CPU
         pieces = [] if whole else pieces_of(self, hidden_states.shape, **options)
         if len(pieces) > 1:

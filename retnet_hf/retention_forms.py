@@ -63,10 +63,10 @@ def compute_dtype(*tensors: Tensor) -> torch.dtype:
 def needs_autograd(constants: Tensor | None = None) -> bool:
     """Whether autograd must see plain operations instead of a gradient that is written by hand.
 
-    Compilers decide themselves what to keep. Transforms of `torch.func` cannot see through a hand-written gradient. And no
-    hand-written gradient here computes that of constants such as decays. Where this is True, values cannot be read either.
+    Compilers decide themselves what to keep. Tracers and transforms of `torch.func` see through no hand-written gradient,
+    and none here computes that of constants such as decays. Where this is True, values cannot be read either.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
         return True
     return constants is not None and constants.requires_grad
 
@@ -547,7 +547,7 @@ class ChunkBlock(NamedTuple):
         decay, order = self.tables.state.expand(-1, -1, chunks, -1, -1), list(range(chunks))
         order = order[::-1] if backwards else order
         state = torch.zeros_like(written[:, :, 0]) if state is None else state
-        if chunks > 1 and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if chunks > 1 and not torch.is_grad_enabled() and not needs_autograd():
             before = torch.empty_like(written)  # each state is written where the next chunk reads it, without a copy
             before[:, :, order[0]] = state
             for place, following in itertools.pairwise(order):
@@ -593,7 +593,7 @@ def chunk_blocks(
         tokens = slice(start, start + chunks * size)
         of_block = None if moved is None else moved[:, tokens]
         blocks.append(ChunkBlock(tokens, of_block, (batch, states, chunks), own, narrow))
-        start += chunks * size
+        start = tokens.stop
     return blocks
 
 

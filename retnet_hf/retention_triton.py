@@ -391,7 +391,7 @@ def launches_at_once(tensor: Tensor) -> bool:
 
     Compilers, tracers, modes of PyTorch and forward derivatives do not see such a launch.
     """
-    if needs_autograd() or torch.jit.is_tracing() or type(tensor) is not Tensor:
+    if needs_autograd() or type(tensor) is not Tensor:
         return False
     return torch._C._len_torch_dispatch_stack() == 0 and forward_ad._current_level < 0
 

@@ -7,7 +7,8 @@ import logging
 
 import pytest
 import torch
-from small_models import close, greedy, left_padded, random_ids, same_state, small_model
+from small_models import DIALECTS, HEIRS, close, greedy, left_padded, random_ids, same_state, small_model
+from small_vision_models import VISION_FAMILIES
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
@@ -316,3 +317,18 @@ def test_torch_export_saves_and_loads(fla_model, tmp_path):
         program = torch.export.export(Logits(fla_model), (ids,))
         torch.export.save(program, tmp_path / "model.pt2")
         close(torch.export.load(tmp_path / "model.pt2").module()(ids), fla_model(ids).logits)
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["with gradients", "without"])
+@pytest.mark.parametrize("kind", [*DIALECTS, *HEIRS, *VISION_FAMILIES])
+def test_models_can_be_traced(kind, grad):
+    """torch.jit.trace with its own check, which compares programs with and without gradients; several chunks."""
+    if kind in VISION_FAMILIES:
+        traced_with, others = torch.randn(2, 2, 3, 32, 32)
+        model = VISION_FAMILIES[kind].model()
+    else:
+        traced_with, others = random_ids(2, 21), random_ids(2, 21, seed=1)
+        model = small_model(kind, use_cache=False)
+    with torch.set_grad_enabled(grad):
+        traced = torch.jit.trace(model, traced_with, strict=False)
+        close(traced(others)["logits"], model(others).logits, 5e-5)

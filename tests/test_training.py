@@ -20,6 +20,7 @@ from small_models import (
     small_config,
     small_model,
 )
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 from torch.utils.data import Dataset
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -449,3 +450,14 @@ def test_a_model_in_training_with_checkpointing_generates_what_it_does_in_evalua
         state = RetNetState(model.config)
         model(ids, past_key_values=state, use_cache=True)
     assert int(state.get_seq_length()) == 10
+
+
+@pytest.mark.parametrize("options", [{}, {"avg_fn": get_ema_avg_fn(0.9)}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}])
+def test_averages_of_buffers_are_the_buffers(options):
+    """AveragedModel averages integers as float32, to whose precision decays and frequencies stay what they are."""
+    model = small_model()
+    average = AveragedModel(model, use_buffers=True, **options)
+    for _ in range(50):
+        average.update_parameters(model)
+    ids = random_ids(2, 300)
+    close(average(ids).logits, model(ids).logits, 1e-4)
