@@ -94,7 +94,8 @@ class ViREmbeddings(nn.Module):
         if self.class_token is not None and last_row == rows:
             class_token = self.class_token.expand(hidden_states.shape[0], -1, -1).to(hidden_states.dtype)
             hidden_states = torch.cat([hidden_states, class_token], dim=1)
-        return self.dropout(hidden_states)
+        hidden_states = self.dropout(hidden_states)
+        return torch.cat([hidden_states, hidden_states.flip(1)], dim=1) if self.config.mirror_sequence else hidden_states
 
     def positions(self, rows: int, columns: int, first_row: int, last_row: int) -> Tensor:
         """The learned positions of some rows of a grid of rows x columns patches, (1, (last_row - first_row) · L, D).
@@ -203,8 +204,10 @@ class ViRBlock(GradientCheckpointingLayer):
     ) -> Tensor:
         if len(plans) == 1:
             return self.read(hidden_states, plans[0], past, **kwargs)
-        past, pieces = past or ViRState(), hidden_states.split(plans[0].layout.tokens, dim=1)
-        return torch.cat([self.read(piece, plan, past, **kwargs) for piece, plan in zip(pieces, plans)], dim=1)
+        past, output, size = past or ViRState(), torch.empty_like(hidden_states), plans[0].layout.tokens
+        for piece, place, plan in zip(hidden_states.split(size, dim=1), output.split(size, dim=1), plans):
+            place.copy_(self.read(piece, plan, past, **kwargs))
+        return output
 
     def read(self, hidden_states: Tensor, plan: Plan, past: ViRState | None, **kwargs: Any) -> Tensor:
         """The block on one piece, (B, T, D) -> (B, T, D)."""
@@ -300,10 +303,8 @@ class ViRModel(ViRPreTrainedModel):
                 f"bool_masked_pos must be of shape (batch, patches), {mask_shape} for these images, "
                 f"got {tuple(bool_masked_pos.shape)}."
             )
-        hidden_states = self.embeddings(pixel_values, image_shape, bool_masked_pos=bool_masked_pos)
-        if self.config.mirror_sequence:
-            hidden_states = torch.cat([hidden_states, hidden_states.flip(1)], dim=1)
-        hidden_states = self._read(hidden_states, retention_form, **kwargs)
+        # not a variable, so that the embeddings are freed after the first block
+        hidden_states = self._read(self.embeddings(pixel_values, image_shape, 0, bool_masked_pos), retention_form, kwargs)
         tokens = self.norm(hidden_states)
         pooled = self.norm(self._averaged(hidden_states).mean(dim=1)) if self._pools_mean else tokens[:, -1]
         return BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled)
@@ -364,7 +365,7 @@ class ViRModel(ViRPreTrainedModel):
                     f"after {top} rows of pixels."
                 )
             hidden_states = self.embeddings(band, (height, width), first_row=top // patch_height)
-            hidden_states = self._read(hidden_states, retention_form, states, output_attentions=False)
+            hidden_states = self._read(hidden_states, retention_form, {"output_attentions": False}, states)
             tokens, pooled = self.norm(hidden_states), None
             if self._pools_mean:
                 averaged = self._averaged(hidden_states) if top == 0 else hidden_states
@@ -405,8 +406,8 @@ class ViRModel(ViRPreTrainedModel):
         self,
         hidden_states: Tensor,  # (B, T, D)
         retention_form: str | None,
+        kwargs: dict[str, Any],  # further arguments of `forward`
         states: list[ViRState] | None = None,  # of each layer, from the tokens before these
-        **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         """The outputs of all blocks, (B, T, D)."""
         config, length = self.config, hidden_states.shape[1]
