@@ -112,6 +112,11 @@ def to_minimax(model: RetNetHybridForCausalLM) -> tuple[dict[str, Tensor], dict[
     if ours.num_experts is None:
         raise ValueError(f"num_experts must be a number for the format {NAME}, got None.")
     partial = ours.rope_parameters.get("partial_rotary_factor", 1.0)
+    alphas = {
+        "linear_attention": ours.residual_multiplier,
+        "full_attention": ours.attention_residual_multiplier or ours.residual_multiplier,
+        "mlp": ours.mlp_residual_multiplier or ours.residual_multiplier,
+    }
     config = fields_of_transformers(model) | {
         "architectures": ["MiniMaxForCausalLM"],
         "model_type": "minimax",
@@ -130,7 +135,7 @@ def to_minimax(model: RetNetHybridForCausalLM) -> tuple[dict[str, Tensor], dict[
         "num_experts_per_tok": ours.num_experts_per_tok,
         "output_router_logits": ours.output_router_logits,
         "router_aux_loss_coef": ours.router_aux_loss_coef,
-        **{name.format("alpha"): ours.residual_multiplier for name, _ in FACTORS.values()},
+        **{FACTORS[branch][0].format("alpha"): alpha for branch, alpha in alphas.items()},
         **({"rotary_dim": int(ours.head_dim * partial)} if partial != 1 else {}),
     }
     moves = planned_moves(ours, dict.fromkeys(FACTORS, 1.0), together=True) + decay_buffers(ours, block_size=256)

@@ -53,6 +53,8 @@ class RetNetHybridConfig(RetNetConfig):
         output_router_logits (`bool`), router_aux_loss_coef (`float`, *optional*): whether the loss of unbalanced routing is
             added, and its weight; 0.001 if absent.
         value_act (`str`, *optional*): activation of the values of retention, a name of ACT2FN.
+        attention_residual_multiplier, mlp_residual_multiplier (`float`, *optional*): `residual_multiplier` of branches of
+            softmax attention, and of the feed-forward, where it differs.
         norm_affine (`bool`): whether the norms of the residual stream have weights.
 
     All others are those of `RetNetConfig`.
@@ -85,6 +87,8 @@ class RetNetHybridConfig(RetNetConfig):
     head_norm_eps: float | None = None
     value_act: str | None = None
     norm_affine: bool = True
+    attention_residual_multiplier: float | int | None = None
+    mlp_residual_multiplier: float | int | None = None
     num_experts: int | None = None
     num_experts_per_tok: int = 2
     moe_intermediate_size: int | None = None
@@ -218,7 +222,7 @@ class RetNetHybridConfig(RetNetConfig):
 
     def _validate_heads(self, check: FieldChecks) -> None:
         check.activation("value_act", "attention_gate_act")
-        check.positive_or_none("head_norm_eps")
+        check.positive_or_none("head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
         check.positive_integer_or_none("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim")
         heads = self.num_attention_heads
         groups = self.head_norm_groups

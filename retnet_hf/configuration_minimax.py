@@ -12,7 +12,7 @@ rotates all numbers.
 
 from typing import Any
 
-from .foreign_config import ForeignConfig, alibi_with_factors
+from .foreign_config import ForeignConfig, decays_with_factors
 
 
 MODEL_TYPES = ("minimax", "minimax_text_01", "minimax_m1", "MiniMaxText01", "MiniMaxM1")
@@ -38,16 +38,12 @@ def factor(config: dict[str, Any], branch: str, which: str) -> float:
 
 
 def factors_of_branches(content: dict[str, Any]) -> dict[str, float]:
-    """The factor on each kind of branch, where all streams have that of linear attention.
-
-    The norm of stream and branch together does not change with a factor on both, but for its epsilon.
-    """
-    common = factor(content, "linear_attention", "alpha")
-    return {branch: factor(content, branch, "beta") * common / factor(content, branch, "alpha") for branch in FACTORS}
+    """The factor on each kind of branch, which has no counterpart here: it can be a part of a branch's last projection."""
+    return {branch: factor(content, branch, "beta") for branch in FACTORS}
 
 
 def fields_of_minimax(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of RetNetHybridConfig of a MiniMax, whose branches have no factors and whose streams have one.
+    """The fields of RetNetHybridConfig of a MiniMax, whose branches have no factors.
 
     Raises:
         ValueError: for an option that changes what the model computes and has no counterpart here.
@@ -55,8 +51,8 @@ def fields_of_minimax(content: dict[str, Any]) -> dict[str, Any]:
     for branch, beta in factors_of_branches(content).items():
         if beta != 1:
             raise ValueError(
-                f"{FACTORS[branch][0].format('beta')} in config.json must be 1 or absent, and the alpha factors equal, but "
-                f"with them the branch is multiplied by {beta}: `retnet-hf convert` makes it a part of the weights"
+                f"{FACTORS[branch][0].format('beta')} in config.json must be 1 or absent, got {beta}: `retnet-hf convert` "
+                "makes it a part of the weights"
             )
     return fields_beside_factors(content)
 
@@ -85,7 +81,7 @@ def fields_beside_factors(content: dict[str, Any]) -> dict[str, Any]:
         value_expansion=heads * head_dim / hidden,
         layer_types=kinds or ["linear_attention" if layer % 2 else "full_attention" for layer in range(layers)],
         attention_num_key_value_heads=config["num_key_value_heads"],
-        decay_schedule=alibi_with_factors(heads, depth_factors(layers)),
+        decay_schedule=decays_with_factors("alibi", heads, depth_factors(layers)),
         rotary_layers="softmax_attention",
         rope_parameters=rope,
         feature_map=config["hidden_act"],
@@ -96,6 +92,8 @@ def fields_beside_factors(content: dict[str, Any]) -> dict[str, Any]:
         norm_position="post",
         use_embedding_norm=True,
         residual_multiplier=factor(config, "linear_attention", "alpha"),
+        attention_residual_multiplier=factor(config, "full_attention", "alpha"),
+        mlp_residual_multiplier=factor(config, "mlp", "alpha"),
         hidden_act=config["hidden_act"],
         intermediate_size=config["intermediate_size"],
         num_experts=config["num_local_experts"],

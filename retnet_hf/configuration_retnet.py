@@ -24,6 +24,7 @@ OF_HYBRIDS = {
     **dict.fromkeys(("attention_head_dim", "attention_gate_act", "attention_log_base", "attention_sink_distance")),
     **dict.fromkeys(("rotary_layers", "learned_rotary_layers", "head_norm_groups", "head_norm_eps", "value_act")),
     **dict.fromkeys(("num_experts", "moe_intermediate_size", "n_group", "topk_group")),
+    **dict.fromkeys(("attention_residual_multiplier", "mlp_residual_multiplier")),
     **{"attention_sinks": 0, "norm_affine": True, "num_experts_per_tok": 2, "first_k_dense_replace": 0},
     **{"n_shared_experts": 0, "router_act": "softmax", "use_router_bias": False, "norm_topk_prob": True},
     **{"routed_scaling_factor": 1.0, "output_router_logits": False, "router_aux_loss_coef": 0.0},

@@ -7,7 +7,7 @@ In groups of `layer_group_size` layers, the last one is softmax attention, as ar
 
 from typing import Any
 
-from .foreign_config import ForeignConfig, alibi_with_factors
+from .foreign_config import ForeignConfig, alibi_schedule, decays_with_factors
 
 
 MODEL_TYPES = ("bailing_moe_linear", "bailing_moe_linear_v2")
@@ -74,7 +74,7 @@ def fields_of_ring(content: dict[str, Any]) -> dict[str, Any]:
         value_expansion=heads * size / hidden,
         layer_types=kinds_of(layers, config["layer_group_size"]),
         attention_num_key_value_heads=config["num_key_value_heads"],
-        decay_schedule=alibi_with_factors(heads, depth_factors(layers)),
+        decay_schedule=decays_with_factors(alibi_schedule(heads), heads, depth_factors(layers)),
         rope_parameters={
             "rope_type": "default",
             "rope_theta": config.get("rope_theta", 600000),

@@ -8,7 +8,7 @@ angles.
 
 from typing import Any
 
-from .foreign_config import ForeignConfig, alibi_with_factors
+from .foreign_config import ForeignConfig, alibi_schedule, decays_with_factors
 
 
 ACTIVATIONS = {  # theirs, and ours; of two with one meaning the last is written
@@ -49,7 +49,7 @@ def fields_of_transnormer(content: dict[str, Any]) -> dict[str, Any]:
         num_attention_heads=heads,
         key_expansion=inner / hidden,
         value_expansion=inner / hidden,
-        decay_schedule=alibi_with_factors(heads, depth_factors(layers)),
+        decay_schedule=decays_with_factors(alibi_schedule(heads), heads, depth_factors(layers)),
         use_rotary=False,
         learned_rotary_layers=[layer for layer, turns in enumerate(turned) if turns] or None,
         feature_map=ACTIVATIONS[activation],

@@ -76,9 +76,9 @@ class ForeignConfig(dict):
                 )
 
 
-def alibi_with_factors(heads: int, factors: list[float]) -> list[list[float]]:
-    """The `decay_schedule` of layers, each with its factor on ALiBi's slopes."""
-    decays = scheduled_decays(alibi_schedule(heads), heads)
+def decays_with_factors(schedule: str | list[float], heads: int, factors: list[float]) -> list[list[float]]:
+    """The `decay_schedule` of layers, each with its factor on ln γ."""
+    decays = scheduled_decays(schedule, heads)
     return [[decay**factor for decay in decays] for factor in factors]
 
 

@@ -107,6 +107,9 @@ class RetNetHybridDecoderLayer(RetNetDecoderLayer):
 
     def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
+        of_attention = None if self.is_retention else config.attention_residual_multiplier
+        self.mixer_multiplier = of_attention or config.residual_multiplier
+        self.mlp_multiplier = config.mlp_residual_multiplier or config.residual_multiplier
         if not config.norm_affine:
             without_weights(self.retention_norm, self.mlp_norm)
 

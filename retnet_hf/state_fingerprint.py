@@ -26,7 +26,7 @@ _SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": 
 # Fields that mean something beside another one only.
 _OF_SOFTMAX = (
     *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
-    "attention_log_base",
+    *("attention_log_base", "attention_residual_multiplier"),
 )
 _OF_EXPERTS = (
     *("num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts", "router_act"),
@@ -82,6 +82,8 @@ def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
         "attention_num_key_value_heads": None,  # in the sizes
         "attention_head_dim": None,
         "attention_gate_act": _activation(config.attention_gate_act),
+        "attention_residual_multiplier": config.attention_residual_multiplier or config.residual_multiplier,
+        "mlp_residual_multiplier": config.mlp_residual_multiplier or config.residual_multiplier,
         "n_group": config.n_group or 1,
         "topk_group": config.topk_group or 1,
     }

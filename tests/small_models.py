@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import retnet_hf
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig
 from retnet_hf.configuration_retnet import OF_HYBRIDS
-from retnet_hf.foreign_config import alibi_with_factors
+from retnet_hf.foreign_config import decays_with_factors
 
 
 VOCAB_SIZE = 96
@@ -133,7 +133,7 @@ HEIRS = {
         "value_expansion": 1.0,
         "use_rotary": False,
         "learned_rotary_layers": [0],
-        "decay_schedule": alibi_with_factors(4, [1.0, 1e-5]),
+        "decay_schedule": decays_with_factors("alibi", 4, [1.0, 1e-5]),
         "feature_map": "silu",
         "head_norm_groups": 1,
         "head_norm_affine": False,
@@ -151,7 +151,7 @@ HEIRS = {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "rotary_layers": "softmax_attention",
         "attention_num_key_value_heads": 2,
-        "decay_schedule": alibi_with_factors(4, [1.0, 0.5, 1e-5]),
+        "decay_schedule": decays_with_factors("alibi", 4, [1.0, 0.5, 1e-5]),
         "feature_map": "silu",
         "value_act": "silu",
         "head_norm_groups": 1,
@@ -160,6 +160,8 @@ HEIRS = {
         "norm_position": "post",
         "use_embedding_norm": True,
         "residual_multiplier": 1.5,
+        "attention_residual_multiplier": 1.25,
+        "mlp_residual_multiplier": 1.4,
         "num_experts": 4,
     },
     # norms over groups of heads, rotation of a part of each, experts of groups beside one of all tokens
@@ -171,7 +173,7 @@ HEIRS = {
         "layer_types": ["linear_attention", "linear_attention", "full_attention"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         "attention_num_key_value_heads": 1,
-        "decay_schedule": alibi_with_factors(4, [1.5, 1.0, 0.5]),
+        "decay_schedule": decays_with_factors("alibi", 4, [1.5, 1.0, 0.5]),
         "head_norm_groups": 2,
         "output_gate_act": "sigmoid",
         "use_qk_norm": True,
@@ -198,7 +200,7 @@ ONE_OF_EACH_KIND = {
     "ring": {
         "num_hidden_layers": 2,
         "layer_types": ["linear_attention", "full_attention"],
-        "decay_schedule": alibi_with_factors(4, [1.5, 0.5]),
+        "decay_schedule": decays_with_factors("alibi", 4, [1.5, 0.5]),
     },
 }
 

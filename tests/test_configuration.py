@@ -161,7 +161,7 @@ def test_heads_of_one_group_with_one_decay_share_a_state():
     sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "value_expansion": 1.0}
 
     def state(groups, decays, **fields):
-        config = RetNetConfig(**sizes, num_key_value_heads=groups, decay_schedule=decays, **fields)
+        config = config_class_of(fields)(**sizes, num_key_value_heads=groups, decay_schedule=decays, **fields)
         layers = range(config.num_hidden_layers)
         return [config.shares_states(layer) for layer in layers], [config.state_heads(layer) for layer in layers], config
 
@@ -331,6 +331,8 @@ CHANGES = {
     "attention_head_dim": (6, HYBRID),
     "attention_gate_act": ("sigmoid", HYBRID),
     "attention_log_base": (500.0, HYBRID),
+    "attention_residual_multiplier": (2.0, HYBRID),
+    "mlp_residual_multiplier": 2.0,
     "rotary_layers": ("linear_attention", HYBRID),
     "learned_rotary_layers": [0],
     "head_norm_groups": 1,
@@ -473,6 +475,6 @@ def test_a_configuration_has_the_same_fingerprint_after_it_was_saved(fields, tmp
 
 def test_the_fingerprint_follows_the_number_of_layers_and_does_not_change_from_process_to_process():
     config = RetNetConfig(**SMALL)
-    assert config.state_fingerprint == "d523f8df5af3043f"
+    assert config.state_fingerprint == "bc083fd9afa85b0b"
     config.num_hidden_layers = 3
     assert config.state_fingerprint == fingerprint(num_hidden_layers=3)

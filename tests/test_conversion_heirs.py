@@ -414,7 +414,7 @@ def test_a_folder_of_each_family_is_converted_to_one_of_ours(family, retnet_hf, 
     made = RetNetHybridForCausalLM.from_pretrained("made", dtype="auto")
     expected = FORMATS[family].plan(shapes_of(state_dict), config).build(state_dict)
     assert all(torch.equal(made.state_dict()[name], value) for name, value in expected.state_dict().items())
-    assert json.loads(Path("made/config.json").read_text())["model_type"] == "retnet"
+    assert json.loads(Path("made/config.json").read_text())["model_type"] == "retnet_hybrid"
 
 
 @pytest.mark.parametrize("case", [*CASES, "transnormer/published_like, unnamed"])
@@ -437,7 +437,7 @@ def test_a_folder_loads_as_it_is_and_is_saved_under_our_names(case, tmp_path, ca
     assert all(torch.equal(model.state_dict()[name], value) for name, value in expected.state_dict().items())
     model.save_pretrained(tmp_path / "again")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
-    assert json.loads((tmp_path / "again" / "config.json").read_text())["model_type"] == "retnet"
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["model_type"] == "retnet_hybrid"
     saved = load_file(tmp_path / "again" / "model.safetensors").keys()
     assert saved <= again.state_dict().keys()
     with torch.no_grad():

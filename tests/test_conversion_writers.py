@@ -28,7 +28,7 @@ from retnet_hf import (
     ViRForMaskedImageModeling,
     ViRModel,
 )
-from retnet_hf.foreign_config import alibi_with_factors
+from retnet_hf.foreign_config import decays_with_factors
 from retnet_hf_conversion import (
     fla,
     hypenet,
@@ -54,11 +54,11 @@ TAKEN = {
     syncdoth: DIALECTS["torchscale"] | DEEP,
     hypenet: HEIRS["hypenet"],
     minimax: HEIRS["minimax"]
-    | {"decay_schedule": alibi_with_factors(4, minimax.depth_factors(3)), "head_norm_eps": 1e-6 / 8},
+    | {"decay_schedule": decays_with_factors("alibi", 4, minimax.depth_factors(3)), "head_norm_eps": 1e-6 / 8},
     transnormer: HEIRS["transnormer"]
-    | {"decay_schedule": alibi_with_factors(4, transnormer.depth_factors(2)), "rms_norm_eps": EPSILON}
+    | {"decay_schedule": decays_with_factors("alibi", 4, transnormer.depth_factors(2)), "rms_norm_eps": EPSILON}
     | {"head_norm_eps": EPSILON / 8},
-    ring: HEIRS["ring"] | {"decay_schedule": alibi_with_factors(4, ring.depth_factors(3))},
+    ring: HEIRS["ring"] | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3))},
 }
 # other values than those that change a fingerprint: what REVIEW found, and fields without an effect of their own
 FURTHER = {
