@@ -8,8 +8,8 @@ gated kernels would cover masks; those compute wrong gradients with some version
 """
 
 import torch
-from fla.ops.simple_gla import chunk_simple_gla
 from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.utils import logging
 
 from .retention_forms import retention
@@ -17,6 +17,12 @@ from .retention_triton import check_shapes, multiplies_as_tf32, runs_on
 from .retention_triton import recurrent_step_triton_ as recurrent_step_fla_
 
 
+_OURS = CONFIG_MAPPING.get("retnet")
+from fla.ops.simple_gla import chunk_simple_gla  # noqa: E402, which registers fla's own "retnet" where all of fla is there
+
+
+if _OURS is not None:
+    AutoConfig.register("retnet", _OURS, exist_ok=True)
 logger = logging.get_logger(__name__)
 
 __all__ = ["chunkwise_retention_fla", "recurrent_step_fla_", "runs_on"]
