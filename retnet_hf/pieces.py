@@ -42,7 +42,8 @@ def pieces_of(
         return [slice(0, length)]
     form_without_pieces = (retention_form or config.retention_form) not in ("auto", "chunkwise")
     asked = (output_attentions, output_hidden_states, output_router_logits)
-    recorded = any(asked) or config.output_attentions or config.output_hidden_states or config.output_router_logits
+    by_default = ("output_attentions", "output_hidden_states", "output_router_logits")
+    recorded = any(asked) or any(getattr(config, name, False) for name in by_default)
     whole = config.bidirectional or model.context is not None or form_without_pieces or recorded
     if whole or cu_seq_lens_q is not None or has_hooks(model.layers.modules()):
         return [slice(0, length)]
