@@ -142,52 +142,23 @@ def __getattr__(name: str) -> None:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-for _config_class, _models in (
-    (
-        RetNetConfig,
-        {
-            "AutoModel": RetNetModel,
-            "AutoModelForCausalLM": RetNetForCausalLM,
-            "AutoModelForMaskedLM": RetNetForMaskedLM,
-            "AutoModelForQuestionAnswering": RetNetForQuestionAnswering,
-            "AutoModelForSequenceClassification": RetNetForSequenceClassification,
-            "AutoModelForTokenClassification": RetNetForTokenClassification,
-        },
-    ),
-    (
-        RetNetHybridConfig,
-        {
-            "AutoModel": RetNetHybridModel,
-            "AutoModelForCausalLM": RetNetHybridForCausalLM,
-            "AutoModelForMaskedLM": RetNetHybridForMaskedLM,
-            "AutoModelForQuestionAnswering": RetNetHybridForQuestionAnswering,
-            "AutoModelForSequenceClassification": RetNetHybridForSequenceClassification,
-            "AutoModelForTokenClassification": RetNetHybridForTokenClassification,
-        },
-    ),
-    (
-        MetaFormerConfig,
-        {
-            "AutoModel": MetaFormerModel,
-            "AutoModelForImageClassification": MetaFormerForImageClassification,
-            "AutoBackbone": MetaFormerBackbone,
-        },
-    ),
-    (
-        RMTConfig,
-        {"AutoModel": RMTModel, "AutoModelForImageClassification": RMTForImageClassification, "AutoBackbone": RMTBackbone},
-    ),
-    (
-        ViRConfig,
-        {
-            "AutoModel": ViRModel,
-            "AutoModelForImageClassification": ViRForImageClassification,
-            "AutoModelForMaskedImageModeling": ViRForMaskedImageModeling,
-            "AutoBackbone": ViRBackbone,
-        },
-    ),
-):
-    register(_config_class, {getattr(transformers, name): model for name, model in _models.items()})
+# The Auto class of a model, by what follows the name of its family.
+_AUTO_CLASSES = {
+    "Model": transformers.AutoModel,
+    "ForCausalLM": transformers.AutoModelForCausalLM,
+    "ForMaskedLM": transformers.AutoModelForMaskedLM,
+    "ForQuestionAnswering": transformers.AutoModelForQuestionAnswering,
+    "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
+    "ForTokenClassification": transformers.AutoModelForTokenClassification,
+    "ForImageClassification": transformers.AutoModelForImageClassification,
+    "ForMaskedImageModeling": transformers.AutoModelForMaskedImageModeling,
+    "Backbone": transformers.AutoBackbone,
+}
+for _config_class in (RetNetConfig, RetNetHybridConfig, MetaFormerConfig, RMTConfig, ViRConfig):
+    _models = {
+        auto: globals().get(_config_class.__name__.removesuffix("Config") + end) for end, auto in _AUTO_CLASSES.items()
+    }
+    register(_config_class, {auto: model for auto, model in _models.items() if model is not None})
 for _family in HEIRS:
     if _family.model_type not in transformers.CONFIG_MAPPING:  # what others have registered stays theirs
         transformers.AutoConfig.register(_family.model_type, _family)
