@@ -54,7 +54,7 @@ FORMATS: dict[str, Format] = {
     )
 }
 OURS = "retnet_hf"
-_OUR_MODEL_TYPES = ("retnet", "vir", "rmt", "metaformer")
+_OUR_MODEL_TYPES = ("retnet", "retnet_hybrid", "vir", "rmt", "metaformer")
 # names that only models of this package have
 _TEACHERS = ("llama", "mistral", "qwen2", "qwen3")
 _OUR_SIGN = r"\.(retention\.o_proj|attention\.(o_proj|lepe)|mixer_norm)\.weight$"

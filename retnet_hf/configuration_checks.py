@@ -134,7 +134,7 @@ class FieldChecks:
         allowed = "a pair of time constants in tokens, the first at least 0.1 and the second not below it"
         if stated and isinstance(stated[0], list):
             spans, allowed = stated, f"{allowed}, or a list of one for each of the {layers} layers"
-            self.require(len(spans) == layers, "decay_range", allowed)
+            self.require(len(spans) >= layers, "decay_range", allowed)
         else:
             spans = [stated]
         self.require(all(len(span) == 2 and 0.1 <= span[0] <= span[1] for span in spans), "decay_range", allowed)

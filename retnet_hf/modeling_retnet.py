@@ -204,6 +204,8 @@ class RetNetMLP(nn.Module):
 class RetNetDecoderLayer(GradientCheckpointingLayer):
     """Retention and a feed-forward network, each a branch of the residual stream."""
 
+    is_retention = True
+
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__()
         self.add_branches(config, layer_idx)
@@ -251,6 +253,11 @@ class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values", "cache", "state"]
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": RetNetDecoderLayer, "attentions": RetNetRetention}
+
+    def __init__(self, config: RetNetConfig, *args: Any, **kwargs: Any) -> None:
+        if config.is_hybrid != self.config_class.is_hybrid:
+            raise ValueError(f"config must be a {self.config_class.__name__} for {type(self).__name__}, got {type(config)}.")
+        super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -11,9 +11,9 @@ from small_models import close, random_ids, small_config, small_model
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from retnet_hf import RetNetForCausalLM, modeling_retnet, pieces
+from retnet_hf import RetNetHybridForCausalLM, modeling_retnet, pieces
 from retnet_hf.experts import MixtureOfExperts, Router
-from retnet_hf.modeling_retnet import RetNetExperts
+from retnet_hf.modeling_hybrid import RetNetExperts
 
 
 FAMILIES = ("minimax", "ring")
@@ -165,14 +165,14 @@ def test_a_saved_model_is_loaded_bit_for_bit(family, tmp_path):
         if getattr(module, "bias", None) is not None and isinstance(module, Router):
             module.bias.normal_()
     model.save_pretrained(tmp_path)
-    loaded, report = RetNetForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    loaded, report = RetNetHybridForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report
     assert all(loaded.state_dict()[name].equal(value) for name, value in model.state_dict().items())
     close(loaded(ids).logits, model(ids).logits, 1e-6)
 
 
 def test_weights_that_are_made_have_the_spread_of_the_configuration():
-    model = RetNetForCausalLM(small_config("ring", hidden_size=64, initializer_range=0.1))
+    model = RetNetHybridForCausalLM(small_config("ring", hidden_size=64, initializer_range=0.1))
     experts = [module for module in model.modules() if isinstance(module, RetNetExperts)]
     assert len(experts) == 2
     for module in experts:

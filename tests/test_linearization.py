@@ -249,7 +249,7 @@ def test_losses_of_alignment_by_definition():
         handle.remove()
     losses = align(student, teacher, ids, mask)
     for loss, layer, (inputs, output) in zip(losses, student.model.layers, seen):
-        plan = student.model.plan(student.model.embed_tokens(ids), mask)["linear_attention"]
+        plan = student.model.plan(student.model.embed_tokens(ids), mask)[0]
         found, _ = layer.retention(inputs["hidden_states"], plan=plan)
         error, wanted = (found - output[0])[mask == 1], output[0][mask == 1]
         assert loss.item() == pytest.approx((error.square().sum() / wanted.square().sum()).item(), rel=1e-4)

@@ -20,7 +20,7 @@ def test_no_public_name_hides_a_module():
 
 def plan_of(model, length: int = 20, **kwargs) -> Plan:
     inputs = model.model.embed_tokens(random_ids(2, length))
-    return model.model.plan(inputs, **kwargs)["linear_attention"]
+    return model.model.plan(inputs, **kwargs)[0]
 
 
 def test_a_plan_moves_with_all_its_tensors_and_what_layers_share_stays_shared():

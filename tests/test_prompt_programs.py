@@ -131,7 +131,7 @@ def test_prompts_continue_a_state_and_are_taken_back(made, tmp_path):
 def test_another_rotation_is_left_to_the_layer(made, tmp_path, change):
     """By a kernel, or to another type: programs have one of their own."""
     fast, hidden_states = compiled(small_model(), tmp_path), torch.randn(1, 7, 32)
-    plan = fast.model.plan(hidden_states)["linear_attention"]
+    plan = fast.model.plan(hidden_states)[0]
     vars(plan.rotate).update(change)
     with torch.no_grad():
         assert fast.model.layers[0].prompts.computes(hidden_states, plan) == (not change)

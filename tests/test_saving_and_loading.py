@@ -63,7 +63,7 @@ def same_buffers(actual, expected) -> None:
 
 
 def test_save_load_roundtrip(model, folder):
-    loaded, report = RetNetForCausalLM.from_pretrained(folder, output_loading_info=True)
+    loaded, report = type(model).from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report
     assert not loaded.training
     same_weights(loaded, model)
@@ -77,12 +77,12 @@ def test_save_load_roundtrip_holds_nothing_but_the_weights(model, folder):
     """One file, our names, and no buffer that is computed from the configuration."""
     saved = load_file(folder / "model.safetensors")
     assert saved.keys() == {name for name, _ in model.named_parameters()}
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "retnet"
+    assert json.loads((folder / "config.json").read_text())["model_type"] == model.config.model_type
 
 
 def test_save_load_roundtrip_twice(model, folder, tmp_path_factory):
     again = tmp_path_factory.mktemp("again")
-    RetNetForCausalLM.from_pretrained(folder).save_pretrained(again)
+    type(model).from_pretrained(folder).save_pretrained(again)
     assert (again / "config.json").read_text() == (folder / "config.json").read_text()
     for name, weight in load_file(folder / "model.safetensors").items():
         assert load_file(again / "model.safetensors")[name].equal(weight)
@@ -147,7 +147,7 @@ def test_buffers_survive_loading(model, folder, dtype):
 
 def test_buffers_survive_loading_from_meta(model):
     with torch.device("meta"):
-        empty = RetNetForCausalLM(model.config)
+        empty = type(model)(model.config)
     assert {tensor.device.type for tensor in [*empty.parameters(), *empty.buffers()]} == {"meta"}
     empty.to_empty(device="cpu")
     empty.init_weights()
@@ -166,7 +166,7 @@ def test_buffers_survive_casts(model):
 def test_meta_device_load(model):
     """Built on the meta device, materialised and initialised: it runs, with the right buffers and fresh weights."""
     with init_empty_weights(include_buffers=True):
-        empty = RetNetForCausalLM(model.config)
+        empty = type(model)(model.config)
     empty.to_empty(device="cpu")
     with torch.no_grad():
         for parameter in empty.parameters():
@@ -188,7 +188,7 @@ def test_meta_device_load(model):
 def test_meta_device_load_assigning_weights(model):
     """With assign=True, as accelerate and torchtune load: parameters come from the file, buffers from initialisation."""
     with torch.device("meta"):
-        empty = RetNetForCausalLM(model.config)
+        empty = type(model)(model.config)
     empty.to_empty(device="cpu")
     empty.init_weights()
     empty.load_state_dict(model.state_dict(), assign=True)
@@ -197,9 +197,9 @@ def test_meta_device_load_assigning_weights(model):
 
 def test_meta_device_load_initialises_as_construction_does(model):
     torch.manual_seed(3)
-    built = RetNetForCausalLM(model.config)
+    built = type(model)(model.config)
     with torch.device("meta"):
-        empty = RetNetForCausalLM(model.config)
+        empty = type(model)(model.config)
     empty.to_empty(device="cpu")
     torch.manual_seed(3)
     empty.init_weights()
@@ -330,14 +330,14 @@ def test_tied_embeddings_train_and_copy(tmp_path):
 
 
 def test_base_model_loads_from_lm_checkpoint(model, folder, tmp_path_factory):
-    base, report = RetNetModel.from_pretrained(folder, output_loading_info=True)
+    base, report = type(model.model).from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"]
     same_weights(base, model.model)
     assert base(random_ids(2, 9)).last_hidden_state.equal(model.model(random_ids(2, 9)).last_hidden_state)
 
     alone = tmp_path_factory.mktemp("base")
     model.model.save_pretrained(alone)
-    causal, report = RetNetForCausalLM.from_pretrained(alone, output_loading_info=True)
+    causal, report = type(model).from_pretrained(alone, output_loading_info=True)
     assert set(report["missing_keys"]) == {"lm_head.weight"}
     assert not report["unexpected_keys"]
     same_weights(causal.model, model.model)
@@ -391,7 +391,7 @@ def test_resize_token_embeddings_to_a_multiple(fla_model):
 
 def untouched(model):
     """The same weights, never asked for hidden states: the hooks that transformers leaves then do not pickle."""
-    twin = RetNetForCausalLM(model.config).eval()
+    twin = type(model)(model.config).eval()
     twin.load_state_dict(model.state_dict())
     return twin
 
@@ -406,7 +406,7 @@ def test_deepcopy_and_pickle(model, tmp_path):
     assert logits(loaded).equal(expected)
     same_buffers(loaded, model)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
-    fresh = RetNetForCausalLM(model.config).eval()
+    fresh = type(model)(model.config).eval()
     fresh.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
     assert logits(fresh).equal(expected)
 
@@ -429,11 +429,13 @@ AUTO_CLASSES = {
 }
 
 
-def test_auto_classes(folder):
-    assert type(AutoConfig.from_pretrained(folder)) is RetNetConfig
+def test_auto_classes(model, folder):
+    assert type(AutoConfig.from_pretrained(folder)) is type(model.config)
     assert type(AutoConfig.for_model("retnet", hidden_size=64, num_attention_heads=2)) is RetNetConfig
     for auto_class, model_class in AUTO_CLASSES.items():
-        assert type(auto_class.from_pretrained(folder)) is model_class
+        name = model_class.__name__
+        name = name.replace("RetNet", "RetNetHybrid") if model.config.is_hybrid else name
+        assert type(auto_class.from_pretrained(folder)).__name__ == name
         assert type(auto_class.from_config(small_config())) is model_class
 
 
