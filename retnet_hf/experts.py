@@ -115,7 +115,7 @@ def loss_and_routing(
     Args:
         attention_mask: (B, S) of the N = B T new tokens, or of those before them, too.
     """
-    if logits is None:
+    if not logits:  # not recorded, or there are no experts
         return loss, {}
     if attention_mask is not None:
         attention_mask = attention_mask[:, -(len(logits[0]) // len(attention_mask)) :]

@@ -29,6 +29,7 @@ from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
     CausalLMOutputWithPast,
     MaskedLMOutput,
+    MoeCausalLMOutputWithPast,
 )
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto import AutoModel
@@ -458,7 +459,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         skip_logits: bool = False,
         cache: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
-    ) -> CausalLMOutputWithPast:
+    ) -> CausalLMOutputWithPast | MoeCausalLMOutputWithPast:
         r"""
         Arguments as in `RetNetModel.forward`, and
 

@@ -23,7 +23,7 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationMixin
 
-from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, RetNetState
+from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, RetNetHybridForCausalLM, RetNetState
 
 
 DEVICE = "fakegpu"
@@ -100,8 +100,10 @@ def model_of(
     dialect: str, model_class: type = RetNetForCausalLM, dtype: torch.dtype = torch.float32, **options
 ) -> torch.nn.Module:
     """A model that was made on the device."""
+    config = small_config(dialect, **options)
+    model_class = RetNetHybridForCausalLM if config.is_hybrid else model_class
     with torch.device(DEVICE):
-        return model_class._from_config(small_config(dialect, **options), dtype=dtype).eval()
+        return model_class._from_config(config, dtype=dtype).eval()
 
 
 def training(dialect: str, tokens: int = 40) -> None:

@@ -235,7 +235,6 @@ EXPRESSIBLE = {"rotary_endpoint": True, "head_norm_affine": False}
         (to_fla, {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, "rope_parameters"),
         (to_fla, {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters"),
         (to_fla, {"qkv_bias": True}, "qkv_bias"),
-        (to_fla, {"layer_types": ["linear_attention", "full_attention"]}, "RetNetHybridForCausalLM"),
         (to_torchscale, EXPRESSIBLE | {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters"),
         (to_torchscale, EXPRESSIBLE | {"use_qk_norm": True}, "use_qk_norm"),
         (to_torchscale, {}, "rotary_endpoint"),

@@ -246,7 +246,7 @@ class TrainedModel:
         model_class = RetNetHybridForCausalLM if hybrid else RetNetForCausalLM
         torch.manual_seed(0)
         self.plain = model_class(config).eval().to(DEVICE)
-        config = RetNetConfig.from_dict(config.to_dict() | {"kernels": kernels})
+        config = type(config).from_dict(config.to_dict() | {"kernels": kernels})
         self.with_kernels = model_class(config).eval().to(DEVICE)
         self.with_kernels.load_state_dict(self.plain.state_dict())
         self.ids = torch.randint(3, 48, (2, 37), generator=torch.Generator().manual_seed(1)).to(DEVICE)
