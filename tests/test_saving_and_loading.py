@@ -92,7 +92,7 @@ def test_save_load_roundtrip_of_the_configuration(model, tmp_path):
     model.config.save_pretrained(tmp_path)
     loaded = type(model.config).from_pretrained(tmp_path)
     assert loaded.to_dict() == model.config.to_dict()
-    assert RetNetConfig(**model.config.to_dict()).to_dict() == model.config.to_dict()
+    assert type(model.config)(**model.config.to_dict()).to_dict() == model.config.to_dict()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
