@@ -172,7 +172,7 @@ def test_sizes_that_are_no_batch_are_refused(tmp_path, batch_sizes):
 
 def test_layers_without_a_program_have_programs_of_their_products(made, tmp_path):
     """And the kernels of PyTorch serve what a program does not: a prompt, several sequences, a gradient, a compiler."""
-    fast = compiled(small_model("hybrid"), tmp_path)
+    fast = compiled(small_model("transnormer", learned_rotary_layers=[0, 1]), tmp_path)
     linear = {name for name, module in fast.named_modules() if isinstance(module, nn.Linear)}
     assert {name for name, module in fast.named_modules() if isinstance(module, FastLinear)} == linear
     for calls in (decoded, lambda model: decoded(model, ids=random_ids(2, 7))):
