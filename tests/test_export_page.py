@@ -36,7 +36,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm, which fetches what a page needs"),
 ]
 TEXT = SAMPLE_TEXT.read_text(encoding="utf-8")
-FIELDS = {"fla": {}, "sinks": {}}  # of the models: layers of retention alone, and one with a window that has sinks
+# Of the models: layers of retention alone, and one with a window that has sinks. Neither ends a text early.
+FIELDS = {"fla": {}, "sinks": {"decay_schedule": [0.5, 0.9]}}
 BEGINNING = "In the beginning God created the heaven and the earth."
 
 
