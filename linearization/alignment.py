@@ -24,11 +24,6 @@ def replaced_layers(student: RetNetForCausalLM) -> list[int]:
     return [index for index, own in enumerate(kinds) if own == kind]
 
 
-def replacing_mixer(student: RetNetForCausalLM, index: int) -> nn.Module:
-    """What stands in a layer in the place of the source's attention."""
-    return student.model.layers[index].mixer
-
-
 def align(
     student: RetNetForCausalLM,
     teacher: PreTrainedModel,
@@ -55,7 +50,7 @@ def align(
         def hook(_: nn.Module, __: tuple, inputs: dict[str, Any], output: tuple[Tensor, ...]) -> None:
             with torch.set_grad_enabled(with_loss is not None):
                 plan, entering = plans[index], inputs["hidden_states"].to(student.dtype)
-                mixed, *_ = replacing_mixer(student, index)(entering, plan=plan)
+                mixed, *_ = student.model.layers[index].mixer(entering, plan=plan)
                 wanted, found = (tokens.float() if there is None else tokens[there].float() for tokens in (output[0], mixed))
                 loss = (found - wanted).square().sum() / wanted.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
                 if with_loss is not None:
@@ -95,7 +90,7 @@ class LayersBefore:
     def __init__(self, student: RetNetForCausalLM, teacher: PreTrainedModel, blocks: Tensor) -> None:
         self.teacher, self.blocks = teacher, blocks
         self.errors = measure_layers(student, teacher, blocks)
-        self.weights = {index: copy.deepcopy(replacing_mixer(student, index).state_dict()) for index in self.errors}
+        self.weights = {index: copy.deepcopy(student.model.layers[index].mixer.state_dict()) for index in self.errors}
 
     def worse(self, student: RetNetForCausalLM) -> list[int]:
         """The layers whose error is larger than before."""
@@ -106,7 +101,7 @@ class LayersBefore:
         """Gives layers their weights back, those that are `worse` if none are given, and returns these layers."""
         layers = self.worse(student) if layers is None else layers
         for index in layers:
-            replacing_mixer(student, index).load_state_dict(self.weights[index])
+            student.model.layers[index].mixer.load_state_dict(self.weights[index])
         return layers
 
 
@@ -115,7 +110,7 @@ def prepare_for_alignment(student: RetNetForCausalLM) -> list[nn.Parameter]:
     student.requires_grad_(False)
     parameters = []
     for index in replaced_layers(student):
-        parameters += list(replacing_mixer(student, index).requires_grad_(True).parameters())
+        parameters += list(student.model.layers[index].mixer.requires_grad_(True).parameters())
     return parameters
 
 

@@ -154,12 +154,12 @@ _AUTO_CLASSES = {
     "ForMaskedImageModeling": transformers.AutoModelForMaskedImageModeling,
     "Backbone": transformers.AutoBackbone,
 }
-for _config_class in (RetNetConfig, RetNetHybridConfig, MetaFormerConfig, RMTConfig, ViRConfig):
-    _models = {
-        auto: globals().get(_config_class.__name__.removesuffix("Config") + end) for end, auto in _AUTO_CLASSES.items()
-    }
-    register(_config_class, {auto: model for auto, model in _models.items() if model is not None})
-for _family in HEIRS:
-    if _family.model_type not in transformers.CONFIG_MAPPING:  # what others have registered stays theirs
-        transformers.AutoConfig.register(_family.model_type, _family)
-register_target_modules("retnet", "retnet_hybrid", "metaformer", "rmt", "vir")
+_CONFIGS = (RetNetConfig, RetNetHybridConfig, MetaFormerConfig, RMTConfig, ViRConfig)
+for _config_class in _CONFIGS:
+    _family = _config_class.__name__.removesuffix("Config")
+    _ends = (end for end in _AUTO_CLASSES if _family + end in __all__)
+    register(_config_class, {_AUTO_CLASSES[end]: globals()[_family + end] for end in _ends})
+for _heir in HEIRS:
+    if _heir.model_type not in transformers.CONFIG_MAPPING:  # what others have registered stays theirs
+        transformers.AutoConfig.register(_heir.model_type, _heir)
+register_target_modules(*(_config_class.model_type for _config_class in _CONFIGS))

@@ -161,11 +161,7 @@ class RetNetHybridConfig(RetNetConfig):
     def _tensor_parallel_plan(self) -> dict[str, str]:
         plan = super()._tensor_parallel_plan()
         if self.has_softmax_attention:
-            norms = ["q_norm", "k_norm"] if self.use_qk_norm else []
-            columns = ["q_proj", "k_proj", "v_proj"] + ([] if self.attention_gate_act is None else ["g_proj"])
-            plan |= {f"layers.*.attention.{name}": "colwise" for name in columns}
-            plan |= {f"layers.*.attention.{name}": "replicated_with_grad_allreduce" for name in norms}
-            plan |= {"layers.*.attention.o_proj": "rowwise"}
+            plan |= self._tensor_parallel_mixer("attention", self.attention_gate_act is not None, [])
         if "linear_attention" not in self.layer_types:
             plan = {name: style for name, style in plan.items() if ".retention." not in name}
         if self.num_experts is not None:

@@ -287,12 +287,17 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     def _tensor_parallel_plan(self) -> dict[str, str]:
         """How tensor parallelism shares out the weights that a model of this configuration has."""
-        norms = (["q_norm", "k_norm"] if self.use_qk_norm else []) + self._norms_of_heads()
-        columns = ["q_proj", "k_proj", "v_proj"] + (["g_proj"] if self.use_output_gate else [])
-        plan = {f"layers.*.retention.{name}": "colwise" for name in columns}
-        plan |= {f"layers.*.retention.{name}": "replicated_with_grad_allreduce" for name in norms}
+        plan = self._tensor_parallel_mixer("retention", self.use_output_gate, self._norms_of_heads())
         plan |= {f"layers.*.mlp.{name}": "colwise" for name in (["gate_proj"] if self.use_gated_mlp else []) + ["up_proj"]}
-        return plan | {"layers.*.retention.o_proj": "rowwise", "layers.*.mlp.down_proj": "rowwise"}
+        return plan | {"layers.*.mlp.down_proj": "rowwise"}
+
+    def _tensor_parallel_mixer(self, mixer: str, gated: bool, norms: list[str]) -> dict[str, str]:
+        """The part of the plan for a token mixer; `norms` names modules that every rank has whole."""
+        columns = ["q_proj", "k_proj", "v_proj"] + (["g_proj"] if gated else [])
+        norms = (["q_norm", "k_norm"] if self.use_qk_norm else []) + norms
+        plan = {f"layers.*.{mixer}.{name}": "colwise" for name in columns}
+        plan |= {f"layers.*.{mixer}.{name}": "replicated_with_grad_allreduce" for name in norms}
+        return plan | {f"layers.*.{mixer}.o_proj": "rowwise"}
 
     def _norms_of_heads(self) -> list[str]:
         """Modules of retention with weights of their own for heads, which every rank has whole."""

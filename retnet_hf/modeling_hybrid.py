@@ -27,7 +27,6 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from .configuration_hybrid import RetNetHybridConfig
 from .experts import Experts, MixtureOfExperts, Router, draw_experts, loss_and_routing
-from .generation_retnet import CACHE
 from .gradients import gated
 from .head_modules import GroupRMSNorm, LearnedRotation
 from .modeling_retnet import (
@@ -213,7 +212,8 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
             asked, layers = kwargs.get("output_attentions"), None if past_key_values is None else past_key_values.layers
             maps = config.output_attentions if asked is None else asked
             others = attention_plans(config, retention.layout, batch, dtype, rotation, layers, maps)
-        return [(others | {"linear_attention": retention})[kind] for kind in config.layer_types]
+        plans = others | {"linear_attention": retention}
+        return [plans[kind] for kind in config.layer_types]
 
     def attention_rotation(self, plan: Plan, dtype: torch.dtype, position: Tensor | None = None) -> Rotation | Scaling:
         """The rotation in layers of softmax attention, at the positions of the plan of retention or at others (B|1, T)."""
@@ -238,9 +238,7 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
     ) -> MoeCausalLMOutputWithPast:
         """What `forward` returns. The loss of unbalanced routing is added to that of the labels."""
         loss, routing = loss_and_routing(self.config, loss, outputs.router_logits, attention_mask)
-        recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
-        cache = {CACHE: getattr(outputs, CACHE)}
-        return MoeCausalLMOutputWithPast(loss=loss, logits=logits, **cache, **recorded, **routing)
+        return MoeCausalLMOutputWithPast(**super().outputs_of(outputs, loss, logits, attention_mask), **routing)
 
 
 class RetNetHybridForMaskedLM(RetNetHybridPreTrainedModel, RetNetForMaskedLM):

@@ -205,8 +205,6 @@ class RetNetMLP(nn.Module):
 class RetNetDecoderLayer(GradientCheckpointingLayer):
     """Retention and a feed-forward network, each a branch of the residual stream."""
 
-    is_retention = True
-
     def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
         super().__init__()
         self.add_branches(config, layer_idx)
@@ -257,7 +255,9 @@ class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
 
     def __init__(self, config: RetNetConfig, *args: Any, **kwargs: Any) -> None:
         if config.is_hybrid != self.config_class.is_hybrid:
-            raise ValueError(f"config must be a {self.config_class.__name__} for {type(self).__name__}, got {type(config)}.")
+            raise ValueError(
+                f"config must be a {self.config_class.__name__} for {type(self).__name__}, got a {type(config).__name__}."
+            )
         super().__init__(config, *args, **kwargs)
 
     @torch.no_grad()

@@ -17,12 +17,12 @@ from .retention_triton import check_shapes, multiplies_as_tf32, runs_on
 from .retention_triton import recurrent_step_triton_ as recurrent_step_fla_
 
 
-_OURS = CONFIG_MAPPING.get("retnet")
-from fla.ops.simple_gla import chunk_simple_gla  # noqa: E402, which registers fla's own "retnet" where all of fla is there
+_REGISTERED = [CONFIG_MAPPING[name] for name in ("retnet",) if name in CONFIG_MAPPING]
+from fla.ops.simple_gla import chunk_simple_gla  # noqa: E402, where all of fla is installed, it registers a "retnet" too
 
 
-if _OURS is not None:
-    AutoConfig.register("retnet", _OURS, exist_ok=True)
+for _config_class in _REGISTERED:
+    AutoConfig.register("retnet", _config_class, exist_ok=True)
 logger = logging.get_logger(__name__)
 
 __all__ = ["chunkwise_retention_fla", "recurrent_step_fla_", "runs_on"]

@@ -5,8 +5,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import PreTrainedConfig
-
 from retnet_hf import (
     MetaFormerForImageClassification,
     RetNetForCausalLM,
@@ -30,8 +28,3 @@ def require_exportable(model: Any, kinds: Sequence[str] = ()) -> None:
         raise ExportError(f"weights can be float32, int8 or int4, not {unknown[0]!r}")
     if getattr(model, "hf_quantizer", None) is not None:
         raise ExportError("the weights are quantised: load the model in whole or half precision, and quantise the export")
-
-
-def retention_alone(config: PreTrainedConfig) -> bool:
-    """Whether a state is nothing but matrices of retention."""
-    return set(config.layer_types) == {"linear_attention"}

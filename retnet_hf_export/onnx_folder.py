@@ -15,7 +15,7 @@ from retnet_hf import RetNetForCausalLM
 from .causal_graph import CausalGraph, in_float32
 from .check import GREEDY, check
 from .errors import ExportError
-from .exportable import KINDS, require_exportable, retention_alone
+from .exportable import KINDS, require_exportable
 from .folder import made_beside
 from .image_graph import check_classifier, write_classifier
 from .onnx_file import quietly, write_causal
@@ -73,7 +73,7 @@ def export_onnx(
             model.generation_config.save_pretrained(partial)
         if processor is not None:
             processor.save_pretrained(partial)
-        if model.can_generate() and retention_alone(model.config):
+        if model.can_generate() and not model.config.has_softmax_attention:
             config = genai_config(model, exported[0].name, getattr(processor, "eos_token_id", None))
             if config["model"]["eos_token_id"] is not None:  # without one it would stop at a token of the text
                 _write_json(partial / "genai_config.json", config)

@@ -31,7 +31,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetState
+from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel, RetNetModel, RetNetState
 from retnet_hf.attention_columns import columns_of, visible
 from retnet_hf.cards import model_card
 from retnet_hf.plan import layout_of
@@ -389,6 +389,13 @@ def test_a_model_of_retention_alone_says_nothing_of_layer_types():
     assert not config.has_softmax_attention
     again = RetNetHybridConfig.from_dict(small_config("hybrid").to_dict())
     assert again.layer_types == ["linear_attention", "full_attention", "sliding_attention", "linear_attention"]
+
+
+def test_a_model_takes_the_configuration_of_its_kind_alone():
+    with pytest.raises(ValueError, match="config must be a RetNetConfig for RetNetModel, got a RetNetHybridConfig"):
+        RetNetModel(small_config("hybrid"))
+    with pytest.raises(ValueError, match="config must be a RetNetHybridConfig for RetNetHybridModel, got a RetNetConfig"):
+        RetNetHybridModel(small_config())
 
 
 def test_what_is_said_of_memory_is_what_is_held():

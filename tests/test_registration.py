@@ -1,5 +1,6 @@
 """The Auto classes find our models, whoever else uses their model_types: each case in a process of its own."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -156,3 +157,22 @@ print(json.dumps([type(AutoImageProcessor.from_pretrained("vir", backend="pil"))
     assert found == [f"ViRImageProcessor{'Pil' if is_torchvision_available() else ''}"], (
         "AutoImageProcessor does not know our image processors"
     )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton, which fla's kernels need")
+def test_a_model_with_the_kernels_of_fla_leaves_its_name_as_it_was(tmp_path):
+    """All of fla registers models of its own where it is imported."""
+    package = tmp_path / "fla" / "ops"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package.parent / "__init__.py").write_text(OTHER)
+    (package / "simple_gla.py").write_text("chunk_simple_gla = None\n")
+    look = """
+import json
+import sys
+sys.path.insert(0, "")
+import retnet_hf.retention_fla
+from transformers import AutoConfig
+print(json.dumps([type(AutoConfig.for_model("retnet")).__module__, sys.modules["fla"].__name__]))
+"""
+    assert run(OURS + look, tmp_path)[0] == ["retnet_hf.configuration_retnet", "fla"]

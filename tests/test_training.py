@@ -243,7 +243,7 @@ def test_gradient_checkpointing(model, reentrant, use_cache):
     batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100), "use_cache": use_cache}
     runs = []
     for layer in checkpointed.model.layers:
-        (layer.retention if layer.is_retention else layer.attention).register_forward_hook(lambda *_: runs.append(1))
+        layer.mixer.register_forward_hook(lambda *_: runs.append(1))
     expected, out = plain(**batch), checkpointed(**batch)
     forward_runs = len(runs)
     expected.loss.backward()

@@ -46,7 +46,6 @@ OF_LISTS: dict[str, list[str]] = {
     "window of 64": ["--window", "64"],
 }
 OF_PYTHON: dict[str, list[str]] = {
-    "pure retention": [],
     "a quarter kept, window of 64": ["--keep-attention", "auto", "--window", "64"],
 }
 WAYS = {"text": OF_TEXT, "lists": OF_LISTS, "python": OF_PYTHON}
