@@ -5,7 +5,7 @@
 The state is a flat list of tensors with names, as runtimes know them:
 
     past_key_values.{layer}.recurrent_state (B, M, K, V)    of layers of retention
-    past_key_values.{layer}.key, .value     (B, G, S, K|V)  of layers of softmax attention, and of windows beside retention
+    past_key_values.{layer}.key, .value     (B, G, S, K|V)  of layers of softmax attention
 
 A row of the batch is one document without padding, whose tokens stand at the positions that are given.
 """

@@ -9,6 +9,11 @@ def refuse_what_has_no_memory(config: RetNetConfig) -> None:
     """Raises ValueError for layers that vLLM's tables have no place for: those of all softmax attention are alike."""
     if not config.is_hybrid:
         return
+    if "linear_attention" not in config.layer_types:
+        raise ValueError(
+            "layer_types must have linear_attention to be served by vLLM, whose tables are of states: `retnet-hf serve` "
+            "serves this model."
+        )
     if config.num_experts is not None:
         raise ValueError(
             f"num_experts must be None to be served by vLLM, got {config.num_experts}: `retnet-hf serve` serves this model."

@@ -20,6 +20,12 @@ REFUSED = {
 }
 
 
+def test_vllm_is_not_given_a_model_without_states():
+    kinds = ["sliding_attention", "full_attention"]
+    with pytest.raises(ValueError, match="layer_types must have linear_attention to be served by vLLM"):
+        refuse_what_has_no_memory(small_config(layer_types=kinds, sliding_window=8))
+
+
 @pytest.mark.parametrize("family", REFUSED)
 def test_vllm_is_not_given_layers_that_its_tables_have_no_place_for(family):
     with pytest.raises(ValueError, match=REFUSED[family]):

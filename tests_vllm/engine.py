@@ -28,7 +28,7 @@ MODELS = {
     "grouped heads, layers that differ": ("grouped", {}),
     "post-norm": ("torchscale", {}),
     "tied": ("fla", {"tie_word_embeddings": True, "use_output_gate": False}),
-    "softmax attention in some layers and beside retention": (
+    "softmax attention in some layers": (
         "hybrid",
         WIDE | {"num_key_value_heads": 2, "decay_schedule": "geometric"},
     ),

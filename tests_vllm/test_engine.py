@@ -57,7 +57,7 @@ def test_prompts_that_begin_alike_are_read_once(tmp_path):
 
 
 def test_prefixes_of_a_hybrid_are_read_once_without_being_asked_for(tmp_path):
-    model = model_of("softmax attention in some layers and beside retention")
+    model = model_of("softmax attention in some layers")
     model.save_pretrained(tmp_path)
     (shared,) = prompts((300,), seed=1)
     asked = [shared + tail for tail in prompts((5, 1, 33), seed=2)]
@@ -70,7 +70,7 @@ def test_prefixes_of_a_hybrid_are_read_once_without_being_asked_for(tmp_path):
 def test_a_linearized_transformer_is_served(tmp_path):
     sizes = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
     llama = shake(LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=VOCAB_SIZE, num_hidden_layers=2, eos_token_id=None)))
-    model = transfer(llama, kept=[1], window=8).eval()
+    model = transfer(llama, kept=[1]).eval()
     model.save_pretrained(tmp_path)
     with engine(tmp_path) as llm:
         assert generated(llm, prompts((5, 30), seed=6)) == expected(model, prompts((5, 30), seed=6))
@@ -105,10 +105,10 @@ def test_a_request_whose_pages_are_taken_away_is_read_again(tmp_path, monkeypatc
     monkeypatch.setattr(
         Scheduler, "_preempt_request", lambda *args, **options: given_up.append(1) or preempt(*args, **options)
     )
-    model = model_of("softmax attention in some layers and beside retention")
+    model = model_of("softmax attention in some layers")
     model.save_pretrained(tmp_path)
     asked = prompts((40, 60, 90, 30), seed=9)
-    with engine(tmp_path, num_gpu_blocks_override=16, max_model_len=160) as llm:
+    with engine(tmp_path, num_gpu_blocks_override=9, max_model_len=160) as llm:
         assert generated(llm, asked, 40) == expected(model, asked, 40)
     assert given_up
 
