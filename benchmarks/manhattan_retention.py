@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from retnet_hf import manhattan_retention
-from retnet_hf.retention_2d import form_of_grid
+from retnet_hf.ops.retention_2d import form_of_grid
 
 from .measuring import Turn, in_turns
 

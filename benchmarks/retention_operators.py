@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from retnet_hf import RetNetConfig
-from retnet_hf.retention_forms import retention
+from retnet_hf.ops.retention_forms import retention
 
 from .machine import matrix_product, vector_product
 from .measuring import Failure, Turn, attempt, in_turns
@@ -60,7 +60,7 @@ def _of_pytorch(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) ->
 
 
 def _of_kernels(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
-    module = importlib.import_module("retnet_hf.retention_triton")
+    module = importlib.import_module("retnet_hf.ops.retention_triton")
     return module.chunkwise_retention_triton(query, key, value, log_decay)[0]
 
 

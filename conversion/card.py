@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import ModelCard
 from transformers.modeling_utils import PreTrainedModel
 
-from retnet_hf.cards import model_card
+from retnet_hf.hub.cards import model_card
 from retnet_hf.version import __version__
 
 

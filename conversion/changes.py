@@ -1,11 +1,11 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""How the values of foreign tensors become those of ours, beside what `retnet_hf.weight_changes` knows."""
+"""How the values of foreign tensors become those of ours, beside what `retnet_hf.hub.weight_changes` knows."""
 
 import torch
 from torch import Tensor
 
-from retnet_hf.weight_changes import Change
+from retnet_hf.hub.weight_changes import Change
 
 from .errors import CheckpointError
 from .shapes import Shape

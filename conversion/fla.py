@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.dialects import FLA, dialect_of, is_fused
-from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
+from retnet_hf.hub.dialects import FLA, dialect_of, is_fused
+from retnet_hf.retnet.configuration_retnet import RetNetConfig
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .changes import Tied
 from .errors import CheckpointError

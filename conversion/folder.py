@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from retnet_hf.image_processing_retention import MetaFormerImageProcessor, RMTImageProcessor, ViRImageProcessor
+from retnet_hf.vision.image_processing_retention import MetaFormerImageProcessor, RMTImageProcessor, ViRImageProcessor
 
 from .card import converted_card, licence_of
 from .checkpoint import Checkpoint

@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.configuration_hybrid import RetNetHybridConfig
-from retnet_hf.configuration_hypenet import FIXED_IN_HYPENET, fields_of_hypenet
-from retnet_hf.dialects import HYPENET, dialect_of
-from retnet_hf.modeling_hybrid import RetNetHybridForCausalLM
+from retnet_hf.hub.dialects import HYPENET, dialect_of
+from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
+from retnet_hf.hybrid.configuration_hypenet import FIXED_IN_HYPENET, fields_of_hypenet
+from retnet_hf.hybrid.modeling_hybrid import RetNetHybridForCausalLM
 
 from .errors import CheckpointError
 from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written

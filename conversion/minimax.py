@@ -5,7 +5,7 @@
 Three layouts of names: that of the published checkpoints, that of transformers' conversion of them, with each expert by
 itself; and that of transformers' models in memory, with all experts of a layer in two tensors.
 
-What their configurations mean is said in `retnet_hf/configuration_minimax.py`.
+What their configurations mean is said in `retnet_hf/hybrid/configuration_minimax.py`.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retnet_hf.configuration_hybrid import RetNetHybridConfig
-from retnet_hf.configuration_minimax import (
+from retnet_hf.hub.dialects import MINIMAX, MINIMAX_IN_MEMORY
+from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
+from retnet_hf.hybrid.configuration_minimax import (
     FACTORS,
     MODEL_TYPES,
     factors_of_branches,
     fields_beside_factors,
 )
-from retnet_hf.configuration_minimax import depth_factors as depth_factors
-from retnet_hf.dialects import MINIMAX, MINIMAX_IN_MEMORY
-from retnet_hf.modeling_hybrid import RetNetHybridForCausalLM
+from retnet_hf.hybrid.configuration_minimax import depth_factors as depth_factors
+from retnet_hf.hybrid.modeling_hybrid import RetNetHybridForCausalLM
 
 from .changes import Known, Scaled
 from .errors import CheckpointError

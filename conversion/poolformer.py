@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.configuration_metaformer import MetaFormerConfig
-from retnet_hf.modeling_metaformer import (
+from retnet_hf.vision.configuration_metaformer import MetaFormerConfig
+from retnet_hf.vision.modeling_metaformer import (
     MetaFormerBackbone,
     MetaFormerForImageClassification,
     MetaFormerModel,

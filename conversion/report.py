@@ -10,7 +10,7 @@ from rich.table import Table
 from transformers import AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
 
-from retnet_hf.configuration_retnet import RetNetConfig
+from retnet_hf.retnet.configuration_retnet import RetNetConfig
 
 from .changes import Change
 from .checkpoint import Checkpoint

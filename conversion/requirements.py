@@ -9,7 +9,7 @@ from typing import Any
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-from retnet_hf.configuration_vir import ViRConfig
+from retnet_hf.vision.configuration_vir import ViRConfig
 
 
 # Fields of image models that decide none of their outputs: of training, of backbones, and forms of one function.

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.configuration_hybrid import RetNetHybridConfig
-from retnet_hf.configuration_ring import FIXED, MODEL_TYPES, fields_of_ring, kinds_of
-from retnet_hf.configuration_ring import depth_factors as depth_factors
-from retnet_hf.dialects import RING
-from retnet_hf.modeling_hybrid import RetNetHybridForCausalLM
+from retnet_hf.hub.dialects import RING
+from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
+from retnet_hf.hybrid.configuration_ring import FIXED, MODEL_TYPES, fields_of_ring, kinds_of
+from retnet_hf.hybrid.configuration_ring import depth_factors as depth_factors
+from retnet_hf.hybrid.modeling_hybrid import RetNetHybridForCausalLM
 
 from .errors import CheckpointError
 from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written

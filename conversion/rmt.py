@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.configuration_rmt import RMTConfig
-from retnet_hf.modeling_rmt import RMTBackbone, RMTForImageClassification
-from retnet_hf.weight_changes import PairsApart
+from retnet_hf.hub.weight_changes import PairsApart
+from retnet_hf.vision.configuration_rmt import RMTConfig
+from retnet_hf.vision.modeling_rmt import RMTBackbone, RMTForImageClassification
 
 from .changes import Change, Dropped, Reshaped
 from .errors import CheckpointError

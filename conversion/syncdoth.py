@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.dialects import TORCHSCALE, dialect_of
-from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
+from retnet_hf.hub.dialects import TORCHSCALE, dialect_of
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .plan import Plan, model_from, written
 from .requirements import fields_of_transformers

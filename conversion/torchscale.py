@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.dialects import TORCHSCALE, dialect_of
-from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetModel
+from retnet_hf.hub.dialects import TORCHSCALE, dialect_of
+from retnet_hf.retnet.configuration_retnet import RetNetConfig
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .errors import CheckpointError
 from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written, xpos_buffers

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.configuration_hybrid import RetNetHybridConfig
-from retnet_hf.configuration_transnormer import ACTIVATIONS, fields_of_transnormer
-from retnet_hf.configuration_transnormer import EPSILON as EPSILON
-from retnet_hf.configuration_transnormer import depth_factors as depth_factors
-from retnet_hf.dialects import TRANSNORMER, dialect_of
-from retnet_hf.modeling_hybrid import RetNetHybridForCausalLM
+from retnet_hf.hub.dialects import TRANSNORMER, dialect_of
+from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
+from retnet_hf.hybrid.configuration_transnormer import ACTIVATIONS, fields_of_transnormer
+from retnet_hf.hybrid.configuration_transnormer import EPSILON as EPSILON
+from retnet_hf.hybrid.configuration_transnormer import depth_factors as depth_factors
+from retnet_hf.hybrid.modeling_hybrid import RetNetHybridForCausalLM
 
 from .errors import CheckpointError
 from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retnet_hf.configuration_vir import ViRConfig
-from retnet_hf.modeling_vir import ViRForImageClassification
-from retnet_hf.weight_changes import Split
+from retnet_hf.hub.weight_changes import Split
+from retnet_hf.vision.configuration_vir import ViRConfig
+from retnet_hf.vision.modeling_vir import ViRForImageClassification
 
 from .changes import Change, Dropped, Known
 from .errors import CheckpointError

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retnet_hf.configuration_vir import ViRConfig
-from retnet_hf.modeling_vir import ViRForImageClassification
+from retnet_hf.vision.configuration_vir import ViRConfig
+from retnet_hf.vision.modeling_vir import ViRForImageClassification
 
 from .changes import Change, Known
 from .errors import CheckpointError

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from retnet_hf.plan import layout_of
-from retnet_hf.softmax_attention import AttentionPlan
+from retnet_hf.hybrid.softmax_attention import AttentionPlan
+from retnet_hf.ops.plan import layout_of
 
 from .measures import HEAD_TOKENS
 from .transfer import transfer

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
 from retnet_hf import RetNetForCausalLM, RetNetState
-from retnet_hf.generation_retnet import CACHE
+from retnet_hf.retnet.generation_retnet import CACHE
 
 from .measures import SCORED_TOKENS, edges_of, losses_of, mean_divergence, perplexity, score
 from .parts import parts_of, switched_off

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf.configuration_retnet import OF_HYBRIDS
-from retnet_hf.decay_schedules import scheduled_decays
+from retnet_hf.arguments.decay_schedules import scheduled_decays
+from retnet_hf.retnet.configuration_retnet import OF_HYBRIDS
 
 from .heads import HeadMeasures
 from .sources import SourceError, softmax_config

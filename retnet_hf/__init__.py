@@ -5,13 +5,9 @@
 import transformers
 from transformers.utils import is_vision_available
 
-from .configuration_hybrid import HEIRS, RetNetHybridConfig
-from .configuration_metaformer import MetaFormerConfig
-from .configuration_retnet import RetNetConfig
-from .configuration_rmt import RMTConfig
-from .configuration_vir import ViRConfig
-from .model_types import register, register_image_processors, register_target_modules
-from .modeling_hybrid import (
+from .hub.model_types import register, register_image_processors, register_target_modules
+from .hybrid.configuration_hybrid import HEIRS, RetNetHybridConfig
+from .hybrid.modeling_hybrid import (
     RetNetHybridForCausalLM,
     RetNetHybridForMaskedLM,
     RetNetHybridForQuestionAnswering,
@@ -20,13 +16,17 @@ from .modeling_hybrid import (
     RetNetHybridModel,
     RetNetHybridPreTrainedModel,
 )
-from .modeling_metaformer import (
-    MetaFormerBackbone,
-    MetaFormerForImageClassification,
-    MetaFormerModel,
-    MetaFormerPreTrainedModel,
+from .ops.retention_2d import manhattan_retention
+from .ops.retention_forms import (
+    bidirectional_retention,
+    chunkwise_retention,
+    parallel_retention,
+    recurrent_retention,
+    retention,
 )
-from .modeling_retnet import (
+from .ops.retention_packed import packed_retention
+from .retnet.configuration_retnet import RetNetConfig
+from .retnet.modeling_retnet import (
     RetNetForCausalLM,
     RetNetForMaskedLM,
     RetNetForQuestionAnswering,
@@ -35,28 +35,28 @@ from .modeling_retnet import (
     RetNetModel,
     RetNetPreTrainedModel,
 )
-from .modeling_rmt import RMTBackbone, RMTForImageClassification, RMTModel, RMTPreTrainedModel
-from .modeling_vir import (
+from .state.retention_state import RetNetState
+from .training.split_over_ranks import context_parallel, shard_sequence
+from .training.state_tuning import StateTuning
+from .training.streaming import CarryState, StreamScore, TokenStreams, score_stream
+from .version import __version__
+from .vision.configuration_metaformer import MetaFormerConfig
+from .vision.configuration_rmt import RMTConfig
+from .vision.configuration_vir import ViRConfig
+from .vision.modeling_metaformer import (
+    MetaFormerBackbone,
+    MetaFormerForImageClassification,
+    MetaFormerModel,
+    MetaFormerPreTrainedModel,
+)
+from .vision.modeling_rmt import RMTBackbone, RMTForImageClassification, RMTModel, RMTPreTrainedModel
+from .vision.modeling_vir import (
     ViRBackbone,
     ViRForImageClassification,
     ViRForMaskedImageModeling,
     ViRModel,
     ViRPreTrainedModel,
 )
-from .retention_2d import manhattan_retention
-from .retention_forms import (
-    bidirectional_retention,
-    chunkwise_retention,
-    parallel_retention,
-    recurrent_retention,
-    retention,
-)
-from .retention_packed import packed_retention
-from .retention_state import RetNetState
-from .split_over_ranks import context_parallel, shard_sequence
-from .state_tuning import StateTuning
-from .streaming import CarryState, StreamScore, TokenStreams, score_stream
-from .version import __version__
 
 
 __all__ = [
@@ -111,7 +111,7 @@ __all__ = [
 ]
 
 if is_vision_available():  # Pillow
-    from .image_processing_retention import (
+    from .vision.image_processing_retention import (
         MetaFormerImageProcessor,
         MetaFormerImageProcessorPil,
         RMTImageProcessor,

@@ -18,8 +18,8 @@ from torch import nn
 from transformers.utils import logging
 
 from retnet_hf import RetNetForCausalLM
-from retnet_hf.modeling_hybrid import RetNetHybridDecoderLayer, RetNetHybridRetention
-from retnet_hf.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel, RetNetRetention
+from retnet_hf.hybrid.modeling_hybrid import RetNetHybridDecoderLayer, RetNetHybridRetention
+from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel, RetNetRetention
 
 from .compiled_layer import CompiledLayer
 from .fusing import FastLinear, fused_weights, install, linear_groups, projection_groups

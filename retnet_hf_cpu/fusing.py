@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from retnet_hf.modeling_retnet import RetNetForCausalLM, RetNetMLP, RetNetTokenMixer
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetMLP, RetNetTokenMixer
 
 from .products import TRIAL_BYTES, Products, is_clearly_faster, is_linear
 from .snapshots import ModuleSnapshot, warn_of_change

@@ -22,9 +22,9 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 from transformers.configuration_utils import PreTrainedConfig
 
-from retnet_hf.gradients import rotate
-from retnet_hf.plan import MappedPlan, Plan, Rotation, Scaling
-from retnet_hf.retention_state import RetNetState
+from retnet_hf.ops.gradients import rotate
+from retnet_hf.ops.plan import MappedPlan, Plan, Rotation, Scaling
+from retnet_hf.state.retention_state import RetNetState
 
 from .programs import Run, TracedRotation, TracedStep, program_path, programs_of, shallow_copy, turns
 from .snapshots import ModuleSnapshot

@@ -22,11 +22,11 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from retnet_hf import RetNetForCausalLM
-from retnet_hf.attention_columns import Reach
-from retnet_hf.attention_sinks import SinkRotation, key_halves, split_keys
-from retnet_hf.modeling_retnet import RetNetModel
-from retnet_hf.plan import Layout, Plan, Rotation, Scaling, operators_of
-from retnet_hf.softmax_attention import AttentionOfState
+from retnet_hf.hybrid.attention_columns import Reach
+from retnet_hf.hybrid.attention_sinks import SinkRotation, key_halves, split_keys
+from retnet_hf.hybrid.softmax_attention import AttentionOfState
+from retnet_hf.ops.plan import Layout, Plan, Rotation, Scaling, operators_of
+from retnet_hf.retnet.modeling_retnet import RetNetModel
 
 from .digit_rotation import DigitRotation
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from retnet_hf import RetNetForCausalLM, RetNetState
-from retnet_hf.attention_columns import Reach
+from retnet_hf.hybrid.attention_columns import Reach
 
 
 PROMPT, FIRST_PIECES, GREEDY = 300, (21, 1), 64  # tokens; positions beyond 256 have a second digit

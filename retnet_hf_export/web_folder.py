@@ -13,8 +13,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from retnet_hf import RetNetForCausalLM, RetNetState
-from retnet_hf.attention_columns import Reach
-from retnet_hf.state_file import weights_mark
+from retnet_hf.hybrid.attention_columns import Reach
+from retnet_hf.state.state_file import weights_mark
 
 from .causal_graph import state_tensors
 from .errors import ExportError

@@ -22,8 +22,8 @@ from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from retnet_hf import RetNetConfig, RetNetHybridModel, RetNetModel, RetNetState
-from retnet_hf.attention_columns import Reach
-from retnet_hf.computed_buffers import ComputedBuffer
+from retnet_hf.hybrid.attention_columns import Reach
+from retnet_hf.modules.computed_buffers import ComputedBuffer
 
 from .paged_attention import PagedAttention
 from .projections import MERGED, Place, replace_projections

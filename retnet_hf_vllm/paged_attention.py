@@ -10,7 +10,7 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.attention import Attention
 
 from retnet_hf import RetNetConfig
-from retnet_hf.retention_state import StateLayer
+from retnet_hf.state.retention_state import StateLayer
 
 
 class PagedAttention(StateLayer):

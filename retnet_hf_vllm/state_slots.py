@@ -20,8 +20,8 @@ from vllm.v1.attention.backends.linear_attn import (
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from retnet_hf import RetNetConfig
-from retnet_hf.plan import Plan
-from retnet_hf.retention_state import RetNetStateLayer
+from retnet_hf.ops.plan import Plan
+from retnet_hf.state.retention_state import RetNetStateLayer
 
 
 @dataclass

@@ -9,7 +9,7 @@ from itertools import chain
 from torch import Tensor
 
 from retnet_hf import RetNetConfig
-from retnet_hf.dialects import Dialect, dialect_of, renamed
+from retnet_hf.hub.dialects import Dialect, dialect_of, renamed
 
 
 OURS = r"\.(retention|attention)\.o_proj\.weight$"

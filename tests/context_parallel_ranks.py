@@ -11,7 +11,7 @@ from small_models import random_ids, small_model
 from torch import distributed as dist
 
 from retnet_hf import context_parallel, shard_sequence
-from retnet_hf.retention_split import Context
+from retnet_hf.ops.retention_split import Context
 
 
 gc.disable()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from retnet_hf import gradients
+from retnet_hf.ops import gradients
 from retnet_hf_cpu import programs as cpu_programs
 from retnet_hf_cpu.programs import ProductStep
 from retnet_hf_cpu.prompts import AfterOperator, BeforeOperator

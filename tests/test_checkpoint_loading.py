@@ -15,9 +15,10 @@ from small_models import small_model
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 from transformers.modeling_utils import LoadStateDictConfig
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, loading
-from retnet_hf.dialects import dialect_of
-from retnet_hf.loading import tensor_parallel_share
+from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf.hub import loading
+from retnet_hf.hub.dialects import dialect_of
+from retnet_hf.hub.loading import tensor_parallel_share
 from retnet_hf_conversion.fla import to_fla
 from retnet_hf_conversion.syncdoth import to_syncdoth
 from retnet_hf_vllm.weights import canonical_weights

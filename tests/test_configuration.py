@@ -11,8 +11,8 @@ from small_models import config_class_of
 from transformers import AutoConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetModel
-from retnet_hf.configuration_retnet import OF_HYBRIDS
-from retnet_hf.state_fingerprint import WITHOUT_EFFECT
+from retnet_hf.retnet.configuration_retnet import OF_HYBRIDS
+from retnet_hf.state.state_fingerprint import WITHOUT_EFFECT
 
 
 # flash-linear-attention's config.json of its hub checkpoints, keys and values

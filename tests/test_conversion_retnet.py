@@ -9,8 +9,8 @@ from golden import KEPT, NAMES, SMALL, Golden, at_hand, golden
 from small_models import small_model
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
-from retnet_hf.dialects import FLA, TORCHSCALE
-from retnet_hf.weight_changes import PairsApart
+from retnet_hf.hub.dialects import FLA, TORCHSCALE
+from retnet_hf.hub.weight_changes import PairsApart
 from retnet_hf_conversion.changes import Known
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.fla import from_fla, to_fla

@@ -13,7 +13,7 @@ from small_vir import images, small_vir
 from torch import Tensor
 
 from retnet_hf import ViRConfig, ViRForImageClassification
-from retnet_hf import plan as plans
+from retnet_hf.ops import plan as plans
 from retnet_hf_conversion.checkpoint import Checkpoint
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.formats import format_of, plan_of

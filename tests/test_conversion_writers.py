@@ -28,7 +28,7 @@ from retnet_hf import (
     ViRForMaskedImageModeling,
     ViRModel,
 )
-from retnet_hf.foreign_config import decays_with_factors
+from retnet_hf.hybrid.foreign_config import decays_with_factors
 from retnet_hf_conversion import (
     fla,
     hypenet,

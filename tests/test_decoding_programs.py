@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 import retnet_hf
 import retnet_hf_cpu
 from retnet_hf import RetNetForMaskedLM, RetNetForSequenceClassification, RetNetState
-from retnet_hf.retention_state import RetNetStateLayer
+from retnet_hf.state.retention_state import RetNetStateLayer
 from retnet_hf_cpu import compiled_layer, number_of_programs, original
 from retnet_hf_cpu import programs as cpu_programs
 from retnet_hf_cpu.fusing import FastLinear
@@ -356,8 +356,8 @@ def test_hidden_states_of_another_type_are_an_error_as_in_the_model(made, tmp_pa
 
 
 def test_long_prompts_are_read_in_pieces_as_by_the_model(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf.pieces.PIECE_SIZE_ON_CPU", 16)
-    monkeypatch.setattr("retnet_hf.modeling_retnet.PIECE_SIZE_ON_CPU", 16)
+    monkeypatch.setattr("retnet_hf.retnet.pieces.PIECE_SIZE_ON_CPU", 16)
+    monkeypatch.setattr("retnet_hf.retnet.modeling_retnet.PIECE_SIZE_ON_CPU", 16)
     model, calls = small_model(), []
     fast = compiled(model, tmp_path)
     fast.model.norm.register_forward_hook(lambda *_: calls.append(1))

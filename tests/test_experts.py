@@ -11,9 +11,10 @@ from small_models import close, random_ids, small_config, small_model
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from retnet_hf import RetNetHybridForCausalLM, modeling_retnet, pieces
-from retnet_hf.experts import MixtureOfExperts, Router
-from retnet_hf.modeling_hybrid import RetNetExperts
+from retnet_hf import RetNetHybridForCausalLM
+from retnet_hf.hybrid.experts import MixtureOfExperts, Router
+from retnet_hf.hybrid.modeling_hybrid import RetNetExperts
+from retnet_hf.retnet import modeling_retnet, pieces
 
 
 FAMILIES = ("minimax", "ring")

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
-from retnet_hf import gradients
-from retnet_hf.gradients import dense_rms_norm, gated, rms_norm, rotate, rotate_step, token_blocks
+from retnet_hf.ops import gradients
+from retnet_hf.ops.gradients import dense_rms_norm, gated, rms_norm, rotate, rotate_step, token_blocks
 from tests.small_models import close
 
 

@@ -17,7 +17,7 @@ from small_models import PACKAGE_ABSENT, greedy, small_model
 from small_vision_models import VISION_FAMILIES
 
 from retnet_hf import RetNetModel
-from retnet_hf.cards import model_card
+from retnet_hf.hub.cards import model_card
 
 
 TESTS = Path(__file__).parent

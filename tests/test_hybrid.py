@@ -32,10 +32,10 @@ from transformers import (
 )
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel, RetNetModel, RetNetState
-from retnet_hf.attention_columns import columns_of, visible
-from retnet_hf.cards import model_card
-from retnet_hf.plan import layout_of
-from retnet_hf.softmax_attention import AttentionStateLayer, attention_plans
+from retnet_hf.hub.cards import model_card
+from retnet_hf.hybrid.attention_columns import columns_of, visible
+from retnet_hf.hybrid.softmax_attention import AttentionStateLayer, attention_plans
+from retnet_hf.ops.plan import layout_of
 
 
 def no_rotation(position=None):
@@ -172,7 +172,7 @@ def test_blocks_of_a_window_change_nothing(monkeypatch, family, padded):
         mask[0, 3:9] = mask[1, 20:31] = 0
     whole = model(ids, attention_mask=mask)
     continued = model(ids[:, :23], attention_mask=mask[:, :23], use_cache=True).past_key_values
-    monkeypatch.setattr("retnet_hf.softmax_attention.QUERIES_ON_CPU", 7)
+    monkeypatch.setattr("retnet_hf.hybrid.softmax_attention.QUERIES_ON_CPU", 7)
     in_blocks = model(ids, attention_mask=mask)
     close(in_blocks.logits[mask == 1], whole.logits[mask == 1])
     same_state(in_blocks.past_key_values, whole.past_key_values)
@@ -192,7 +192,7 @@ def test_blocks_see_the_sinks_of_their_documents_alone():
     expected = torch.cat([model(part).logits for part in ids.split([11, 13, 16], dim=1)], dim=1)
     close(model(ids, seq_idx=documents).logits, expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf.softmax_attention.QUERIES_ON_CPU", 4)
+        patch.setattr("retnet_hf.hybrid.softmax_attention.QUERIES_ON_CPU", 4)
         close(model(ids, seq_idx=documents).logits, expected)
         layout = layout_of((1, 40), torch.device("cpu"), seq_idx=documents)
         blocks = attention_plans(model.config, layout, 1, torch.float32, no_rotation, None)["sliding_attention"].blocks

@@ -19,7 +19,7 @@ from PIL import Image
 from transformers.image_utils import SizeDict
 from transformers.utils import is_torchvision_available
 
-from retnet_hf.image_processing_retention import (
+from retnet_hf.vision.image_processing_retention import (
     MetaFormerImageProcessor,
     MetaFormerImageProcessorPil,
     RMTImageProcessor,

@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
-from retnet_hf.kernels import KERNELS_VARIABLE, TORCH, load_kernels, logger
+from retnet_hf.ops.kernels import KERNELS_VARIABLE, TORCH, load_kernels, logger
 
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -27,7 +27,7 @@ def nothing_said(monkeypatch):
 def no_triton(monkeypatch):
     """None in the place of a module is how Python says that it is not to be found."""
     monkeypatch.setitem(sys.modules, "triton", None)
-    for module in ("retnet_hf.retention_triton", "retnet_hf.retention_fla"):
+    for module in ("retnet_hf.ops.retention_triton", "retnet_hf.ops.retention_fla"):
         monkeypatch.delitem(sys.modules, module, raising=False)
 
 
@@ -58,14 +58,14 @@ def test_without_triton_pytorch_computes(no_triton, kernels):
 
 def test_without_fla_pytorch_computes(monkeypatch):
     monkeypatch.setitem(sys.modules, "fla.ops.simple_gla", None)
-    monkeypatch.delitem(sys.modules, "retnet_hf.retention_fla", raising=False)
+    monkeypatch.delitem(sys.modules, "retnet_hf.ops.retention_fla", raising=False)
     assert load_kernels("fla") is TORCH
 
 
 @pytest.mark.parametrize("kernels", ["triton", "fla"])
 def test_a_gpu_without_triton_is_told_about(no_triton, monkeypatch, caplog, kernels):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("retnet_hf.kernels.logger.propagate", True, raising=False)
+    monkeypatch.setattr("retnet_hf.ops.kernels.logger.propagate", True, raising=False)
     with caplog.at_level("WARNING"):
         assert load_kernels(kernels) is TORCH
     assert f"kernels='{kernels}' cannot be used here" in caplog.text

@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, gradients
+from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM
+from retnet_hf.ops import gradients
 from tests.small_models import close, random_ids, rounding, small_model
 
 

@@ -30,12 +30,12 @@ from retnet_hf import (
     MetaFormerForImageClassification,
     MetaFormerModel,
 )
-from retnet_hf.modeling_metaformer import (
+from retnet_hf.vision.modeling_metaformer import (
     MetaFormerAttention,
     MetaFormerManhattanRetention,
     MetaFormerRetention,
 )
-from retnet_hf.vision_blocks import ResidualBranch
+from retnet_hf.vision.vision_blocks import ResidualBranch
 from retnet_hf_conversion.poolformer import from_poolformer
 
 

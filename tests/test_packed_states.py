@@ -12,8 +12,8 @@ from small_models import random_ids, same_state, small_model
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from retnet_hf import RetNetState, packed_retention, recurrent_retention
-from retnet_hf.retention_forms import step_decay
-from retnet_hf.retention_packed import packed_documents, packed_step_, runs_of
+from retnet_hf.ops.retention_forms import step_decay
+from retnet_hf.ops.retention_packed import packed_documents, packed_step_, runs_of
 
 
 def offsets(lengths: list[int]) -> list[int]:

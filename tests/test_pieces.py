@@ -13,7 +13,8 @@ from small_models import DIALECTS, close, random_ids, same_state, small_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from retnet_hf import RetNetModel, RetNetState, modeling_retnet, pieces
+from retnet_hf import RetNetModel, RetNetState
+from retnet_hf.retnet import modeling_retnet, pieces
 
 
 CHUNK = 8

@@ -9,7 +9,7 @@ import torch
 from small_models import random_ids, small_model
 
 import retnet_hf
-from retnet_hf.plan import Plan, function_operator, layout_of
+from retnet_hf.ops.plan import Plan, function_operator, layout_of
 
 
 def test_no_public_name_hides_a_module():

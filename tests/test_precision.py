@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from retnet_hf.retention_forms import chunkwise_retention, retention
+from retnet_hf.ops.retention_forms import chunkwise_retention, retention
 
 
 FORMS = ("auto", "parallel", "chunkwise", "recurrent")

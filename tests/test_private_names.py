@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel,
 from transformers.image_processing_backends import PilBackend
 from transformers.utils import output_capturing
 
-from retnet_hf.pieces import RECORDER
+from retnet_hf.retnet.pieces import RECORDER
 
 
 # The owner, the private name, arguments that we name or pass by place, and the sentence that a failure begins with.
@@ -30,35 +30,35 @@ METHODS: list[tuple[type, str, tuple[str, ...], str]] = [
         PreTrainedModel,
         "_load_pretrained_model",
         ("model", "state_dict", "checkpoint_files", "load_config"),
-        "retnet_hf/loading.py wraps it to map the names of foreign weights",
+        "retnet_hf/hub/loading.py wraps it to map the names of foreign weights",
     ),
     (
         PreTrainedModel,
         "maybe_distribute_model",
         ("model", "distributed_config", "mesh_manager"),
-        "retnet_hf/loading.py wraps it to tell modules which heads a rank holds",
+        "retnet_hf/hub/loading.py wraps it to tell modules which heads a rank holds",
     ),
     (PreTrainedModel, "_init_weights", ("self", "module"), "the models derive from it to draw weights and fill buffers"),
     (
         PreTrainedModel,
         "_upload_modified_files",
         ("self", "working_dir", "repo_id"),
-        "retnet_hf/cards.py wraps it to upload a card of its own",
+        "retnet_hf/hub/cards.py wraps it to upload a card of its own",
     ),
     (
         GenerationMixin,
         "_prepare_cache_for_generation",
         ("self", "generation_config", "model_kwargs", "generation_mode"),
-        "retnet_hf/generation_retnet.py wraps it to give generate() a RetNetState",
+        "retnet_hf/retnet/generation_retnet.py wraps it to give generate() a RetNetState",
     ),
     (
         GenerationMixin,
         "_prepare_attention_mask_for_generation",
         ("self", "inputs_tensor", "generation_config", "model_kwargs"),
-        "retnet_hf/generation_retnet.py wraps it where a state has read the tokens before",
+        "retnet_hf/retnet/generation_retnet.py wraps it where a state has read the tokens before",
     ),
-    (PilBackend, "_standardize_kwargs", ("self",), "retnet_hf/image_processing_retention.py wraps it to read sizes"),
-    (PilBackend, "_preprocess", ("self", "images"), "retnet_hf/image_processing_retention.py wraps it to resize"),
+    (PilBackend, "_standardize_kwargs", ("self",), "retnet_hf/vision/image_processing_retention.py wraps it to read sizes"),
+    (PilBackend, "_preprocess", ("self", "images"), "retnet_hf/vision/image_processing_retention.py wraps it to resize"),
 ]
 
 
@@ -131,7 +131,7 @@ def forward_derivatives_are_noticed() -> bool:
 BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     (
         conversions_are_kept,
-        "transformers keeps conversions of weights elsewhere, and retnet_hf/loading.py removes its own",
+        "transformers keeps conversions of weights elsewhere, and retnet_hf/hub/loading.py removes its own",
     ),
     (implementation_is_kept, "`set_attn_implementation` no longer sets `config._attn_implementation`, which plans read"),
     (
@@ -140,9 +140,9 @@ BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     ),
     (
         recorders_are_known_by_their_module,
-        "hooks that record outputs come from another module: retnet_hf/pieces.py skips them",
+        "hooks that record outputs come from another module: retnet_hf/retnet/pieces.py skips them",
     ),
-    (hooks_are_listed, "modules keep hooks elsewhere, and retnet_hf/gradients.py and pieces.py look for them"),
+    (hooks_are_listed, "modules keep hooks elsewhere, and retnet_hf/ops/gradients.py and pieces.py look for them"),
     (transforms_are_noticed, "transforms of torch.func are not noticed, for which retention_forms.needs_autograd asks"),
     (modes_are_noticed, "modes of PyTorch are not noticed, for which retention_triton.launches_at_once asks"),
     (forward_derivatives_are_noticed, "forward derivatives are not noticed, for which launches_at_once asks"),
@@ -163,7 +163,7 @@ def test_pytorch_has_the_products_of_packed_weights(name):
 
 
 def test_a_compiled_step_finds_its_state_at_one_address():
-    assert hasattr(torch._dynamo, "mark_static_address"), "retnet_hf/retention_state.py marks new states with it."
+    assert hasattr(torch._dynamo, "mark_static_address"), "retnet_hf/state/retention_state.py marks new states with it."
 
 
 def test_the_compiler_packages_programs():

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 
 import retnet_hf_cpu
 from retnet_hf import RetNetState
-from retnet_hf.modeling_retnet import RetNetDecoderLayer
+from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer
 from retnet_hf_cpu import compiled_layer, number_of_programs, original
 from retnet_hf_cpu import programs as cpu_programs
 from retnet_hf_cpu.prompts import AfterOperator, BeforeOperator

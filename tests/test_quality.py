@@ -130,8 +130,8 @@ def test_a_rival_sees_what_is_before_a_token_and_nothing_after(model):
 @torch.no_grad()
 def test_a_window_beside_retention_is_given_whole_sequences(monkeypatch):
     """Also where a model with retention alone would read the sequence in pieces."""
-    monkeypatch.setattr("retnet_hf.pieces.PIECE_SIZE_ON_CPU", 64)
-    monkeypatch.setattr("retnet_hf.modeling_retnet.PIECE_SIZE_ON_CPU", 64)
+    monkeypatch.setattr("retnet_hf.retnet.pieces.PIECE_SIZE_ON_CPU", 64)
+    monkeypatch.setattr("retnet_hf.retnet.modeling_retnet.PIECE_SIZE_ON_CPU", 64)
     torch.manual_seed(0)
     network = RIVALS["retnet"](SMALL, 16, window=4).eval()
     ids = torch.randint(32, (1, 1024))

@@ -81,7 +81,9 @@ def test_our_models_are_found_by_whatever_was_registered_before(before, tmp_path
     expected = {"": [], UPSTREAM: ["retnet", "metaformer", "rmt", "vir"], OTHER: ["retnet"]}[before]
     assert [line.split("model_type '")[1].split("'")[0] for line in warned] == expected
     if before == OTHER:
-        assert "for __main__.OtherConfig. It is registered for retnet_hf.configuration_retnet.RetNetConfig" in warned[0]
+        assert (
+            "for __main__.OtherConfig. It is registered for retnet_hf.retnet.configuration_retnet.RetNetConfig" in warned[0]
+        )
 
 
 def test_the_other_library_keeps_its_models_by_their_own_configuration(tmp_path):
@@ -171,8 +173,8 @@ def test_a_model_with_the_kernels_of_fla_leaves_its_name_as_it_was(tmp_path):
 import json
 import sys
 sys.path.insert(0, "")
-import retnet_hf.retention_fla
+import retnet_hf.ops.retention_fla
 from transformers import AutoConfig
 print(json.dumps([type(AutoConfig.for_model("retnet")).__module__, sys.modules["fla"].__name__]))
 """
-    assert run(OURS + look, tmp_path)[0] == ["retnet_hf.configuration_retnet", "fla"]
+    assert run(OURS + look, tmp_path)[0] == ["retnet_hf.retnet.configuration_retnet", "fla"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from retnet_hf.retention_forms import (
+from retnet_hf.ops.retention_forms import (
     bidirectional_retention,
     blockwise_retention,
     chunkwise_retention,
@@ -28,7 +28,7 @@ from retnet_hf.retention_forms import (
 )
 
 
-operator = importlib.import_module("retnet_hf.retention_forms")
+operator = importlib.import_module("retnet_hf.ops.retention_forms")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 FAST_FORMS = ("parallel", "chunkwise")
 LENGTHS = st.one_of(st.sampled_from([1, 2, 3, 7, 16, 31, 37, 64]), st.integers(1, 50))

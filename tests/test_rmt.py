@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoBackbone, AutoConfig, AutoModel, AutoModelForImageClassification
 
 from retnet_hf import RMTBackbone, RMTConfig, RMTForImageClassification, RMTModel
-from retnet_hf.modeling_rmt import RMTAttention, RMTPositions
+from retnet_hf.vision.modeling_rmt import RMTAttention, RMTPositions
 from retnet_hf_conversion.rmt import from_rmt, to_rmt
 
 

@@ -12,7 +12,7 @@ from benchmarks.scaling.costs import H100, SHAPES, bytes_of_heads, bytes_of_ring
 from benchmarks.scaling.counting import SMALL, counts
 from benchmarks.scaling.layers import LAYERS
 from retnet_hf import retention
-from retnet_hf.retention_split import NEGLIGIBLE
+from retnet_hf.ops.retention_split import NEGLIGIBLE
 
 
 def compare(rank: int, meeting: str) -> None:

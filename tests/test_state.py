@@ -11,7 +11,7 @@ from small_models import DIALECTS, HEIRS, close, detailed, greedy, left_padded, 
 from transformers import DynamicCache, StaticCache
 
 from retnet_hf import RetNetModel, RetNetState
-from retnet_hf.retention_state import RetNetStateLayer
+from retnet_hf.state.retention_state import RetNetStateLayer
 
 
 ONES = torch.ones(2, 64, dtype=torch.int64)

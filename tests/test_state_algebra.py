@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from small_models import random_ids, small_config, small_model
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
-from retnet_hf.generation_retnet import CACHE
-from retnet_hf.state_file import is_of_same_weights, weights_mark, write_state
+from retnet_hf.retnet.generation_retnet import CACHE
+from retnet_hf.state.state_file import is_of_same_weights, weights_mark, write_state
 
 
 MODELS = {dtype: small_model("grouped").to(dtype) for dtype in (torch.float64, torch.float32)}
@@ -466,7 +466,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
             file.write(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("retnet_hf.state_file.save_file", fail)
+    monkeypatch.setattr("retnet_hf.state.state_file.save_file", fail)
     with pytest.raises(OSError, match="No space left"):
         read(model, random_ids(1, 9)).past_key_values.save(path)
     assert path.read_bytes() == before

@@ -15,7 +15,7 @@ from torchrun import run_ranks
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
-from retnet_hf.streaming import CarryState, TokenStreams, score_stream, segments
+from retnet_hf.training.streaming import CarryState, TokenStreams, score_stream, segments
 
 
 def build(**fields):

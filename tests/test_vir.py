@@ -28,10 +28,11 @@ from transformers import (
     ViTModel,
 )
 
-from retnet_hf import ViRBackbone, ViRConfig, ViRForImageClassification, ViRForMaskedImageModeling, ViRModel, modeling_vir
-from retnet_hf import plan as plans
-from retnet_hf.modeling_vir import ViREmbeddings, ViRRetention
-from retnet_hf.plan import Scaling, layout_of, plan_of_rows
+from retnet_hf import ViRBackbone, ViRConfig, ViRForImageClassification, ViRForMaskedImageModeling, ViRModel
+from retnet_hf.ops import plan as plans
+from retnet_hf.ops.plan import Scaling, layout_of, plan_of_rows
+from retnet_hf.vision import modeling_vir
+from retnet_hf.vision.modeling_vir import ViREmbeddings, ViRRetention
 
 
 FORMS = ("parallel", "recurrent", "chunkwise")

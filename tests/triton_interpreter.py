@@ -33,8 +33,8 @@ from retnet_hf import (
     retention_triton,
     rotation_triton,
 )
-from retnet_hf.gradients import rotate
-from retnet_hf.retention_forms import recurrent_retention, recurrent_step_, step_decay
+from retnet_hf.ops.gradients import rotate
+from retnet_hf.ops.retention_forms import recurrent_retention, recurrent_step_, step_decay
 
 
 DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"

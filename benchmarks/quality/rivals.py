@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf.decay_schedules import scheduled_decays
+from retnet_hf.arguments.decay_schedules import scheduled_decays
 
 from . import delta_chunks, parts, rwkv_sums
 from .decoder import Decoder

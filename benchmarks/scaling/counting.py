@@ -11,7 +11,7 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing
 
-from retnet_hf.decay_schedules import scheduled_decays
+from retnet_hf.arguments.decay_schedules import scheduled_decays
 
 from .costs import Shape
 from .layers import LAYERS, counted

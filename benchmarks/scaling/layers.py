@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from retnet_hf.retention_forms import default_chunk_size
-from retnet_hf.retention_split import Context, plan_of_segments, split_layout
+from retnet_hf.ops.retention_forms import default_chunk_size
+from retnet_hf.ops.retention_split import Context, plan_of_segments, split_layout
 
 
 @contextmanager

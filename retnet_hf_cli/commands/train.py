@@ -72,7 +72,7 @@ def train(
     console = Console(highlight=False, quiet=not ranks.FIRST)
     ranks.share_of(batch_size)
     with loading(console, threads):
-        from retnet_hf.configuration_retnet import RetNetConfig
+        from retnet_hf.retnet.configuration_retnet import RetNetConfig
 
         from ..text.corpus import read_documents
         from ..text.training import Recipe, prepare

@@ -17,8 +17,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from retnet_hf.cards import model_card
-from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf.hub.cards import model_card
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 from retnet_hf_conversion.card import licence_of
 from retnet_hf_conversion.replaced_folder import replace
 from retnet_hf_linearization.alignment import measure_layers

@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 from retnet_hf_linearization import (
     StoredTeacher,
     costliest_layers,

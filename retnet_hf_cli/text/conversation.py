@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from transformers.cache_utils import Cache
 
 from retnet_hf import RetNetForCausalLM, RetNetState
-from retnet_hf.generation_retnet import CACHE
+from retnet_hf.retnet.generation_retnet import CACHE
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, Cache, PreTrainedModel, TextStrea
 
 import retnet_hf
 import retnet_hf_cpu
-from retnet_hf.generation_retnet import CACHE
+from retnet_hf.retnet.generation_retnet import CACHE
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, Trainer
 
-from retnet_hf.configuration_retnet import RetNetConfig
-from retnet_hf.modeling_retnet import RetNetForCausalLM
+from retnet_hf.retnet.configuration_retnet import RetNetConfig
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks
 from ..training.folder import TrainingFolder

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
-from retnet_hf.cards import model_card
+from retnet_hf.hub.cards import model_card
 from retnet_hf_conversion.errors import first_line
 from retnet_hf_conversion.replaced_folder import replace
 

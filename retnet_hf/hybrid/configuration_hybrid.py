@@ -1,0 +1,292 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The configuration of a hybrid: a RetNet some of whose layers, norms, rotations or feed-forwards are something else."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+
+from ..arguments.configuration_checks import FieldChecks
+from ..retnet.configuration_retnet import RetNetConfig
+from .configuration_heirs import READERS, fields_of
+
+
+ROTARY_LAYERS = ("linear_attention", "softmax_attention")
+KINDS = ("linear_attention", "full_attention", "sliding_attention")
+
+
+@strict
+class RetNetHybridConfig(RetNetConfig):
+    r"""Configuration of a RetNet with layers of softmax attention, experts, and what the models of other families have.
+
+    Published `config.json` files of HypeNet, TransNormerLLM, MiniMax and Ring are read as they are.
+
+    Args:
+        layer_types (`list[str]`, *optional*): what mixes the tokens in each layer, by the names of transformers:
+            "linear_attention", retention (all, if absent); "full_attention", softmax attention; "sliding_attention", the
+            same over the last `sliding_window` tokens. Softmax attention has no decays and no norm of its output.
+        attention_num_heads, attention_num_key_value_heads, attention_head_dim (`int`, *optional*): heads of softmax layers,
+            and the size of their queries, keys and values; those of retention if absent.
+        attention_gate_act (`str`, *optional*): activation of a gate on the output of softmax layers; no gate if absent.
+        attention_log_base (`float`, *optional*): a, by which queries of softmax layers are multiplied: ln(t + a) / ln a at
+            position t.
+        sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
+        attention_sinks (`int`): the first so many tokens of a document stay visible beside every window of softmax attention
+            (arXiv 2309.17453).
+        attention_sink_distance (`int`, *optional*): the distance, in positions, at which the first token is seen from all
+            tokens that are further away, so that windows work in texts longer than those trained on: the window plus
+            attention_sinks, minus 1, or more. None for the real distance.
+        rotary_layers (`str`, *optional*): "linear_attention" or "softmax_attention": use_rotary is for these layers alone.
+        learned_rotary_layers (`list[int]`, *optional*): layers of retention whose queries and keys become
+            (x cos θt, x sin θt), twice as long, with an angle θ that each number of each head learns.
+        head_norm_groups (`int`, *optional*): the norm is over so many groups of consecutive heads, with a weight for each
+            number; over each head if absent. head_norm_eps (`float`, *optional*): its epsilon; `rms_norm_eps` if absent.
+        num_experts (`int`, *optional*), num_experts_per_tok (`int`), moe_intermediate_size (`int`, *optional*): the
+            feed-forward has so many experts of that inner size (`intermediate_size` if absent), and a few of them compute
+            each token. It is one network if absent.
+        first_k_dense_replace (`int`): so many layers, the first ones, have no experts.
+        n_shared_experts (`int`): experts that compute every token, beside these and as one network.
+        router_act (`str`): "softmax" or "sigmoid", the scores. use_router_bias (`bool`): whether a bias joins the choice.
+        n_group, topk_group (`int`, *optional*): experts are chosen within `topk_group` of so many groups.
+        norm_topk_prob (`bool`), routed_scaling_factor (`float`): whether the scores of a token's experts are divided by
+            their sum, and a factor on them.
+        output_router_logits (`bool`), router_aux_loss_coef (`float`, *optional*): whether the loss of unbalanced routing is
+            added, and its weight; 0.001 if absent.
+        value_act (`str`, *optional*): activation of the values of retention, a name of ACT2FN.
+        attention_residual_multiplier, mlp_residual_multiplier (`float`, *optional*): `residual_multiplier` of branches of
+            softmax attention, and of the feed-forward, where it differs.
+        norm_affine (`bool`): whether the norms of the residual stream have weights.
+
+    All others are those of `RetNetConfig`.
+
+    Example:
+
+    ```python
+    >>> from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
+
+    >>> kinds = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
+    >>> model = RetNetHybridForCausalLM(RetNetHybridConfig.from_preset("tiny", vocab_size=1000, layer_types=kinds))
+    ```
+    """
+
+    model_type = "retnet_hybrid"
+    is_hybrid = True
+
+    layer_types: list[str] | None = None
+    sliding_window: int | None = None
+    attention_sinks: int = 0
+    attention_sink_distance: int | None = None
+    attention_num_heads: int | None = None
+    attention_num_key_value_heads: int | None = None
+    attention_head_dim: int | None = None
+    attention_gate_act: str | None = None
+    attention_log_base: float | int | None = None
+    rotary_layers: str | None = None
+    learned_rotary_layers: list[int] | None = None
+    head_norm_groups: int | None = None
+    head_norm_eps: float | None = None
+    value_act: str | None = None
+    norm_affine: bool = True
+    attention_residual_multiplier: float | int | None = None
+    mlp_residual_multiplier: float | int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int = 2
+    moe_intermediate_size: int | None = None
+    first_k_dense_replace: int = 0
+    n_shared_experts: int = 0
+    router_act: str = "softmax"
+    use_router_bias: bool = False
+    n_group: int | None = None
+    topk_group: int | None = None
+    norm_topk_prob: bool = True
+    routed_scaling_factor: float | int = 1.0
+    output_router_logits: bool = False
+    router_aux_loss_coef: float | int | None = None
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As in transformers, and for files of other families, too: see `configuration_heirs.py`."""
+        content, kwargs = super().get_config_dict(*args, **kwargs)
+        return fields_of(content), kwargs
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "RetNetHybridConfig":
+        """As in transformers, and for the fields of other families, too."""
+        return super().from_dict(fields_of(config_dict), **kwargs)
+
+    def _read(self, kwargs: dict[str, Any]) -> None:
+        super()._read(kwargs)
+        self.layer_types = (self.layer_types or [KINDS[0]] * self.num_hidden_layers)[: self.num_hidden_layers]
+        if self.moe_intermediate_size is None and self.num_experts is not None:
+            self.moe_intermediate_size = self.intermediate_size
+        if self.router_aux_loss_coef is None:  # TRL takes a model with a weight for one that has experts
+            self.router_aux_loss_coef = 0.0 if self.num_experts is None else 0.001
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """With fewer layers `layer_types` is cut, and with as many as before it is whole again."""
+        super().__setattr__(name, value)
+        if name == "layer_types":
+            vars(self)["_all_layer_types"] = value
+        elif name == "num_hidden_layers" and vars(self).get("_all_layer_types"):
+            vars(self)["layer_types"] = self._all_layer_types[:value]
+
+    def to_dict(self) -> dict[str, Any]:
+        content = super().to_dict()
+        content.pop("_all_layer_types", None)
+        return content
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward of a layer is made of experts."""
+        return self.num_experts is not None and layer >= self.first_k_dense_replace
+
+    def mixer_sizes(self, layer: int) -> tuple[int, int, int, int]:
+        """As in `RetNetConfig`, for layers of softmax attention too."""
+        own, size = super().mixer_sizes(layer), self.attention_head_dim
+        if self.layer_types[layer] == "linear_attention":
+            return own
+        given = self.attention_num_heads, self.attention_num_key_value_heads, size, size
+        return tuple(default if number is None else number for number, default in zip(given, own))
+
+    def state_shape(self, layer: int) -> tuple[int, int, int]:
+        """As in `RetNetConfig`: keys are twice as long where learned angles turn them."""
+        heads, key_size, value_size = super().state_shape(layer)
+        return heads, key_size * (2 if layer in (self.learned_rotary_layers or ()) else 1), value_size
+
+    @property
+    def cache_size_per_token(self) -> int:
+        """Numbers that each token adds in the layers of softmax attention: "sliding_attention" keeps those of a window."""
+        layers = (layer for layer, kind in enumerate(self.layer_types) if kind != "linear_attention")
+        return sum(groups * (key + value) for _, groups, key, value in map(self.mixer_sizes, layers))
+
+    def _tensor_parallel_plan(self) -> dict[str, str]:
+        plan = super()._tensor_parallel_plan()
+        if self.has_softmax_attention:
+            plan |= self._tensor_parallel_mixer("attention", self.attention_gate_act is not None, [])
+        if "linear_attention" not in self.layer_types:
+            plan = {name: style for name, style in plan.items() if ".retention." not in name}
+        if self.num_experts is not None:
+            plan |= {f"layers.*.mlp.shared.{name}": "colwise" for name in ("gate_proj", "up_proj")}
+            plan |= {
+                "layers.*.mlp.shared.down_proj": "rowwise",
+                "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+                "layers.*.mlp.experts.down_proj": "rowwise",
+                "layers.*.mlp.experts": "moe_tp_experts",
+            }
+        return plan
+
+    def _norms_of_heads(self) -> list[str]:
+        return super()._norms_of_heads() + (["learned_rotation"] if self.learned_rotary_layers else [])
+
+    def validate_hybrid(self) -> None:
+        """Part of `@strict` validation."""
+        check, layers = FieldChecks(self), self.num_hidden_layers
+        check.require(
+            len(self.layer_types) == layers and all(kind in KINDS for kind in self.layer_types),
+            "layer_types",
+            f"for each layer (num_hidden_layers is {layers}) one of {', '.join(KINDS)}",
+        )
+        check.require(
+            not (self.bidirectional and self.has_softmax_attention), "layer_types", "all linear_attention in an encoder"
+        )
+        self._validate_windows(check)
+        self._validate_heads(check)
+        self._validate_experts(check)
+
+    def _validate_windows(self, check: FieldChecks) -> None:
+        slides = "sliding_attention" in self.layer_types
+        check.require(
+            self.sliding_window > 0 if slides and self.sliding_window is not None else not slides,
+            "sliding_window",
+            "a positive number of tokens, since layer_types has sliding_attention",
+        )
+        check.require(
+            self.attention_sinks == 0 or (self.attention_sinks > 0 and slides),
+            "attention_sinks",
+            "a number of tokens beside layers of sliding_attention, or 0",
+        )
+        least = (self.sliding_window or 0) + self.attention_sinks - 1
+        check.require(
+            self.attention_sink_distance is None or self.attention_sinks > 0,
+            "attention_sink_distance",
+            "None without attention_sinks",
+        )
+        check.require(
+            self.attention_sink_distance is None or self.attention_sink_distance >= least,
+            "attention_sink_distance",
+            f"{least} (the window and attention_sinks, minus 1) or more, or None",
+        )
+
+    def _validate_heads(self, check: FieldChecks) -> None:
+        check.activation("value_act", "attention_gate_act")
+        check.positive_or_none("head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
+        check.positive_integer_or_none("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim")
+        heads = self.num_attention_heads
+        groups = self.head_norm_groups
+        check.require(
+            groups is None or (groups > 0 and heads % groups == 0 and self.use_head_norm),
+            "head_norm_groups",
+            f"a divisor of num_attention_heads ({heads}) beside use_head_norm=True, or None",
+        )
+        check.require(
+            self.rotary_layers is None or (self.use_rotary and self.rotary_layers in ROTARY_LAYERS),
+            "rotary_layers",
+            f"{' or '.join(ROTARY_LAYERS)} beside use_rotary=True, or None",
+        )
+        learned = self.learned_rotary_layers or []
+        retains = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
+        check.require(
+            set(learned) <= set(retains) and (not learned or self.num_key_value_heads == heads),
+            "learned_rotary_layers",
+            f"numbers of layers of retention, {retains}, in a model with as many key/value heads as heads",
+        )
+        of_softmax = self.attention_num_heads or heads
+        of_keys = self.attention_num_key_value_heads or self.num_key_value_heads
+        check.require(
+            not self.has_softmax_attention or of_softmax % of_keys == 0,
+            "attention_num_key_value_heads",
+            f"a divisor of the {of_softmax} heads of softmax layers",
+        )
+        size, rope_type = self.attention_head_dim, (self.rope_parameters or {}).get("rope_type", "default")
+        check.require(
+            size in (None, self.head_dim) or (rope_type == "default" and (size % 2 == 0 or not self.use_rotary)),
+            "attention_head_dim",
+            f"that of retention ({self.head_dim}) with a rope_type of {rope_type}, an even number, or None",
+        )
+        base = self.attention_log_base
+        check.require(base is None or base > 1, "attention_log_base", "a number above 1, or None")
+
+    def _validate_experts(self, check: FieldChecks) -> None:
+        experts, groups, chosen = self.num_experts, self.n_group or 1, self.topk_group or 1
+        check.one_of("router_act", ("softmax", "sigmoid"))
+        check.positive_integer_or_none("num_experts", "moe_intermediate_size")
+        check.require(
+            experts is None or (self.use_gated_mlp and experts % groups == 0 and chosen <= groups),
+            "num_experts",
+            f"a multiple of n_group ({groups}), which is at least topk_group ({chosen}), with use_gated_mlp=True, or None",
+        )
+        check.require(
+            experts is None or 0 < self.num_experts_per_tok <= experts * chosen // groups,
+            "num_experts_per_tok",
+            f"from 1 to the {experts} experts, or to those of topk_group ({chosen}) of {groups} groups",
+        )
+
+
+class HeirConfig:
+    """Stands for a family in AutoConfig, and makes a RetNetHybridConfig of its files."""
+
+    model_type = ""
+
+    def __new__(cls, **content: Any) -> RetNetHybridConfig:
+        """The configuration of a model that the family's fields describe."""
+        return RetNetHybridConfig.from_dict({"model_type": cls.model_type} | content)
+
+    @staticmethod
+    def from_dict(content: dict[str, Any], **kwargs: Any) -> RetNetHybridConfig:
+        """As `RetNetHybridConfig.from_dict`."""
+        return RetNetHybridConfig.from_dict(content, **kwargs)
+
+
+# of the families that transformers has no models of
+HEIRS = tuple(type("HeirConfig", (HeirConfig,), {"model_type": name}) for name in READERS if name != "minimax")
+
+__all__ = ["RetNetHybridConfig"]

@@ -1,0 +1,125 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A feed-forward of experts, a few of which compute each token, as in Switch Transformers (arXiv 2101.03961).
+
+Shapes in comments: N tokens, E experts, X experts of a token, D hidden size, F inner size of an expert.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from ..modules.initial_weights import draw_by_inputs
+
+
+class Router(nn.Module):
+    """Chooses the experts of each token, and how much each of them counts.
+
+    The scores are a softmax or sigmoids of the logits. A bias may be added for the choice alone (arXiv 2408.15664). With
+    groups, the experts are chosen among those of the groups whose two best experts have the largest sum (arXiv 2412.19437).
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
+        self.bias = nn.Buffer(torch.zeros(config.num_experts)) if config.use_router_bias else None
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(N, D) -> logits (N, E), weights (N, X) and numbers (N, X) of the experts of each token."""
+        config = self.config
+        dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+        logits = F.linear(hidden_states.to(dtype), self.weight.to(dtype))
+        scores = logits.softmax(-1) if config.router_act == "softmax" else logits.sigmoid()
+        choice = scores if self.bias is None else scores + self.bias
+        if config.n_group is not None:
+            groups = choice.unflatten(-1, (config.n_group, -1))  # (N, groups, experts of a group)
+            best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1).topk(config.topk_group or 1, dim=-1).indices
+            chosen = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, 1)
+            choice = groups.masked_fill(~chosen[..., None], float("-inf")).flatten(-2)
+        experts = choice.topk(config.num_experts_per_tok, dim=-1).indices
+        weights = scores.gather(-1, experts)
+        if config.norm_topk_prob:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return logits, weights * config.routed_scaling_factor, experts
+
+
+class Experts(nn.Module):
+    """Gated feed-forward networks, with the weights of all of them in two tensors."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        self.num_experts, size = config.num_experts, config.moe_intermediate_size
+        self.gate_up_proj = nn.Parameter(torch.empty(self.num_experts, 2 * size, config.hidden_size))
+        self.down_proj = nn.Parameter(torch.empty(self.num_experts, config.hidden_size, size))
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, hidden_states: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """(N, D), with experts and weights (N, X), -> (N, D): the reference of transformers' faster implementations.
+
+        Under tensor parallelism, the number E stands for an expert of another rank.
+        """
+        output = torch.zeros_like(hidden_states)
+        for expert in range(self.num_experts):
+            token, place = torch.where(experts == expert)
+            gate, up = F.linear(hidden_states[token], self.gate_up_proj[expert]).chunk(2, dim=-1)
+            computed = F.linear(self.act_fn(gate) * up, self.down_proj[expert])
+            output.index_add_(0, token, (computed * weights[token, place, None]).to(output.dtype))
+        return output
+
+
+class MixtureOfExperts(nn.Module):
+    """The experts that the router chooses, and one that computes all tokens, if there is one.
+
+    Args:
+        experts: of the class `Experts`. shared: the expert of all tokens, or None.
+    """
+
+    def __init__(self, config: PreTrainedConfig, experts: nn.Module, shared: nn.Module | None) -> None:
+        super().__init__()
+        self.router, self.experts, self.shared = Router(config), experts, shared
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        rows = hidden_states.flatten(0, -2)
+        _, weights, experts = self.router(rows)
+        output = self.experts(rows, experts, weights.to(rows.dtype)).view_as(hidden_states)
+        return output if self.shared is None else output + self.shared(hidden_states)
+
+
+def draw_experts(module: nn.Module, config: PreTrainedConfig) -> None:
+    """Draws the weights of a router, or of experts: by "fan_in", or normal with every other initialisation."""
+    for weight in module.parameters(recurse=False):
+        if config.initialization == "fan_in":
+            draw_by_inputs(weight)
+        else:
+            init.normal_(weight, std=config.initializer_range)
+    if getattr(module, "bias", None) is not None:
+        init.zeros_(module.bias)
+
+
+def loss_and_routing(
+    config: PreTrainedConfig, loss: Tensor | None, logits: tuple[Tensor, ...] | None, attention_mask: Tensor | None
+) -> tuple[Tensor | None, dict[str, Any]]:
+    """The loss of a model plus that of unbalanced routing, and the fields that a mixture adds to the outputs.
+
+    The loss of unbalanced routing is that of equations 4 to 6 of arXiv 2101.03961, over the logits (N, E) of all layers. It
+    is left out where they were not recorded.
+
+    Args:
+        attention_mask: (B, S) of the N = B T new tokens, or of those before them, too.
+    """
+    if not logits:  # not recorded, or there are no experts
+        return loss, {}
+    if attention_mask is not None:
+        attention_mask = attention_mask[:, -(len(logits[0]) // len(attention_mask)) :]
+    unbalanced = load_balancing_loss_func(logits, config.num_experts, config.num_experts_per_tok, attention_mask)
+    if loss is not None:
+        loss = loss + config.router_aux_loss_coef * unbalanced.to(loss.device)
+    return loss, {"router_logits": logits, "aux_loss": unbalanced}

@@ -1,0 +1,92 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What the readers of other families' config.json files share."""
+
+import math
+import re
+from typing import Any
+
+from transformers import GenerationConfig
+from transformers.configuration_utils import PreTrainedConfig
+
+from ..arguments.configuration_checks import READ_BY_TRANSFORMERS, WITHOUT_EFFECT_IN_TRANSFORMERS
+from ..arguments.decay_schedules import scheduled_decays
+
+
+ROTATION = {"partial_rotary_factor", "rope_scaling", "rope_theta"}
+
+
+class ForeignConfig(dict):
+    """A foreign config.json that notes which of its fields are read.
+
+    A field that is not read, though it has a value, may change what the model computes: such a file is refused.
+
+    Args:
+        target_format: name of the format. without_effect: pattern of fields that no layer reads when it computes its output.
+    """
+
+    def __init__(self, content: dict[str, Any], target_format: str, without_effect: str = "") -> None:
+        super().__init__(content)
+        self.target_format, self.without_effect, self.read = target_format, without_effect, set()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self:
+            raise ValueError(f"{name} is missing in config.json, which the format {self.target_format} has")
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a field, or the default."""
+        self.read.add(name)
+        return super().get(name, default)
+
+    def common_fields(self) -> dict[str, Any]:
+        """The fields that most families share by name and meaning."""
+        return {
+            "initialization": "normal",
+            "initializer_range": self.get("initializer_range", 0.02),
+            "max_position_embeddings": self.get("max_position_embeddings"),
+            "tie_word_embeddings": self.get("tie_word_embeddings", False),
+            **{name: self.get(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+        }
+
+    def require_one_value(self, **values: Any) -> None:
+        """Options that change what a layer computes, with the one value of each that has a counterpart here.
+
+        Raises:
+            ValueError: where the file has another.
+        """
+        for name, value in values.items():
+            if self.get(name) not in (value, None):
+                raise ValueError(
+                    f"{name} in config.json must be {value!r} or absent for the format {self.target_format}, "
+                    f"got {self[name]!r}"
+                )
+
+    def require_all_read(self) -> None:
+        """Raises ValueError for a field with a value that was not read and is not known to be without effect."""
+        of_transformers = {*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), *WITHOUT_EFFECT_IN_TRANSFORMERS}
+        others = {"initializer_range", "use_cache", *READ_BY_TRANSFORMERS} - ROTATION
+        for name in self.keys() - self.read - of_transformers - others:
+            off = self.get(name) in (None, False, "", [], {})
+            if not off and not name.startswith("_") and not re.fullmatch(self.without_effect, name):
+                raise ValueError(
+                    f"{name} in config.json, {self[name]!r}, is no field that the format {self.target_format} is known to "
+                    "have, and may change what the model computes"
+                )
+
+
+def decays_with_factors(schedule: str | list[float], heads: int, factors: list[float]) -> list[list[float]]:
+    """The `decay_schedule` of layers, each with its factor on ln γ."""
+    decays = scheduled_decays(schedule, heads)
+    return [[decay**factor for decay in decays] for factor in factors]
+
+
+def alibi_schedule(heads: int) -> str | list[float]:
+    """The `decay_schedule`: γ = exp(-slope), with slopes of two interleaved schedules where heads are no power of two."""
+    if heads & (heads - 1) == 0:
+        return "alibi"
+    power = 2 ** (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    slopes += [2 ** (-4 * (2 * head + 1) / power) for head in range(heads - power)]
+    return [math.exp(-slope) for slope in slopes]

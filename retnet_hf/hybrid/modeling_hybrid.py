@@ -1,0 +1,276 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RetNetHybrid: a RetNet some of whose layers have softmax attention, experts, or the norms and rotations of other families.
+
+It is the model of `modeling_retnet.py` but for how the branches of a layer are made, and for the plans of layers of softmax
+attention, which stand beside that of retention.
+"""
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.integrations import use_experts_implementation
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+)
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.output_capturing import OutputRecorder
+
+from ..ops.gradients import gated
+from ..ops.plan import HALF_PRECISION, Plan, Rotation, Scaling
+from ..ops.retention_packed import PackedLayout
+from ..retnet.modeling_retnet import (
+    RetNetDecoderLayer,
+    RetNetForCausalLM,
+    RetNetForMaskedLM,
+    RetNetMLP,
+    RetNetModel,
+    RetNetPreTrainedModel,
+    RetNetRetention,
+    RetNetRMSNorm,
+    RetNetRotaryEmbedding,
+    RetNetTokenMixer,
+    RetNetWithHead,
+)
+from .configuration_hybrid import RetNetHybridConfig
+from .experts import Experts, MixtureOfExperts, Router, draw_experts, loss_and_routing
+from .head_modules import GroupRMSNorm, LearnedRotation
+from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
+
+
+class RetNetHybridRetention(RetNetRetention):
+    """Retention whose norm may be over groups of heads, values may be mapped, and rotation may be learned."""
+
+    def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        heads, eps, affine = config.num_attention_heads, config.head_norm_eps, config.head_norm_affine
+        self.value_act = nn.Identity() if config.value_act is None else ACT2FN[config.value_act]
+        self.learned_rotation = None
+        if layer_idx in (config.learned_rotary_layers or ()):
+            self.learned_rotation = LearnedRotation(heads, self.head_dim)
+        eps = eps or config.rms_norm_eps
+        if config.head_norm_groups is not None:
+            self.head_norm = GroupRMSNorm(config.head_norm_groups, heads * self.value_head_dim, eps, affine)
+        elif config.use_head_norm:
+            self.head_norm = RetNetRMSNorm(self.value_head_dim, eps, affine)
+
+    def operands(self, hidden_states: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        """As in `RetNetRetention`."""
+        query, key, value = super().operands(hidden_states, plan)
+        if self.learned_rotation is not None:
+            query, key = (self.learned_rotation(vectors, plan.position) for vectors in (query, key))
+        return query, key, self.value_act(value)
+
+
+class RetNetAttention(RetNetTokenMixer):
+    """Softmax attention."""
+
+    is_causal = True
+
+    def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx, config.attention_gate_act)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        plan: AttentionPlan,
+        state: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the mixed tokens (B, T, D), and the weights (B, H, T, S) if the implementation returns them."""
+        past = None if state is None else state.layers[self.layer_idx]
+        query, key, value = self.heads(hidden_states)
+        query, key = plan.rotate(query, key)
+        output, weights = plan.attend(self, query, key, value, past, scaling=self.head_dim**-0.5, **kwargs)
+        output = output.flatten(2)
+        output = output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn)
+        return self.o_proj(output), weights
+
+
+@use_experts_implementation
+class RetNetExperts(Experts):
+    """Experts that transformers computes by the implementation of the configuration, grouped products by default."""
+
+
+class RetNetHybridDecoderLayer(RetNetDecoderLayer):
+    """A token mixer and a feed-forward network, each of the kind that the configuration has for this layer."""
+
+    def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        of_attention = None if self.is_retention else config.attention_residual_multiplier
+        self.mixer_multiplier = of_attention or config.residual_multiplier
+        self.mlp_multiplier = config.mlp_residual_multiplier or config.residual_multiplier
+        if not config.norm_affine:
+            without_weights(self.retention_norm, self.mlp_norm)
+
+    def add_branches(self, config: RetNetHybridConfig, layer_idx: int) -> None:
+        """As in `RetNetDecoderLayer`."""
+        self.is_retention = config.layer_types[layer_idx] == "linear_attention"
+        if self.is_retention:
+            self.retention = RetNetHybridRetention(config, layer_idx)
+        else:
+            self.attention = RetNetAttention(config, layer_idx)
+        if config.has_experts(layer_idx):
+            shared = config.n_shared_experts * config.moe_intermediate_size
+            self.mlp = MixtureOfExperts(config, RetNetExperts(config), RetNetMLP(config, shared) if shared else None)
+        else:
+            self.mlp = RetNetMLP(config, config.intermediate_size)
+
+    @property
+    def mixer(self) -> RetNetTokenMixer:
+        """What mixes the tokens."""
+        return self.retention if self.is_retention else self.attention
+
+
+def without_weights(*norms: RetNetRMSNorm | nn.Module | None) -> None:
+    """Takes the weights of norms away."""
+    for norm in norms:
+        if isinstance(norm, RetNetRMSNorm):
+            norm.elementwise_affine = False
+            norm.register_parameter("weight", None)
+
+
+class RetNetHybridPreTrainedModel(RetNetPreTrainedModel):
+    config: RetNetHybridConfig
+    config_class = RetNetHybridConfig
+    _no_split_modules = ["RetNetHybridDecoderLayer"]
+    _can_record_outputs = {
+        "hidden_states": RetNetHybridDecoderLayer,
+        "attentions": [RetNetHybridRetention, RetNetAttention],
+        "router_logits": OutputRecorder(Router, index=0),
+    }
+    _supports_sdpa = True  # in the layers of softmax attention
+    _supports_flash_attn = True
+    _supports_attention_backend = True
+
+    @classmethod
+    def _can_set_experts_implementation(cls) -> bool:
+        """Transformers looks into the source, and keeps what it found for a plain RetNet for the classes derived from it."""
+        return True
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        """As for experts."""
+        return True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, LearnedRotation):
+            module.initialize()
+        elif isinstance(module, (Router, Experts)):
+            draw_experts(module, self.config)
+
+
+class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
+    """The stack of a hybrid's layers, without a head."""
+
+    layer_class = RetNetHybridDecoderLayer
+    output_class = MoeModelOutputWithPast
+
+    def __init__(self, config: RetNetHybridConfig) -> None:
+        super().__init__(config)
+        if not config.norm_affine:
+            without_weights(self.norm, self.embed_norm)
+        if config.use_router_bias:  # rounded, it would choose other experts
+            self._keep_in_fp32_modules_strict = ["router.bias"]
+        self.attention_rotary = None
+        if config.use_rotary and config.rotary_layers != "linear_attention" and config.has_softmax_attention:
+            shared = config.rotary_layers is None and config.attention_head_dim in (None, config.head_dim)
+            size = config.attention_head_dim or config.head_dim
+            self.attention_rotary = self.rotary if shared else RetNetRotaryEmbedding(config, size)
+        if config.rotary_layers == "softmax_attention":
+            self.rotary = None
+
+    def plan(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> list[Plan | AttentionPlan | AttentionOfState]:
+        """The plan of a call, for each layer. Those of one kind share one. Arguments as in `RetNetModel.plan`."""
+        config, (batch, _, _), dtype = self.config, inputs_embeds.shape, inputs_embeds.dtype
+        [retention, *_] = plans = super().plan(inputs_embeds, attention_mask, position_ids, past_key_values, *args, **kwargs)
+        if not config.has_softmax_attention:
+            return plans
+        rotation = functools.partial(self.attention_rotation, retention, dtype)
+        if isinstance(retention.layout, PackedLayout):
+            others = dict.fromkeys(config.layer_types, AttentionOfState(rotation()))
+        else:
+            asked, layers = kwargs.get("output_attentions"), None if past_key_values is None else past_key_values.layers
+            maps = config.output_attentions if asked is None else asked
+            others = attention_plans(config, retention.layout, batch, dtype, rotation, layers, maps)
+        plans = others | {"linear_attention": retention}
+        return [plans[kind] for kind in config.layer_types]
+
+    def attention_rotation(self, plan: Plan, dtype: torch.dtype, position: Tensor | None = None) -> Rotation | Scaling:
+        """The rotation in layers of softmax attention, at the positions of the plan of retention or at others (B|1, T)."""
+        config, scale = self.config, 1.0
+        if config.attention_log_base is not None:
+            grown = (plan.position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
+            scale = grown[:, None, :, None] / math.log(config.attention_log_base)  # (B|1, 1, T, 1)
+        if self.attention_rotary is None:
+            return Scaling(scale)
+        if self.attention_rotary is self.rotary and position is None:
+            return plan.rotate.rescaled(scale, HALF_PRECISION)
+        return Rotation(self.attention_rotary(plan.position if position is None else position, dtype), scale, HALF_PRECISION)
+
+
+class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
+    """A hybrid with a language modelling head."""
+
+    model_class = RetNetHybridModel
+
+    def outputs_of(
+        self, outputs: MoeModelOutputWithPast, loss: Tensor | None, logits: Tensor | None, attention_mask: Tensor | None
+    ) -> MoeCausalLMOutputWithPast:
+        """What `forward` returns. The loss of unbalanced routing is added to that of the labels."""
+        loss, routing = loss_and_routing(self.config, loss, outputs.router_logits, attention_mask)
+        return MoeCausalLMOutputWithPast(**super().outputs_of(outputs, loss, logits, attention_mask), **routing)
+
+
+class RetNetHybridForMaskedLM(RetNetHybridPreTrainedModel, RetNetForMaskedLM):
+    """A hybrid encoder with a head that fills in masked tokens."""
+
+    model_class = RetNetHybridModel
+
+
+class RetNetHybridWithHead(RetNetHybridPreTrainedModel, RetNetWithHead):
+    """What transformers' generic heads need."""
+
+    model_class = RetNetHybridModel
+
+
+class RetNetHybridForSequenceClassification(GenericForSequenceClassification, RetNetHybridWithHead):
+    """A hybrid with a classifier that reads the last token that is not padding."""
+
+
+class RetNetHybridForTokenClassification(GenericForTokenClassification, RetNetHybridWithHead):
+    """A hybrid with a classifier on every token."""
+
+
+class RetNetHybridForQuestionAnswering(GenericForQuestionAnswering, RetNetHybridWithHead):
+    """A hybrid that marks the span of an answer."""
+
+
+__all__ = [
+    "RetNetHybridForCausalLM",
+    "RetNetHybridForMaskedLM",
+    "RetNetHybridForQuestionAnswering",
+    "RetNetHybridForSequenceClassification",
+    "RetNetHybridForTokenClassification",
+    "RetNetHybridModel",
+    "RetNetHybridPreTrainedModel",
+]

@@ -1,0 +1,361 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Softmax attention in a hybrid: what a layer remembers, and what a call computes.
+
+A layer remembers keys and values of the tokens that later tokens may see. Each column also holds its document and its
+number, so that absent tokens stay invisible in later calls and packed documents do not see each other. Rewinding forgets the
+last columns.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ..modules.eager_attention import eager_attention_forward
+from ..ops.plan import Layout, MakeRotation, OnDevice, Rotation
+from ..ops.retention_forms import needs_autograd
+from ..state.retention_state import STATE_LAYERS, StateLayer, first_in_use
+from .attention_columns import Columns, Kept, Reach, columns_of, marked, visible
+from .attention_sinks import SinkRotation, excess_distance, key_halves, split_keys
+
+
+# Queries that a layer with a window takes at a time, so that time and memory are linear in the length of a text.
+# Fewer on a CPU, where a block costs little by itself: a layer with a window of 64 takes half the time.
+QUERIES_AT_A_TIME, QUERIES_ON_CPU = 1024, 128
+EVERYTHING = Reach()
+
+
+class Reading(NamedTuple):
+    """What reading new tokens does to the columns of a state.
+
+    Attributes:
+        columns: old and new ones. stored: those that stay, as `kept` says.
+    """
+
+    columns: Columns
+    stored: Columns
+    kept: Kept
+
+
+def _part(marks: Tensor, dim: int, places: slice | Tensor) -> Tensor:
+    """Some columns of a tensor; a copy of them, since a view would keep all columns in memory."""
+    if isinstance(places, Tensor):
+        return marks.index_select(dim, places.to(marks.device))
+    if places.start is None:
+        return marks
+    part = marks.narrow(dim, places.start, marks.shape[dim] - places.start)
+    return part if torch.compiler.is_compiling() else part.clone()
+
+
+class AttentionStateLayer(StateLayer):
+    """The state of one layer of softmax attention.
+
+    Args:
+        reach: what a token sees. The state forgets what no later token can see.
+
+    Attributes:
+        keys, values: (B, G, S, K) rotated, and (B, G, S, V). document, count, position: (B, S), as in `Columns`.
+    """
+
+    SAVED = ("keys", "values", "document", "count", "position", "next_position", "cumulative_length")
+
+    def __init__(self, reach: Reach = EVERYTHING, **kwargs) -> None:
+        super().__init__()
+        self.reach = reach
+        self.is_sliding = reach.window is not None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.keys = self.values = self.document = self.count = self.position = self.next_position = None
+        self._start_record()
+        self._kept = Kept.nothing(self.reach)
+
+    @property
+    def columns(self) -> Columns | None:
+        """What decides who sees which of the columns; None before the first token."""
+        return Columns(self.document, self.count, self.position) if self.is_initialized else None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values and columns."""
+        return sum(tensor.nbytes for tensor in self.saved() if tensor is not None)
+
+    def reads(self, columns: Columns, layout: Layout) -> Reading:
+        """What new tokens do to the columns, which is the same in all layers of a kind."""
+        held, tokens = 0, columns.count.shape[1]
+        if self.is_initialized:
+            held, columns = self.keys.shape[2], self.columns.followed_by(columns)
+        if torch.compiler.is_compiling():
+            all_present, one_document = layout.present is None, layout.starts is None
+            kept = self._kept.after(tokens, held, self.reach, all_present, one_document, self.record_past)
+        else:
+            kept = Kept.of(columns, self.reach, self._recorded + tokens if self.record_past else 0)
+        return Reading(columns, Columns(*(_part(marks, 1, kept.columns) for marks in columns)), kept)
+
+    def update(self, key_states: Tensor, value_states: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
+        """Reads new tokens, (B, G, T, K) and (B, G, T, V), and returns keys and values of all columns that they may see."""
+        keys, values = key_states, value_states
+        if self.is_initialized:
+            keys = torch.cat([self.keys, keys.to(self.dtype)], dim=2)
+            values = torch.cat([self.values, values.to(self.dtype)], dim=2)
+        else:
+            self.lazy_initialization(key_states)
+        self._recorded += key_states.shape[2] if self.record_past else 0
+        self._kept, (self.document, self.count, self.position) = reading.kept, reading.stored
+        self.keys, self.values = (_part(numbers, 2, reading.kept.columns) for numbers in (keys, values))
+        self.next_position = reading.columns.next_position[:, -1].clone()
+        self.cumulative_length = self.cumulative_length + key_states.shape[2]
+        return keys, values
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Takes back the last `-tokens_to_remove` tokens (a number ≤ 0) and begins the record anew.
+
+        Raises:
+            RuntimeError: if nothing, or fewer tokens, were recorded.
+            ValueError: for a positive number.
+        """
+        removed = self.checked_removal(tokens_to_remove, self._recorded)
+        if removed:  # views, not copies: the cropped columns are about to be overwritten
+            left = slice(None, -removed)
+            self.keys, self.values = self.keys[:, :, left], self.values[:, :, left]
+            self.document, self.count, self.position = self.columns.of_columns(left)
+            self.cumulative_length = self.cumulative_length - removed
+            front = self._kept.front if not self.reach.sinks else None
+            self._kept = Kept(slice(None), max(0, self._kept.solid - removed), front)
+            if self.position.shape[1]:
+                self.next_position = self.position[:, -1].clone()
+            else:
+                self.next_position = torch.zeros_like(self.next_position)
+        self._start_record()
+
+    def _start_record(self) -> None:
+        self._recorded, self.last_ids = 0, None  # columns that can be taken back
+
+    def reset(self) -> None:
+        """Forgets everything, for a batch of any size."""
+        self.is_initialized = False
+        self._forget()
+        self.cumulative_length = torch.zeros_like(self.cumulative_length)
+
+    def fill_(self, keys, values, document, count, position, next_position, cumulative_length) -> None:
+        self._kept = Kept.of(Columns(document, count, position), self.reach)
+        self.keys, self.values = (_part(numbers, 2, self._kept.columns) for numbers in (keys, values))
+        marks = (_part(marks, 1, self._kept.columns) for marks in (document, count, position))
+        self.document, self.count, self.position = marks
+        self.next_position, self.cumulative_length = next_position, cumulative_length
+        self.lazy_initialization(keys)
+        self.record_past, self._recorded = False, 0
+
+    def join_(self, layers: "list[AttentionStateLayer]") -> None:
+        """Replaces the rows by those of all `layers`; the shorter ones begin with absent columns."""
+        longest = max(layer.keys.shape[2] for layer in layers)
+
+        def filled(name: str, dim: int, absent: int) -> Tensor:
+            parts = []
+            for layer in layers:
+                tensor = getattr(layer, name).detach().to(self.device)
+                missing = longest - tensor.shape[dim]
+                shape = [*tensor.shape[:dim], missing, *tensor.shape[dim + 1 :]]
+                parts.append(torch.cat([tensor.new_full(shape, absent), tensor], dim=dim))
+            return torch.cat(parts)
+
+        self.fill_(
+            filled("keys", 2, 0).to(self.dtype),
+            filled("values", 2, 0).to(self.dtype),
+            filled("document", 1, -1),
+            filled("count", 1, 0),
+            filled("position", 1, 0),
+            torch.cat([layer.next_position.to(self.device) for layer in layers]),
+            torch.stack([layer.cumulative_length.to(self.device) for layer in layers]).max(),
+        )
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        for name in self.SAVED[:-1]:  # all but the length, which has no rows
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(self, name, change(tensor))
+
+
+STATE_LAYERS |= {
+    "full_attention": lambda config: AttentionStateLayer(),
+    "sliding_attention": lambda config: AttentionStateLayer(Reach.of(config, "sliding_attention")),
+}
+
+
+class Block(NamedTuple):
+    """Some of the new tokens, and the columns that they may see."""
+
+    queries: slice  # of the new tokens
+    keys: slice | Tensor  # of all columns, old and new
+    mask: Tensor | None  # (B, 1, queries, keys); None where each token sees itself and all before it
+
+
+class AttentionPlan(OnDevice):
+    """What all layers of one kind of softmax attention share in one call.
+
+    Args:
+        config: of the model. layout: of the new tokens, (B, T). batch: B. dtype: of the hidden states.
+        rotation: makes the rotation, at the positions of the call or at others.
+        kind: one of `layer_types`.
+        state: of a layer of this kind. output_maps: whether to return attention weights, which
+            takes the eager implementation.
+
+    Attributes:
+        rotate: of queries and keys; a `SinkRotation` where a query is too far from its sinks.
+        halves: for the keys of such queries, from `key_halves`; None where queries are rotated once.
+
+    Raises:
+        ValueError: for packed documents or sinks where the implementation is a flash attention, which takes no such mask.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        layout: Layout,
+        batch: int,
+        dtype: torch.dtype,
+        rotation: MakeRotation,
+        kind: str,
+        state: "AttentionStateLayer | None" = None,
+        output_maps: bool = False,
+    ) -> None:
+        self.rotate, self.reach = rotation(), Reach.of(config, kind)
+        self.implementation = "eager" if output_maps else config._attn_implementation
+        past = None if state is None else state.columns
+        columns = columns_of(layout, batch, past)
+        self.reading = None if state is None else state.reads(columns, layout)
+        whole = self.reach.window is None or output_maps or self.is_flash or torch.compiler.is_compiling()
+        length = columns.count.shape[1]
+        at_a_time = QUERIES_ON_CPU if columns.count.device.type == "cpu" else QUERIES_AT_A_TIME
+        size = length if whole else max(at_a_time, self.reach.window)
+        keys = columns if past is None else self.reading.columns
+        causal = layout.present is None and layout.starts is None and past is None
+        sinks, self.halves = keys.beginnings(self.reach.sinks) if self.reach.sinks else None, None
+        self.blocks = self._blocks(columns, keys, sinks, causal, size, dtype)
+        distance = config.attention_sink_distance if isinstance(self.rotate, Rotation) else None
+        if sinks is not None and distance is not None:
+            excess = excess_distance(columns, keys, distance)
+            if needs_autograd() or bool(excess.any()):  # compilers and transforms cannot read the values
+                self.rotate = SinkRotation(self.rotate, rotation(position=layout.position - excess))
+                self.halves = key_halves(sinks, dtype)
+
+    @property
+    def is_flash(self) -> bool:
+        """Whether the implementation is a flash attention."""
+        return "flash" in (self.implementation or "")
+
+    def _blocks(
+        self, columns: Columns, keys: Columns, sinks: Tensor | None, causal: bool, size: int, dtype: torch.dtype
+    ) -> list[Block]:
+        """Of queries in these columns, so many at a time, and of keys; `causal` if all is one document without gaps."""
+        (window, number), length = self.reach, columns.count.shape[1]
+        if self.is_flash:
+            several, given = bool((keys.documents != keys.documents[:, :1]).any()), self.implementation
+            for refused, what in ((several, "several documents in one row"), (number, "attention_sinks")):
+                if refused:
+                    raise ValueError(f"attn_implementation must be sdpa or eager for {what}, got {given!r}.")
+            return [Block(slice(None), slice(None), None if bool(keys.present.all()) else keys.present)]
+        if causal and self.implementation == "sdpa" and (window is None or length <= window):
+            return [Block(slice(None), slice(None), None)]
+        before, blocks = keys.count.shape[1] - length, []
+        for start in range(0, length, size):
+            queries, own = slice(start, min(start + size, length)), slice(None)
+            if length > size:  # otherwise without numbers that change with the past: a program is used again
+                own = _seen(columns, keys, sinks, window, start, before + queries.stop)
+            shown = None if sinks is None else sinks[:, own]
+            seen = visible(columns.of_columns(queries), keys.of_columns(own), window, shown)
+            blocks.append(Block(queries, own, seen if self.implementation == "sdpa" else _as_bias(seen, dtype)))
+        return blocks
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,  # (B, H, T, K)
+        key: Tensor,  # (B, G, T, K)
+        value: Tensor,  # (B, G, T, V)
+        past: AttentionStateLayer | None,
+        scaling: float,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of new tokens to what the state holds and to each other. The state reads the new tokens.
+
+        Args:
+            module: a layer with the attributes that the attention functions of transformers ask for.
+            scaling: factor on the scores.
+
+        Returns:
+            Outputs (B, T, H, V), and weights (B, H, T, S) where the implementation returns them.
+        """
+        if past is not None:
+            key, value = past.update(key, value, self.reading)
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.implementation, eager_attention_forward)
+        key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
+        size = value.shape[-1]
+        if self.halves is not None:
+            key, value = split_keys(key, self.halves), pad(value, (0, size))  # fast kernels want them of one size
+        for queries, keys, mask in self.blocks:
+            parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
+            outputs.append(function(module, *parts, mask, scaling=scaling, sliding_window=self.reach.window, **kwargs))
+        if len(outputs) > 1:
+            outputs = [(torch.cat([output for output, _ in outputs], dim=1), None)]
+        output, weights = outputs[0]
+        return output if self.halves is None else output[..., :size], weights
+
+
+class AttentionOfState(OnDevice):
+    """The plan of softmax attention whose state computes it, as in a serving engine that keeps keys and values itself."""
+
+    def __init__(self, rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+        self.rotate = rotate
+
+    def attend(self, module, query, key, value, past, scaling, **kwargs) -> tuple[Tensor, None]:
+        """As `AttentionPlan.attend`."""
+        return past.attend(query, key, value), None
+
+
+def _seen(columns: Columns, keys: Columns, sinks: Tensor | None, window: int, query: int, end: int) -> slice | Tensor:
+    """The columns before `end` that a query, or a later one, may see in any row."""
+    within = (keys.count > columns.count[:, query, None] - window).any(dim=0)
+    first = int(within.to(torch.int8).argmax())
+    if sinks is not None:
+        wanted = sinks[:, :first] & (keys.documents[:, :first] >= columns.documents[:, query, None])
+        far = marked(wanted.any(dim=0))
+        if len(far):
+            return torch.cat([far, torch.arange(first, end, device=far.device)])
+    return slice(first, end)
+
+
+def _as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a key is seen, and the lowest number elsewhere."""
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
+
+
+def attention_plans(
+    config: PreTrainedConfig,
+    layout: Layout,
+    batch: int,
+    dtype: torch.dtype,
+    rotation: MakeRotation,
+    layers: list[StateLayer] | None,
+    output_maps: bool = False,
+) -> dict[str, AttentionPlan]:
+    """A plan for each kind of softmax attention in a model, by `layer_types`; none for a model without softmax attention.
+
+    Args:
+        layers: the state of each layer; None without a state. Other arguments as in `AttentionPlan`.
+    """
+    plans = {}
+    for kind in sorted(set(config.layer_types) - {"linear_attention"}):
+        state = None
+        if layers is not None:
+            state = first_in_use([layer for layer, own in zip(layers, config.layer_types) if own == kind])
+        plans[kind] = AttentionPlan(config, layout, batch, dtype, rotation, kind, state, output_maps)
+    return plans
+
+
+__all__ = ["AttentionStateLayer"]

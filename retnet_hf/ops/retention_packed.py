@@ -1,0 +1,469 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Retention over documents that stand one after the other in one row, each of which continues from a state of its own.
+
+For serving engines: prompts, parts of prompts and single tokens of many sequences go through a model in one call. Documents
+of similar length are computed together: each is cut into chunks, and equation 7 is applied to the chunks of all documents at
+once. A document of one token is a step of decoding. The state before every chunk, K V numbers, is kept until
+the outputs are computed.
+
+Shapes are those of `retention_forms.py`, and D documents, A chunks of all documents of a group together, S rows of a state.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.configuration_utils import PreTrainedConfig
+
+from ..state.retention_state import StateLayer, first_in_use, require_retention_alone
+from .plan import Layout, MakeRotation, Operator, Plan, checked_positions, of_each_decay
+from .retention_forms import (
+    StepDecay,
+    cached_outside_modes,
+    compute_dtype,
+    decay_rows,
+    default_chunk_size,
+    recurrent_step_,
+    repeat_heads,
+    stack_queries,
+    state_heads,
+    step_decay,
+    unstack_queries,
+    without_autocast,
+)
+
+
+STEP_ON_CPU = 2**19  # numbers of the states of documents that are computed together
+VIEWED_ON_CPU = 2**14  # numbers of a state from which a step on a view of it is faster than on copies of several
+
+
+class ChunkedDocuments(NamedTuple):
+    """Documents cut into chunks of one size: the first chunks of all of them, then the second ones, and so on."""
+
+    documents: Tensor  # (D,) int64, numbers of the documents, those of most chunks first
+    tokens: Tensor  # (A, C) int64, place in the row of each token; of any token where the chunk is shorter
+    count: Tensor  # (A,) int64, tokens of each chunk
+    chunks: tuple[int, ...]  # how many documents have a first chunk, a second one, ...
+
+
+class PackedDocuments(NamedTuple):
+    """How the documents of a row are grouped and cut into chunks; the same in all layers of a model."""
+
+    boundaries: Tensor  # (D + 1,) int64
+    order: Tensor  # (D,) int64: index of each document in the states of the groups, concatenated
+    places: Tensor  # (T,) int64: place of each token in the chunks of all groups, one after the other
+    groups: tuple[ChunkedDocuments, ...]
+    in_order: bool  # whether there is one group, with the documents in their order
+    longest: int  # tokens of the longest document
+
+    @property
+    def is_step(self) -> bool:
+        """Whether every document is one token."""
+        return self.longest == 1 and len(self.places) == len(self.order)
+
+
+@torch.compiler.disable  # it would trace NumPy as PyTorch, and take the boundaries for unknown numbers
+def packed_documents(
+    boundaries: Sequence[int] | Tensor, chunk_size: int, device: torch.device | str | None = None
+) -> PackedDocuments:
+    """Groups and chunks of documents, each of which begins at its boundary and ends at the next one.
+
+    The host computes them, and copies all to the device at once. It waits for boundaries that are on a device.
+
+    Args:
+        boundaries: (D + 1,) integers from 0 to T, as `cu_seq_lens_q` of transformers. A document may be empty.
+        chunk_size: C, at the most; it is shorter where documents are.
+        device: of the result; that of `boundaries` if absent.
+
+    Raises:
+        ValueError: for boundaries that are no integers, do not begin at 0, or fall.
+    """
+    if isinstance(boundaries, Tensor):
+        device, boundaries = device or boundaries.device, boundaries.tolist()
+    bounds = np.asarray(boundaries)
+    if bounds.ndim != 1 or len(bounds) < 2 or bounds.dtype.kind not in "iu" or bounds[0] or (np.diff(bounds) < 0).any():
+        raise ValueError(f"boundaries must be integers that begin at 0 and never fall, got {boundaries}.")
+    bounds = bounds.astype(np.int64)
+    lengths = np.diff(bounds)
+    if (lengths == 1).all():
+        return _single_tokens(len(lengths), None if device is None else torch.device(device))
+    return _grouped(bounds, lengths, chunk_size, device)
+
+
+@cached_outside_modes
+def _single_tokens(documents: int, device: torch.device | None) -> PackedDocuments:
+    """Documents of one token each, the same in every step of decoding as many sequences."""
+    bounds = np.arange(documents + 1)
+    with torch.inference_mode(False):  # steps with and without inference mode share the result
+        return _grouped(bounds, np.diff(bounds), 1, device)
+
+
+def _grouped(bounds: np.ndarray, lengths: np.ndarray, chunk_size: int, device: torch.device | str | None) -> PackedDocuments:
+    """`packed_documents` of boundaries that were checked, and the lengths between them."""
+    # chunks of the next power of two, so that a short document costs what it would beside others like it
+    sizes = np.minimum(chunk_size, 2 ** np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64))
+    parts = [_chunked(bounds, np.flatnonzero(sizes == size), int(size)) for size in np.unique(sizes)]
+    places, first = np.empty(bounds[-1], dtype=np.int64), 0
+    for _, tokens, count, _ in parts:
+        there = np.flatnonzero(np.arange(tokens.shape[1]) < count[:, None])
+        places[tokens.ravel()[there]] = first + there
+        first += tokens.size
+    order = np.argsort(np.concatenate([documents for documents, *_ in parts]))
+    in_order = len(parts) == 1 and bool((order == np.arange(len(order))).all())
+    bounds, order, places, *arrays = _copied(
+        [bounds, order, places, *(each for *three, _ in parts for each in three)], device
+    )
+    chunks = [each for *_, each in parts]
+    groups = tuple(ChunkedDocuments(*arrays[3 * n : 3 * n + 3], each) for n, each in enumerate(chunks))
+    return PackedDocuments(bounds, order, places, groups, in_order, int(lengths.max()))
+
+
+def _chunked(bounds: np.ndarray, which: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...]]:
+    """The fields of `ChunkedDocuments`, of some of the documents."""
+    chunks = -(-np.diff(bounds)[which] // size)
+    order = np.argsort(-chunks, kind="stable")
+    which, chunks = which[order], chunks[order]
+    having = tuple(int((chunks > number).sum()) for number in range(chunks[0]))
+    number = np.repeat(np.arange(len(having)), having)  # (A,)
+    document = np.concatenate([which[:count] for count in having] or [which[:0]])  # (A,)
+    start = bounds[document] + number * size
+    count = np.minimum(bounds[document + 1] - start, size)
+    tokens = np.minimum(start[:, None] + np.arange(size), max(0, bounds[-1] - 1))
+    return which, tokens, count, having
+
+
+def _copied(arrays: list[np.ndarray], device: torch.device | str | None) -> list[Tensor]:
+    """Arrays of int64 as tensors on a device, by one copy, which the host does not wait for."""
+    joined = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    if device is not None and torch.device(device).type == "cuda":
+        joined = joined.pin_memory()
+    pieces = joined.to(device, non_blocking=True).split([array.size for array in arrays])
+    return [piece.view(array.shape) for piece, array in zip(pieces, arrays)]
+
+
+def packed_retention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor,
+    boundaries: Sequence[int] | Tensor | PackedDocuments,
+    initial_states: Tensor | None = None,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Retention of each document of a row, continued from its own state.
+
+    Args:
+        query: (1, H, T, K), rotated and scaled. key, value: (1, G, T, K) and (1, G, T, V), where G divides H.
+        log_decay: (H,), or (G,) where the heads that a key/value head serves share a state.
+        boundaries: (D + 1,) integers from 0 to T: where each document begins, and T; or the result of `packed_documents`.
+        initial_states: (D, M, K, V), zeros if absent. Never modified.
+        chunk_size: C; `default_chunk_size(K, V)` if absent.
+
+    Returns:
+        output (1, H, T, V), and the states (D, M, K, V) after each document, in float32, or float64 where an input is.
+
+    Raises:
+        ValueError: for boundaries that do not cover the row, or states that are not one for each document.
+    """
+    operands = [tensor for tensor in (query, key, value, initial_states) if tensor is not None]
+    dtype, states = compute_dtype(*operands), state_heads(query, key, log_decay.numel())
+    documents = boundaries
+    if not isinstance(boundaries, PackedDocuments):
+        chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
+        documents = packed_documents(boundaries, chunk_size, query.device)
+    if query.shape[0] != 1 or query.shape[2] != len(documents.places):
+        raise ValueError(
+            f"query must have one row of the {len(documents.places)} tokens of the documents, got {tuple(query.shape)}."
+        )
+    shape = (len(documents.order), states, query.shape[-1], value.shape[-1])
+    if initial_states is None:
+        initial_states = query.new_zeros(shape, dtype=dtype)
+    elif initial_states.shape != shape:
+        raise ValueError(f"initial_states must be {shape}, one for each document, got {tuple(initial_states.shape)}.")
+    rows = query[0].to(dtype), repeat_heads(key, states)[0].to(dtype), repeat_heads(value, states)[0].to(dtype)
+    log_decay, initial_states, parts = log_decay.to(dtype), initial_states.to(dtype), []
+    with without_autocast(query.device.type):
+        for group in documents.groups:
+            before = initial_states if documents.in_order else initial_states[group.documents]
+            compute = _steps if group.tokens.shape[1] == 1 and len(group.chunks) <= 1 else _chunks
+            parts.append(compute(*rows, log_decay, group, before))
+    output = torch.cat([output for output, _ in parts], dim=1)[:, documents.places]
+    after = parts[0][1] if documents.in_order else torch.cat([state for _, state in parts])[documents.order]
+    return output[None], after
+
+
+def packed_step_(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    decay: StepDecay,
+    states: Tensor,
+    rows: Tensor | None = None,
+    begins: Tensor | None = None,
+) -> Tensor:
+    """One token of each of D documents, which updates their rows of `states` in place. Returns the output (1, H, D, V).
+
+    A CPU takes few documents at a time, so that their states stay in its cache between the steps of the computation. It
+    updates the states of neighbouring rows together, where they are, and small states of scattered rows in a copy.
+
+    Args:
+        query: (1, H, D, K), rotated and scaled. key, value: (1, G, D, K) and (1, G, D, V), where G divides H.
+        decay: of M heads, all tokens being present.
+        states: (S, M, K, V). rows: (D,) the row of each document, no two alike; by default document i has row i.
+        begins: (D,) bool, True where a document ignores its row and begins from zeros; None if none does.
+    """
+    documents, numbers, on_cpu = query.shape[2], states[0].numel(), states.device.type == "cpu"
+    most = max(1, STEP_ON_CPU // numbers) if on_cpu else documents
+    runs = [(first, min(most, documents - first)) for first in range(0, documents, most)]
+    copies, places = rows is not None, range(documents)
+    if copies and on_cpu and not torch.compiler.is_compiling():  # a compiler cannot read the rows
+        places = rows.tolist()
+        neighbours = runs_of(places, most)
+        # a copy of small states costs less than a call for each
+        if numbers >= VIEWED_ON_CPU or len(neighbours) <= len(runs) + documents // 8:
+            runs, copies = neighbours, False
+    tokens, outputs = [operand.permute(2, 1, 0, 3) for operand in (query, key, value)], []  # (D, ., 1, .)
+    for first, count in runs:
+        part = slice(first, first + count)
+        state = states[rows[part]] if copies else states.narrow(0, places[first], count)
+        if begins is not None:
+            state.masked_fill_(begins[part, None, None, None], 0)
+        of_run = tokens if count == documents else (operand[part] for operand in tokens)
+        outputs.append(recurrent_step_(*of_run, state, decay)[0])  # (., H, 1, V)
+        if copies:
+            states.index_copy_(0, rows[part], state)
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return output.permute(2, 1, 0, 3)
+
+
+def runs_of(rows: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """The documents in groups whose rows follow each other, `most` at the most: the first one of each, and their number."""
+    runs: list[tuple[int, int]] = []
+    first = 0
+    for number in range(1, len(rows) + 1):
+        if number == len(rows) or number - first == most or rows[number] != rows[number - 1] + 1:
+            runs.append((first, number - first))
+            first = number
+    return runs
+
+
+def _steps(query, key, value, log_decay, group, state) -> tuple[Tensor, Tensor]:
+    """`_chunks`, of documents of one token, and of empty documents."""
+    count = len(group.count)
+    tokens = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., 1, .)
+    after = state[:count].clone()
+    output, _ = recurrent_step_(*tokens, after, step_decay(log_decay))
+    return output.transpose(0, 1).flatten(1, 2), after if count == len(state) else torch.cat([after, state[count:]])
+
+
+def _chunks(
+    query: Tensor,  # (H, T, K)
+    key: Tensor,  # (M, T, K)
+    value: Tensor,  # (M, T, V)
+    log_decay: Tensor,  # (M,)
+    group: ChunkedDocuments,
+    state: Tensor,  # (D, M, K, V)
+) -> tuple[Tensor, Tensor]:
+    """Output (H, A C, V), and the states after the documents."""
+    heads, place = query.shape[0], torch.arange(group.tokens.shape[1], device=key.device)
+    query, key, value = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., C, .)
+    key = key.masked_fill((place >= group.count[:, None])[:, None, :, None], 0)
+
+    def power(exponent: Tensor) -> Tensor:  # (A|1, ...) -> (A|1, M, ...)
+        rate = log_decay.view(-1, *[1] * (exponent.dim() - 1))
+        return torch.exp(rate * exponent.clamp(min=0).unsqueeze(1).to(rate.dtype))
+
+    inner = power((place[:, None] - place)[None]).tril()  # (1, M, C, C)
+    query_decay, key_decay = power(place[None, :, None] + 1), power((group.count[:, None] - 1 - place)[..., None])
+    kept = power(group.count[:, None, None])  # (A, M, 1, 1)
+
+    rows = stack_queries(query, key.shape[1])  # (A, M, R C, K)
+    output = unstack_queries(decay_rows(rows @ key.mT, inner) @ value, heads)
+    written = (key * key_decay).mT @ value  # (A, M, K, V)
+    before, done, first = [], [], 0
+    for count in group.chunks:
+        done.append(state[count:])
+        state = state[:count]
+        before.append(state)
+        state = torch.addcmul(written[first : first + count], kept[first : first + count], state)
+        first += count
+    read = unstack_queries(rows @ torch.cat([*before, state[:0]]), heads)  # (A, H, C, V)
+    output = torch.addcmul(output, repeat_heads(query_decay, heads), read)
+    return output.transpose(0, 1).flatten(1, 2), torch.cat([state, *reversed(done)])
+
+
+class PackedLayout(Layout):
+    """The layout of packed documents, each of which continues from its own row of a state.
+
+    Args:
+        documents: groups and chunks.
+        rows: (D,) row of the state for each document, no two alike; None if document i continues from row i.
+        begins: (D,) bool, whether a document begins anew, whatever its row holds; None if none does.
+        position: (1, T). document_position: (D,) position that follows each document.
+    """
+
+    def __init__(
+        self,
+        documents: PackedDocuments,
+        rows: Tensor | None,
+        begins: Tensor | None,
+        position: Tensor,
+        document_position: Tensor,
+    ) -> None:
+        super().__init__(position, position + 1)
+        self.documents, self.rows, self.begins, self.document_position = documents, rows, begins, document_position
+        self.tokens = documents.longest
+
+    def advance_(self, next_position: Tensor, length: Tensor) -> None:
+        """As in `Layout`. With rows, the length becomes the largest next position of all rows."""
+        if self.rows is None:
+            next_position.copy_(self.document_position)
+            length.add_(self.tokens)
+        else:
+            next_position.index_copy_(0, self.rows, self.document_position)
+            length.copy_(next_position.max())
+
+
+def retain_packed_(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    states: Tensor,
+    log_decay: Tensor,
+    step: StepDecay | None,
+    layout: PackedLayout,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Packed documents, each continued from its row of the states (S, M, K, V), as an operator that works in place.
+
+    Args:
+        log_decay: (M,). step: the decay of a step, where every document is one token and no gradient is recorded.
+        rows: (D,) overrides the rows of the layout.
+
+    Returns:
+        output (1, H, T, V), and the states.
+    """
+    rows = layout.rows if rows is None else rows
+    if step is not None:
+        return packed_step_(query, key, value, step, states, rows, layout.begins), states
+    before = states if rows is None else states[rows]
+    if layout.begins is not None:
+        before = before.masked_fill(layout.begins[:, None, None, None], 0)
+    output, after = packed_retention(query, key, value, log_decay, layout.documents, before)
+    return output, after if rows is None else states.index_copy_(0, rows, after.to(states.dtype))
+
+
+def plan_of_documents(layout: PackedLayout, rotation: MakeRotation, log_decays: Sequence[Tensor]) -> Plan:
+    """The plan of packed documents that continue from rows of a state."""
+    is_step = layout.documents.is_step and not torch.is_grad_enabled()
+
+    def make(log_decay: Tensor) -> Operator:
+        step = step_decay(log_decay) if is_step else None
+        return functools.partial(retain_packed_, log_decay=log_decay, step=step, layout=layout)
+
+    operators = of_each_decay(make, log_decays)
+    return Plan(layout, rotation(layout.position), operators, log_decays, in_place=True)
+
+
+def continued_layout(
+    config: PreTrainedConfig,
+    layers: Sequence[StateLayer],
+    chunk_size: int,
+    shape: tuple[int, int],
+    device: torch.device,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    retention_form: str | None,
+    output_attentions: bool,
+    cu_seq_lens_q: Tensor,
+    state_rows: Tensor | list[int] | None = None,
+    seq_idx: Tensor | None = None,
+    **kwargs: Any,
+) -> PackedLayout:
+    """The layout of a call whose packed documents continue from rows of a state.
+
+    Args:
+        layers: the state. chunk_size: of the chunks into which documents are cut. shape: (1, T).
+        Others are arguments of `RetNetModel.forward`.
+
+    Raises:
+        ValueError: for arguments that packed documents cannot have, or that do not fit each other.
+    """
+    past, length = first_in_use(layers), shape[1]
+    if not all(layer.supports_packed_documents for layer in layers):
+        require_retention_alone(config)
+    if shape[0] != 1:
+        raise ValueError(f"packed documents are one row, (1, tokens), got {shape[0]} rows.")
+    others = {"attention_mask": attention_mask, "retention_form": retention_form, "seq_idx": seq_idx}
+    others["output_attentions"] = output_attentions or None
+    if unfit := [name for name, value in others.items() if value is not None]:
+        raise ValueError(f"{unfit[0]} cannot be given with packed documents that continue from past_key_values.")
+    if past.record_past:
+        raise ValueError("cu_seq_lens_q cannot be used with a state that records its past (activate_past_recording).")
+    documents = packed_documents(cu_seq_lens_q, chunk_size, device)
+    boundaries = documents.boundaries
+    if len(documents.places) != length:
+        raise ValueError(f"cu_seq_lens_q must end at the {length} tokens of the row, got {len(documents.places)}.")
+    rows = checked_rows(state_rows, past.batch_size, len(documents.order), device)
+    past_position = past.next_position if rows is None else past.next_position[rows]
+    position, document_position = packed_positions(boundaries, past_position, length, position_ids)
+    begins = None
+    if position_ids is not None:
+        starts = position[0, boundaries[:-1].clamp(max=length - 1)]
+        begins = ((starts == 0) | (starts < past_position)) & (boundaries.diff() > 0)
+        if device.type == "cpu" and not begins.any():  # elsewhere the host would have to wait for the answer
+            begins = None
+    return PackedLayout(documents, rows, begins, position, document_position)
+
+
+def checked_rows(rows: Tensor | list[int] | None, sequences: int, documents: int, device: torch.device) -> Tensor | None:
+    """`state_rows` as a tensor on the device. Values are checked where that needs no waiting for a device.
+
+    Raises:
+        ValueError: for rows that are not one for each document, each once, of the rows that the state has.
+    """
+    if rows is None:
+        if sequences != documents:
+            raise ValueError(
+                f"past_key_values holds {sequences} sequences, and cu_seq_lens_q {documents} documents: there must be one "
+                "for each, or state_rows."
+            )
+        return None
+    rows = torch.as_tensor(rows)
+    if rows.dtype not in (torch.int32, torch.int64) or rows.shape != (documents,):
+        given = f"{tuple(rows.shape)} {rows.dtype}"
+        raise ValueError(f"state_rows must be integers, one for each of the {documents} documents, got {given}.")
+    if rows.device.type == "cpu" and not torch.compiler.is_compiling():
+        named = rows.tolist()
+        if len(set(named)) < documents or min(named) < 0 or max(named) >= sequences:
+            raise ValueError(f"state_rows must be different rows of the {sequences} of past_key_values, got {named}.")
+    return rows.to(device=device, dtype=torch.int64)
+
+
+def packed_positions(
+    boundaries: Tensor, past_position: Tensor, length: int, position_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Positions of the tokens of packed documents that continue from states of their own.
+
+    Args:
+        boundaries: (D + 1,) where documents begin, and `length`, T. past_position: (D,) that follows what was read of each.
+        position_ids: (1, T), or (T,); without them tokens are counted, beginning with past_position.
+
+    Returns:
+        Positions (1, T), and the position (D,) that follows each document.
+
+    Raises:
+        ValueError: for positions of another shape.
+    """
+    lengths = boundaries.diff()
+    past_position = past_position.to(lengths)
+    if position_ids is not None:
+        position = checked_positions((1, length), position_ids)
+        last = position[0, (boundaries[1:] - 1).clamp(min=0)] + 1
+        return position, torch.where(lengths > 0, last, past_position)
+    before = (past_position - boundaries[:-1]).repeat_interleave(lengths, output_size=length)
+    return (before + torch.arange(length, device=boundaries.device))[None], past_position + lengths

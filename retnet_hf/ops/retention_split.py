@@ -1,0 +1,437 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Retention over sequences that are split over ranks, each of which holds some segments of every row of the batch.
+
+What a segment needs of all tokens before it is one state: what each segment before it has written, decayed by the tokens
+between, and the state that the whole sequence begins with,
+
+    S_s = γ^(tokens before s) S_0 + Σ_{j<s} γ^(tokens between j and s) W_j,    W_j = Σ_n γ^(tokens of j after n) k_nᵀ v_n
+
+Ranks exchange the W of their segments once in the forward pass of a layer, and the gradients of the S in its backward pass:
+K V numbers for each state head, however long the segments are. While states travel, each rank computes retention within its
+chunks. While gradients travel, it computes the states that its backward pass needs. Where segments are so long that even the
+slowest decay leaves less of a state than the dtype can hold beside newer ones, only neighbours exchange.
+
+A rank's segments lie side by side in the batch: one, or in torch's order for causal attention two, where rank r holds the
+segments r and 2 N - 1 - r. Shapes are those of `retention_forms.py`, and N ranks, S segments
+of a rank, G = N S of all.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.autograd.function import once_differentiable
+
+from ..state.retention_state import StateLayer
+from .plan import Layout, MakeRotation, OnDevice, Operator, Plan, layout_of, of_each_decay
+from .retention_forms import (
+    ChunkBlock,
+    DecayTables,
+    TokenOrder,
+    block_gradients,
+    chunk_blocks,
+    decay_tables,
+    empty_output,
+    without_autocast,
+)
+
+
+ORDERS = ("contiguous", "head_to_tail")
+NEGLIGIBLE = 2**-4  # in units of eps: a state that decays below this part is not exchanged
+
+
+class Context(NamedTuple):
+    """The ranks that share a sequence, and the order of their segments."""
+
+    group: Any  # a process group; None for all ranks
+    order: str
+
+    @property
+    def ranks(self) -> int:
+        return dist.get_world_size(self.group)
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank(self.group)
+
+    @property
+    def segments(self) -> int:
+        """Of each rank, S."""
+        return 2 if self.order == "head_to_tail" else 1
+
+    def places_of(self, rank: int) -> list[int]:
+        """Which segments of the sequence a rank has."""
+        return [rank] if self.segments == 1 else [rank, 2 * self.ranks - 1 - rank]
+
+    @property
+    def places(self) -> list[int]:
+        """Which segments all ranks have, one rank after the other, G in all."""
+        return [place for rank in range(self.ranks) for place in self.places_of(rank)]
+
+    def owner(self, place: int) -> int:
+        """The rank that has a segment."""
+        return self.places.index(place) // self.segments
+
+    def fold(self, tensor: Tensor, dim: int = 1) -> Tensor:
+        """(B, .., S T, ..) -> (S B, .., T, ..): segments side by side."""
+        return tensor if self.segments == 1 else torch.cat(tensor.chunk(self.segments, dim))
+
+    def unfold(self, tensor: Tensor, dim: int = 1) -> Tensor:
+        """The inverse of `fold`."""
+        return tensor if self.segments == 1 else torch.cat(tensor.chunk(self.segments), dim)
+
+    def gather(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Begins to exchange (S, ...) of each rank. Returns a function that waits for (G, ...), in sequence order."""
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
+        work = dist.all_gather(parts, tensor, group=self.group, async_op=True)
+
+        def wait() -> Tensor:
+            work.wait()
+            order = sorted(range(len(self.places)), key=self.places.__getitem__)
+            return torch.cat(parts)[order]
+
+        return wait
+
+    def shift(self, tensor: Tensor, step: int) -> Callable[[], Tensor]:
+        """Begins to send each segment's part of (S, ...) to the segment `step` places later, 1 or -1.
+
+        Returns a function that waits for the parts that arrive, zeros where no segment sends one.
+        """
+        tensor, mine, places = tensor.contiguous(), self.places_of(self.rank), self.places
+        came = torch.zeros_like(tensor)
+        operations = []
+        for number, place in enumerate(mine):
+            if 0 <= place + step < len(places):
+                there = self.owner(place + step)
+                if there == self.rank:
+                    came[mine.index(place + step)] = tensor[number]
+                else:
+                    operations.append(dist.P2POp(dist.isend, tensor[number], self._global(there), self.group))
+            if 0 <= place - step < len(places) and (there := self.owner(place - step)) != self.rank:
+                operations.append(dist.P2POp(dist.irecv, came[number], self._global(there), self.group))
+        works = dist.batch_isend_irecv(operations) if operations else []
+
+        def wait() -> Tensor:
+            for work in works:
+                work.wait()
+            return came
+
+        return wait
+
+    def _global(self, rank: int) -> int:
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+
+class SplitLayout(Layout):
+    """The layout of this rank's segments, side by side: rows (S B, T).
+
+    Args:
+        layout: of the segments, as of rows of a batch.
+        before: (G + 1, B) tokens before each segment, and of the whole sequence. documents: (G + 1, B) documents that
+            began before it.
+        final_position: (B,) that follows the sequence. tokens: columns of the whole sequence.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        context: Context,
+        before: Tensor,
+        documents: Tensor,
+        final_position: Tensor,
+        tokens: int,
+    ) -> None:
+        vars(self).update(vars(layout))
+        self.context, self.before, self.documents = context, before, documents
+        self.final_position, self.tokens = final_position, tokens
+
+    def advance_(self, next_position: Tensor, length: Tensor) -> None:
+        next_position.copy_(self.final_position)
+        length.add_(self.tokens)
+
+
+class Exchange(OnDevice):
+    """How the states of all segments depend on each other, for layers with these decays (M,).
+
+    Attributes:
+        powers: (G + 1, G + 1, B, M): [i, j] is the factor from the state after segment j - 1 to the state before segment i.
+            The state at j = 0 is the one that the sequence begins with, and the one at i = G its final state.
+        neighbours: whether the state before a segment depends on the segment before it alone.
+    """
+
+    def __init__(self, log_decay: Tensor, layout: SplitLayout) -> None:
+        self.context, self.before, self.documents = layout.context, layout.before, layout.documents
+        distance = self.before[:, None] - self.before  # (G + 1, G + 1, B)
+        earlier = torch.ones_like(distance[..., 0], dtype=torch.bool).tril()
+        seen = (self.documents[:, None] == self.documents) & earlier[..., None]
+        exponent = distance.clamp(min=0)[..., None].to(log_decay.dtype)
+        self.powers = torch.exp(exponent * log_decay).masked_fill(~seen[..., None], 0)
+        far = self.powers[:, 1:].flatten(2).amax(-1).tril(-2)  # (G + 1, G): factors from all but the nearest segment
+        self.neighbours = bool(far.max() < NEGLIGIBLE * torch.finfo(log_decay.dtype).eps)
+
+    def states(
+        self, written: Tensor, initial_state: Tensor | None, with_final: bool
+    ) -> Callable[[], tuple[Tensor, Tensor | None]]:
+        """Begins to exchange what this rank's segments have written, (S B, M, K, V).
+
+        Returns a function that waits for the states before these segments, (S B, M, K, V), and for the state after the
+        sequence, (B, M, K, V), or None if it is not wanted.
+        """
+        context, segments = self.context, len(self.before) - 1
+        mine = context.places_of(context.rank)
+        written = written.unflatten(0, (len(mine), -1))
+        last = None
+        if self.neighbours:
+            came = context.shift(written, 1)
+            if with_final:
+                owner = context.owner(segments - 1)
+                last = written[-1 if context.segments == 1 else mine.index(max(mine))].clone()
+                dist.broadcast(last, context._global(owner), group=context.group)
+        else:
+            came = context.gather(written)
+
+        def begun(place: int) -> Tensor | float:
+            return 0.0 if initial_state is None else self._times(place, 0) * initial_state.to(written.dtype)
+
+        def wait() -> tuple[Tensor, Tensor | None]:
+            parts = came()
+            if self.neighbours:
+                before = torch.stack([part + begun(place) for place, part in zip(mine, parts)])
+                return before.flatten(0, 1), None if last is None else last + begun(segments)
+            before = torch.stack([self._sum(self.powers[place, 1:], parts) + begun(place) for place in mine])
+            return before.flatten(0, 1), self._sum(self.powers[-1, 1:], parts) + begun(segments) if with_final else None
+
+        return wait
+
+    def gradients(self, gradient: Tensor, final_gradient: Tensor | None) -> Callable[[], Tensor]:
+        """Begins to exchange the gradients of the states before this rank's segments, (S B, M, K, V), through their outputs.
+
+        Returns a function that waits for the gradients of the states after these segments. `final_gradient`, (B, M, K, V),
+        is this rank's part of the gradient of the state after the sequence.
+        """
+        context = self.context
+        mine = context.places_of(context.rank)
+        gradient = gradient.unflatten(0, (len(mine), -1))
+        came = context.shift(gradient, -1) if self.neighbours else context.gather(gradient)
+        if final_gradient is not None:
+            final_gradient = final_gradient.contiguous().clone()
+            dist.all_reduce(final_gradient, group=context.group)
+
+        def ended(place: int) -> Tensor | float:
+            return 0.0 if final_gradient is None else self._times(len(self.before) - 1, place + 1) * final_gradient
+
+        def wait() -> Tensor:
+            parts = came()
+            if self.neighbours:
+                after = [part + ended(place) for place, part in zip(mine, parts)]
+            else:
+                after = [self._sum(self.powers[:-1, place + 1], parts) + ended(place) for place in mine]
+            return torch.stack(after).flatten(0, 1)
+
+        return wait
+
+    def initial_gradient(self, gradient: Tensor, final_gradient: Tensor | None) -> Tensor:
+        """This rank's part of the gradient of the state that the sequence begins with, (B, M, K, V). Arguments as above."""
+        mine = self.context.places_of(self.context.rank)
+        parts = gradient.unflatten(0, (len(mine), -1))
+        whole = sum(self._times(place, 0) * part for place, part in zip(mine, parts))
+        return whole if final_gradient is None else whole + self._times(len(self.before) - 1, 0) * final_gradient
+
+    def _times(self, place: int, source: int) -> Tensor:
+        """(B, M, 1, 1)"""
+        return self.powers[place, source, :, :, None, None]
+
+    @staticmethod
+    def _sum(powers: Tensor, states: Tensor) -> Tensor:
+        """(G, B, M) and (G, B, M, K, V) -> (B, M, K, V)."""
+        return torch.einsum("gbm,gbmkv->bmkv", powers.to(states.dtype), states)
+
+
+def split_layout(
+    context: Context,
+    shape: tuple[int, int],
+    device: torch.device,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    past_position: Tensor | None = None,
+) -> SplitLayout:
+    """The layout of this rank's segments, side by side, with what all ranks know about all segments.
+
+    Arguments are as in `layout_of`, of this rank's `shape` = (B, S T) tokens. Absent positions are those in the whole
+    sequence. All ranks must pass the same set of arguments.
+
+    Raises:
+        ValueError: for segments of different lengths, and for what `layout_of` refuses.
+    """
+    batch, length = shape
+    if length % context.segments:
+        raise ValueError(f"each rank must have {context.segments} segments of one length, and {length} tokens are not.")
+    segments, size = context.segments, length // context.segments
+    folded = [
+        None if marks is None else context.fold((marks[None] if marks.dim() == 1 else marks).expand(batch, -1))
+        for marks in (attention_mask, position_ids, seq_idx)
+    ]
+    mask, position, documents = folded
+    rows = segments * batch
+    present = torch.ones(rows, size, dtype=torch.bool, device=device) if mask is None else mask != 0
+    start = torch.zeros(batch, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
+
+    count = present.sum(1)
+    follows = torch.full_like(count, -1)  # the position after the last token that is there
+    if position is not None:
+        last = torch.where(present, torch.arange(size, device=device), -1).amax(1)
+        follows = torch.where(last >= 0, position.gather(1, last.clamp(min=0)[:, None])[:, 0] + 1, follows)
+    document = torch.zeros_like(count) if documents is None else documents[:, -1].long()
+    facts = context.gather(torch.stack([count, follows, document], -1).unflatten(0, (segments, batch)))()  # (G, B, 3)
+    counts, follows, document = facts.unbind(-1)
+    before = torch.nn.functional.pad(counts.cumsum(0), (0, 0, 1, 0))  # (G + 1, B)
+    if position is None:
+        starts = start + before
+    else:
+        starts = [start]
+        for of_segment in follows:
+            starts.append(torch.where(of_segment >= 0, of_segment, starts[-1]))
+        starts = torch.stack(starts)  # (G + 1, B)
+
+    mine = context.places_of(context.rank)
+    layout = layout_of((rows, size), device, mask, position, seq_idx=documents, past_position=starts[mine].flatten())
+    if documents is not None:
+        previous = torch.cat([document[:1], document])[mine].flatten()  # of the segment before
+        begins = (documents[:, 0] != previous) & (torch.tensor(mine, device=device).repeat_interleave(batch) > 0)
+        reset = torch.zeros_like(present) if layout.starts is None else layout.starts.expand(rows, -1).clone()
+        reset[:, 0] |= begins
+        layout = Layout(layout.position, layout.next_position, layout.present, reset if bool(reset.any()) else None)
+    resets = torch.zeros_like(count, dtype=torch.int64)
+    if layout.starts is not None:
+        resets = layout.starts.expand(rows, -1).any(1).long()
+    resets = context.gather(resets.unflatten(0, (segments, batch)))()
+    begun = torch.nn.functional.pad(resets.cumsum(0), (0, 0, 1, 0))
+    return SplitLayout(layout, context, before, begun, starts[-1], length * context.ranks)
+
+
+def layout_of_ranks(
+    context: Context,
+    past: StateLayer | None,
+    shape: tuple[int, int],
+    device: torch.device,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    retention_form: str | None,
+    output_attentions: bool,
+    cu_seq_lens_q: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    **kwargs: Any,
+) -> SplitLayout:
+    """The layout of a call to a model whose sequences are split over ranks.
+
+    Args:
+        past: the first layer of the state that has read something. shape: (B, S T).
+        Others are arguments of `RetNetModel.forward`.
+
+    Raises:
+        ValueError: for arguments that such a call cannot have, and for what `split_layout` refuses.
+    """
+    others = {"cu_seq_lens_q": cu_seq_lens_q, "output_attentions": output_attentions or None}
+    others["retention_form"] = None if retention_form in (None, "auto", "chunkwise") else retention_form
+    if unfit := [name for name, value in others.items() if value is not None]:
+        raise ValueError(
+            f"{unfit[0]} cannot be given to a model whose sequences are split over ranks: documents are told by "
+            "position_ids or seq_idx, and the form is the chunkwise one."
+        )
+    if past is not None and past.record_past:
+        raise ValueError("a state that records its past (activate_past_recording) cannot be split over ranks.")
+    past_position = past.next_position if past is not None and past.is_initialized else None
+    if past_position is not None and len(past_position) != shape[0]:
+        raise ValueError(
+            f"past_key_values holds {len(past_position)} sequences, but the batch has {shape[0]}: select or repeat its rows "
+            "to fit."
+        )
+    if attention_mask is not None and attention_mask.shape != shape:
+        given = tuple(attention_mask.shape)
+        raise ValueError(f"attention_mask must be that of this rank's tokens, {tuple(shape)}, got {given}.")
+    return split_layout(context, shape, device, attention_mask, position_ids, seq_idx, past_position)
+
+
+def plan_of_segments(
+    layout: SplitLayout, rotation: MakeRotation, log_decays: Sequence[Tensor], chunk_size: int, with_final: bool
+) -> Plan:
+    """The plan of sequences that are split over ranks."""
+
+    def make(log_decay: Tensor) -> Operator:
+        tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)
+        options = {"tables": tables, "order": layout.order, "exchange": Exchange(log_decay, layout)}
+        return functools.partial(retain_split, with_final=with_final, **options)
+
+    position = layout.context.unfold(layout.position)
+    return Plan(layout, rotation(position), of_each_decay(make, log_decays), log_decays, position=position)
+
+
+def retain_split(query, key, value, state, tables: DecayTables, order: TokenOrder, exchange: "Exchange", with_final: bool):
+    """Retention of this rank's tokens over all tokens before them, on any rank, as an operator.
+
+    Query, key and value are those of this rank, (B, H, S T, K) and so on. The state is that of the whole sequence, the same
+    on all ranks. Each rank gets its part of the state's gradient; the gradient is their sum.
+    """
+    fold = exchange.context.fold
+    operands = (fold(operand, 2) for operand in (query, key, value))
+    with without_autocast(query.device.type):
+        output, final = SplitChunks.apply(*operands, state, tables, order, exchange, with_final)
+    output = output if order.absent is None else output.masked_fill(order.absent, 0)
+    return exchange.context.unfold(output, 2), final
+
+
+class SplitChunks(torch.autograd.Function):
+    """`retain_split` of segments side by side. Keeps operands and the states before the segments."""
+
+    @staticmethod
+    def forward(ctx, query, key, value, initial_state, tables, order, exchange, with_final):
+        blocks = chunk_blocks(query, key, value, tables, order)
+        written = None
+        for block in blocks:
+            written = block.run_state(block.cut(key), block.tables.key, block.cut(value), written, wanted=True)[1]
+        arrived = exchange.states(written, initial_state, with_final)
+        output = empty_output(value, query.shape[1], tables.inner.dtype)
+        for block in blocks:  # while the states travel
+            scores = block.product(block.cut(query), block.cut(key).mT, block.tables.inner)
+            block.put(block.product(scores, block.cut(value)), output)
+        before, final = arrived()
+        for block, state in zip(blocks, _states_before(blocks, key, value, before)):
+            read = block.product(block.cut(query), state, block.tables.query)
+            block.put(read + block.cut(output), output)
+        ctx.save_for_backward(query, key, value, before)
+        ctx.tables, ctx.order, ctx.exchange, ctx.with_final = tables, order, exchange, with_final
+        ctx.initial_dtype = None if initial_state is None else initial_state.dtype
+        return output, final
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, output_gradient, final_gradient):
+        (query, key, value, before), tables, exchange = ctx.saved_tensors, ctx.tables, ctx.exchange
+        final_gradient = final_gradient if ctx.with_final else None
+        with without_autocast(query.device.type):
+            blocks = chunk_blocks(query, key, value, tables, ctx.order)
+            gradient = None
+            for block in reversed(blocks):
+                rows, columns = block.cut(query), block.cut(output_gradient)
+                gradient = block.run_state(rows, block.tables.query, columns, gradient, wanted=True, backwards=True)[1]
+            arrived = exchange.gradients(gradient, final_gradient)
+            states = list(_states_before(blocks, key, value, before))  # while the gradients travel
+            of_operands = block_gradients(blocks, states, query, key, value, output_gradient, arrived(), False)[:3]
+            initial_gradient = None
+            if ctx.initial_dtype is not None:
+                initial_gradient = exchange.initial_gradient(gradient, final_gradient).to(ctx.initial_dtype)
+        return *of_operands, initial_gradient, None, None, None, None
+
+
+def _states_before(blocks: list[ChunkBlock], key: Tensor, value: Tensor, state: Tensor) -> Iterator[Tensor]:
+    """The states (A, K, V) that the chunks of each block start from; the first of them starts from `state`."""
+    for block in blocks:
+        wanted = block is not blocks[-1]
+        before, state = block.run_state(block.cut(key), block.tables.key, block.cut(value), state, wanted)
+        yield before

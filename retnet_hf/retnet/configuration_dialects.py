@@ -1,0 +1,102 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The config.json files of other RetNets: flash-linear-attention's (fla), and torchscale's, which syncdoth's shares."""
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from transformers import GenerationConfig
+from transformers.utils import logging
+
+from ..arguments.configuration_checks import READ_BY_TRANSFORMERS, WITHOUT_EFFECT_IN_TRANSFORMERS
+
+
+logger = logging.get_logger(__name__)
+
+# Keys that choose kernels, that training alone reads, or that the layers of a RetNet never read.
+_WITHOUT_EFFECT_IN_FLA = frozenset((
+    "attn_mode", "use_short_conv", "conv_size", "share_conv_kernel", "fuse_norm", "fuse_swiglu", "fuse_cross_entropy",
+    "fuse_linear_cross_entropy", "use_l2warp", "attnres_block_size",
+))  # fmt: skip
+_WITHOUT_EFFECT_IN_TORCHSCALE = frozenset((
+    "checkpoint_activations", "chunkwise_recurrent", "ddp_rank", "drop_path_rate", "encoder_normalize_before",
+    "forward_impl", "fsdp", "max_target_positions", "max_rel_pos", "moe_eval_capacity_token_fraction",
+    "moe_expert_count", "moe_gating_use_fp32", "moe_normalize_gate_prob_before_dropping", "moe_second_expert_policy",
+    "moe_top1_expert", "no_output_layer", "output_retentions", "rel_pos_buckets", "subln", "use_ffn_rms_norm",
+    "use_xmoe", "xpos_scale_base", "z_loss_coeff",
+))  # fmt: skip
+# Keys that change what a model computes, the one value that RetNetConfig can express, and why there is no other.
+_EXPRESSIBLE = {
+    "moe_freq": (0, "RetNetConfig has no experts"),
+    "multiway": (False, "RetNetConfig has one set of weights for all tokens"),
+    "xpos_rel_pos": (False, "RetNetConfig has no magnitudes in its rotation"),
+    "use_glu": (
+        True,
+        "the feed-forward without it has biases and an inner LayerNorm (fc1.bias, fc2.bias, ffn_layernorm), which have no "
+        "place in RetNetConfig",
+    ),
+    "attn": (
+        None,
+        "layer_types says here which layers are softmax attention, and those of fla's attn have other weights",
+    ),
+}
+
+
+def read_dialect(given: dict[str, Any], aliases: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of RetNetConfig that another RetNet's config.json states by other names, and the keys that are left.
+
+    Args:
+        given: keys of the file that are no fields.
+        aliases: other names of fields, which are left as they are.
+
+    Raises:
+        ValueError: for a key that changes what the model computes and has no counterpart here.
+    """
+    for key, (allowed, reason) in _EXPRESSIBLE.items():
+        if given.get(key) not in (allowed, None):
+            stated = "absent or None" if allowed is None else allowed
+            raise ValueError(f"{key} must be {stated}: {reason}. Got {given[key]!r}.")
+    left = {key: value for key, value in given.items() if key not in _EXPRESSIBLE and key not in _WITHOUT_EFFECT_IN_FLA}
+    if "decoder_embed_dim" in left:
+        fields, left = _read_torchscale(left)
+    elif "expand_k" in left:
+        fields = {}
+    else:
+        return {}, left
+
+    known = {*aliases, "hidden_ratio", *READ_BY_TRANSFORMERS}
+    kept = {key: value for key, value in left.items() if value is not None and (key in known or key.startswith("_"))}
+    without_effect = _WITHOUT_EFFECT_IN_TORCHSCALE | WITHOUT_EFFECT_IN_TRANSFORMERS | set(GenerationConfig().to_dict())
+    unknown = left.keys() - known - without_effect - {key for key in left if key.startswith("_")}
+    if unknown:
+        logger.warning(
+            f"Keys of a foreign config.json that RetNetConfig does not know are dropped: {', '.join(sorted(unknown))}."
+        )
+    return fields, kept
+
+
+def _read_torchscale(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    left = dict(given)
+    hidden_size, layers = left.pop("decoder_embed_dim"), left.pop("decoder_layers")
+    fields = {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": left.pop("decoder_retention_heads"),
+        "intermediate_size": left.pop("decoder_ffn_embed_dim"),
+        "value_expansion": left.pop("decoder_value_embed_dim") / hidden_size,
+        "hidden_act": left.pop("activation_fn", "gelu"),
+        "rms_norm_eps": left.pop("layernorm_eps", 1e-6),
+        "decay_schedule": "log_linear" if left.pop("use_lm_decay", False) else "power_of_two",
+        "rotary_endpoint": True,
+        "head_norm_affine": False,
+        "embedding_multiplier": 1.0 if left.pop("no_scale_embedding", True) else math.sqrt(hidden_size),
+        "use_embedding_norm": left.pop("layernorm_embedding", False),
+        "norm_position": "pre" if left.pop("decoder_normalize_before", True) else "post",
+        "residual_multiplier": (2 * layers) ** 0.25 if left.pop("deepnorm", False) else 1.0,
+        "hidden_dropout": left.pop("dropout", 0.0),
+        "chunk_size": left.pop("recurrent_chunk_size", None),
+    }
+    if "share_decoder_input_output_embed" in left:
+        fields["tie_word_embeddings"] = left.pop("share_decoder_input_output_embed")
+    return fields, left

@@ -1,0 +1,447 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RetNet configuration: every option of the published models, their spellings, and named sizes."""
+
+import math
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers.configuration_utils import PreTrainedConfig
+
+from ..arguments.configuration_checks import FieldChecks, KnownFieldsMixin
+from ..arguments.decay_schedules import DECAY_SCHEDULES, scheduled_decays
+from ..ops.kernels import KERNELS
+from ..ops.retention_forms import FORMS
+from ..state.state_fingerprint import state_fingerprint
+from .configuration_dialects import read_dialect
+
+
+INITIALIZATIONS = ("xavier", "deepnet", "normal", "fan_in")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+# Fields of RetNetHybridConfig, and the values with which a model is no hybrid: files of earlier versions have all of them.
+OF_HYBRIDS = {
+    **dict.fromkeys(("layer_types", "sliding_window", "attention_num_heads", "attention_num_key_value_heads")),
+    **dict.fromkeys(("attention_head_dim", "attention_gate_act", "attention_log_base", "attention_sink_distance")),
+    **dict.fromkeys(("rotary_layers", "learned_rotary_layers", "head_norm_groups", "head_norm_eps", "value_act")),
+    **dict.fromkeys(("num_experts", "moe_intermediate_size", "n_group", "topk_group")),
+    **dict.fromkeys(("attention_residual_multiplier", "mlp_residual_multiplier")),
+    **{"attention_sinks": 0, "norm_affine": True, "num_experts_per_tok": 2, "first_k_dense_replace": 0},
+    **{"n_shared_experts": 0, "router_act": "softmax", "use_router_bias": False, "norm_topk_prob": True},
+    **{"routed_scaling_factor": 1.0, "output_router_logits": False, "router_aux_loss_coef": 0.0},
+}
+
+# name: (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, value_expansion)
+_SHAPES = {
+    # those for training from scratch, in the proportions of the paper
+    "tiny": (128, 4, 2, 384, 2.0),
+    "mini": (256, 6, 4, 768, 2.0),
+    "small": (512, 8, 8, 1408, 2.0),
+    "base": (768, 12, 6, 2048, 2.0),
+    "medium": (1024, 24, 8, 2816, 2.0),
+    # arXiv 2307.08621 table 2: plain feed-forward, and the decays of its training runs
+    "1.3B": (2048, 24, 8, 4096, 2.0),
+    "2.7B": (2560, 32, 10, 5120, 2.0),
+    "6.7B": (4096, 32, 16, 8192, 2.0),
+    # microsoft/torchscale's recipes, whose values and feed-forward are 5/3 of the hidden size
+    "torchscale-base": (512, 6, 2, 864, 864 / 512),
+    "torchscale-medium": (1024, 16, 4, 1728, 1728 / 1024),
+    "torchscale-xl": (2048, 24, 8, 3456, 3456 / 2048),
+    "torchscale-3b": (2560, 32, 10, 4280, 4280 / 2560),
+    "torchscale-7b": (4096, 32, 16, 6912, 6912 / 4096),
+    "torchscale-13b": (5120, 40, 20, 8560, 8560 / 5120),
+    "torchscale-65b": (8192, 64, 32, 13824, 13824 / 8192),
+}
+# what small models learn best with (docs/results.md), in the sizes for training from scratch
+_FROM_SCRATCH = ("tiny", "mini", "small", "base", "medium")
+_LEARNS_BEST = {
+    "initialization": "fan_in",
+    "use_embedding_norm": True,
+    "use_head_norm": False,
+    "feature_map": "relu",
+    "decay_schedule": "geometric",
+}
+
+
+@strict
+class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
+    r"""Configuration of a RetNet (arXiv 2307.08621). The defaults are those of the fla-hub checkpoints, at 1.3B.
+
+    A published `config.json` of either dialect, flash-linear-attention's or torchscale's and syncdoth's, is read as it is:
+    their spellings are translated. It is saved in ours.
+
+    Args:
+        vocab_size (`int`): number of tokens.
+        hidden_size (`int`): width of the residual stream.
+        num_hidden_layers (`int`): number of blocks.
+        num_attention_heads (`int`): query heads, each with its own decay. Alias `num_heads`.
+        num_key_value_heads (`int`, *optional*): key and value heads, a divisor of the query heads; as many if absent.
+            Alias `num_kv_heads`. In a layer where the query heads that each of them serves have equal decays, these heads
+            share one matrix of the state, which is then smaller by that factor.
+        intermediate_size (`int`, *optional*): width of the feed-forward. Absent, it is two thirds of `hidden_ratio` (2)
+            times the hidden size, rounded up to a multiple of 256.
+        hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
+        key_expansion (`float`): size of all queries together over the hidden size. Alias `expand_k`.
+        value_expansion (`float`): size of all values (of all query heads) over the hidden size. Alias `expand_v`.
+        decay_schedule (`str`, `list[float]` or `list[list[float]]`): γ of each head: "power_of_two", 1 - 2^(-5-i) (equation
+            8 of the paper); "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (its training runs); "geometric", exp(-1/τ),
+            whose time constants τ grow by one factor from head to head (the named sizes for training from scratch;
+            docs/results.md says why); "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1 (a Linear Transformer); one
+            number in (0, 1] per head; or for each layer such a list.
+        decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens; or for each layer such
+            a pair. A single head has their geometric mean.
+        use_rotary (`bool`): rotate queries and keys by position (xPos without magnitude, which is RoPE).
+        rotary_endpoint (`bool`): rotation frequencies theta^(-linspace(0, 1, K/2)), as torchscale has them, instead of the
+            usual theta^(-2i/K).
+        rope_parameters (`dict`, *optional*): `rope_theta` (10000); `rope_type`, "default", "linear", "llama3" or "yarn",
+            with the numbers that transformers' models have for each; and `partial_rotary_factor` (1), the share of the pairs
+            of a head that turn, the first of them.
+        qkv_bias (`bool`): biases of queries, keys and values, as Qwen2 has them.
+        use_qk_norm (`bool`): RMS norm of each head's queries and keys before they are rotated, with weights that all heads
+            share, as Qwen3 has them.
+        use_output_gate (`bool`), output_gate_act (`str`): the gate on the retention's output, and its activation.
+        use_head_norm (`bool`), head_norm_affine (`bool`): RMS norm of each head's output, and whether it has a weight,
+            shared by all heads. Alias of the latter: `elementwise_affine`.
+        use_gated_mlp (`bool`): down(act(gate x) * up x) instead of down(act(up x)).
+        feature_map (`str` or `list[str]`, *optional*): activation applied to queries and keys, a name of ACT2FN; or for each
+            layer a name or None.
+        embedding_multiplier (`float`): factor on the embeddings. use_embedding_norm (`bool`): RMS norm after it.
+        norm_position (`str`): "pre", norm(x) enters each branch; "post", the sum of stream and branch is normalised and the
+            final norm falls away.
+        residual_multiplier (`float`): factor on the residual stream where a branch joins it (DeepNet's alpha).
+        bidirectional (`bool`): every token sees those after it too, with decay γ^|n-m|: an encoder, without a state.
+        rms_norm_eps (`float`): epsilon of every norm. Alias `norm_eps`.
+        hidden_dropout (`float`), activation_dropout (`float`): dropout on embeddings and branches, and inside the
+            feed-forward.
+        initialization (`str`): "xavier", the paper's (gain 2^-2.5 for q, k, v and gate, 2^-1 for the output projection);
+            "deepnet", the same divided by (8 L)^(1/4) for values, output projection and feed-forward; "normal",
+            N(0, initializer_range) everywhere; "fan_in", U(-1/√n, 1/√n) of matrices with n columns, which small models learn
+            fastest from, beside `use_embedding_norm`.
+        initializer_range (`float`): standard deviation of embeddings and, but for "fan_in", of the head, and of "normal".
+        retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
+        chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head sizes if absent.
+        kernels (`str`): what computes retention on a GPU: "torch", operations of PyTorch; "triton", kernels of this package;
+            or "fla", those of flash-linear-attention. What they do not cover, and where they do not run, PyTorch computes.
+            Read when a model is made; the environment variable RETNET_HF_KERNELS overrides it.
+        max_position_embeddings (`int`, *optional*): the length trained on, for tools that ask. Nothing is limited by it. The
+            attribute exists only where it is given.
+        tie_word_embeddings (`bool`), use_cache (`bool`), pad_token_id, bos_token_id, eos_token_id: as everywhere.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or one that is not allowed, in a sentence
+            that names the field, the value and what is allowed.
+        ValueError: for a name that is no field, and for an option of a foreign config.json that has no counterpart here.
+
+    Example:
+
+    ```python
+    >>> from retnet_hf import RetNetConfig, RetNetForCausalLM
+
+    >>> model = RetNetForCausalLM(RetNetConfig.from_preset("tiny", vocab_size=1000))
+    ```
+    """
+
+    model_type = "retnet"
+    is_hybrid = False
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
+    attribute_map = {
+        "num_heads": "num_attention_heads",
+        "num_kv_heads": "num_key_value_heads",
+        "expand_k": "key_expansion",
+        "expand_v": "value_expansion",
+        "norm_eps": "rms_norm_eps",
+        "elementwise_affine": "head_norm_affine",
+    }
+    base_model_pp_plan = {
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
+
+    vocab_size: int = 32000
+    hidden_size: int = 2048
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 8
+    num_key_value_heads: int | None = None
+    intermediate_size: int | None = None
+    hidden_act: str = "silu"
+    key_expansion: float | int = 1.0
+    value_expansion: float | int = 2.0
+    decay_schedule: str | list[float] | list[int | float] | list[list[int | float]] = "power_of_two"
+    decay_range: list[float | int] | tuple[float | int, ...] | list[list[float | int]] = (2, 512)
+    use_rotary: bool = True
+    rotary_endpoint: bool = False
+    rope_parameters: dict | None = None
+    qkv_bias: bool = False
+    use_qk_norm: bool = False
+    use_output_gate: bool = True
+    output_gate_act: str = "silu"
+    use_head_norm: bool = True
+    head_norm_affine: bool = True
+    use_gated_mlp: bool = True
+    feature_map: str | list[str | None] | None = None
+    embedding_multiplier: float | int = 1.0
+    use_embedding_norm: bool = False
+    norm_position: str = "pre"
+    residual_multiplier: float | int = 1.0
+    bidirectional: bool = False
+    rms_norm_eps: float = 1e-6
+    hidden_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    initialization: str = "xavier"
+    initializer_range: float = 0.02
+    retention_form: str = "auto"
+    chunk_size: int | None = None
+    kernels: str = "torch"
+    use_cache: bool = True
+    tie_word_embeddings: bool = False
+    pad_token_id: int | None = None
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+
+    @classmethod
+    def presets(cls) -> tuple[str, ...]:
+        """The names of `from_preset`."""
+        return tuple(_SHAPES)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides: Any) -> "RetNetConfig":
+        """Configuration of a named size; any field may be overridden.
+
+        Raises:
+            ValueError: for an unknown name.
+        """
+        if name not in _SHAPES:
+            raise ValueError(f"preset must be one of {', '.join(_SHAPES)}, got {name!r}.")
+        sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "value_expansion")
+        fields = dict(zip(sizes, _SHAPES[name], strict=True))
+        if name in _FROM_SCRATCH:
+            fields |= _LEARNS_BEST
+            fields["decay_range"] = _growing_ranges(overrides.get("num_hidden_layers", fields["num_hidden_layers"]))
+        elif name in ("1.3B", "2.7B", "6.7B"):
+            fields |= {"use_gated_mlp": False, "hidden_act": "gelu", "decay_schedule": "log_linear"}
+        elif name.startswith("torchscale"):
+            fields |= {
+                "rotary_endpoint": True,
+                "head_norm_affine": False,
+                "embedding_multiplier": math.sqrt(overrides.get("hidden_size", fields["hidden_size"])),
+            }
+        return cls(**(fields | overrides))
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "RetNetConfig":
+        """As in transformers.
+
+        Raises:
+            ValueError: for a file of another family.
+        """
+        family = "transnormer" if "linear_use_lrpe_list" in config_dict else config_dict.get("model_type", cls.model_type)
+        if family not in (cls.model_type, RetNetConfig.model_type):
+            raise ValueError(
+                f"config.json is of a model of type {family}, which {cls.__name__} does not read: load it by "
+                "AutoModelForCausalLM or RetNetHybridForCausalLM."
+            )
+        return super().from_dict(config_dict, **kwargs)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self._read(kwargs)
+        positions = kwargs.pop("max_position_embeddings", None)
+        if positions is not None:  # tools take an attribute that is there for a number
+            self.max_position_embeddings = positions
+        rope_type = (self.rope_parameters or kwargs.get("rope_scaling") or {}).get("rope_type")
+        if positions is None and rope_type in ("llama3", "yarn"):
+            raise ValueError(
+                f"max_position_embeddings must be the number of tokens trained on with a rope_type of {rope_type}, got None."
+            )
+        self.base_model_tp_plan = self._tensor_parallel_plan()
+        super().__post_init__(**kwargs)
+
+    def _read(self, kwargs: dict[str, Any]) -> None:
+        """Takes what other spellings of fields say out of `kwargs`, and fills in what follows from other fields."""
+        fields, left = read_dialect(kwargs, self.attribute_map)
+        fields |= {name: left.pop(alias) for alias, name in self.attribute_map.items() if alias in left}
+        for name, value in fields.items():
+            setattr(self, name, value)
+        for name in () if self.is_hybrid else OF_HYBRIDS.keys() & left.keys():
+            if left.pop(name) not in (OF_HYBRIDS[name], self.layer_types, None):
+                raise ValueError(
+                    f"{name} is a field of RetNetHybridConfig (model_type retnet_hybrid). RetNetConfig has layers of "
+                    "retention with dense feed-forwards alone."
+                )
+        hidden_ratio = left.pop("hidden_ratio", None) or 2
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.intermediate_size is None:
+            self.intermediate_size = 256 * math.ceil(int(self.hidden_size * hidden_ratio * 2 / 3) / 256)
+        kwargs.clear()
+        kwargs.update(left)
+
+    @property
+    def layer_types(self) -> list[str]:
+        """The kind of each layer by the names of transformers: "linear_attention", which is retention."""
+        return ["linear_attention"] * self.num_hidden_layers
+
+    @property
+    def has_softmax_attention(self) -> bool:
+        """Whether some layers have softmax attention, in the place of retention."""
+        return any(kind != "linear_attention" for kind in self.layer_types)
+
+    def _tensor_parallel_plan(self) -> dict[str, str]:
+        """How tensor parallelism shares out the weights that a model of this configuration has."""
+        plan = self._tensor_parallel_mixer("retention", self.use_output_gate, self._norms_of_heads())
+        plan |= {f"layers.*.mlp.{name}": "colwise" for name in (["gate_proj"] if self.use_gated_mlp else []) + ["up_proj"]}
+        return plan | {"layers.*.mlp.down_proj": "rowwise"}
+
+    def _tensor_parallel_mixer(self, mixer: str, gated: bool, norms: list[str]) -> dict[str, str]:
+        """The part of the plan for a token mixer; `norms` names modules that every rank has whole."""
+        columns = ["q_proj", "k_proj", "v_proj"] + (["g_proj"] if gated else [])
+        norms = (["q_norm", "k_norm"] if self.use_qk_norm else []) + norms
+        plan = {f"layers.*.{mixer}.{name}": "colwise" for name in columns}
+        plan |= {f"layers.*.{mixer}.{name}": "replicated_with_grad_allreduce" for name in norms}
+        return plan | {f"layers.*.{mixer}.o_proj": "rowwise"}
+
+    def _norms_of_heads(self) -> list[str]:
+        """Modules of retention with weights of their own for heads, which every rank has whole."""
+        return ["head_norm"] if self.use_head_norm and self.head_norm_affine else []
+
+    def validate_rope(self) -> None:
+        """Checks of what a state needs, and then those of transformers."""
+        check, given = FieldChecks(self), self.rope_parameters or {}
+        rope_type, theta = given.get("rope_type", "default"), given.get("rope_theta", 10000.0)
+        factor = given.get("partial_rotary_factor", 1.0)
+        turning = int(self.head_dim * factor) if isinstance(factor, (int, float)) and 0 < factor <= 1 else 0
+        for condition, allowed in (
+            (isinstance(theta, (int, float)) and theta >= 1, "a rope_theta of at least 1"),
+            (
+                rope_type in ROPE_TYPES,
+                f"a rope_type of {', '.join(ROPE_TYPES)} (positions never run out here, and frequencies that change with "
+                "the length of the text would not fit what a state holds)",
+            ),
+            (rope_type == "default" or not self.rotary_endpoint, "the rope_type default, since rotary_endpoint is True"),
+            (
+                not self.use_rotary or self.head_dim % 2 == 1 or (turning >= 2 and turning % 2 == 0),
+                "a partial_rotary_factor in (0, 1] with which an even number, 2 or more, of the numbers in a query head "
+                f"({self.head_dim}) turn",
+            ),
+        ):
+            check.require(condition, "rope_parameters", f"a dict with {allowed}")
+        super().validate_rope()
+
+    @property
+    def head_dim(self) -> int:
+        """K, the size of one query or key head."""
+        return round(self.hidden_size * self.key_expansion) // self.num_attention_heads
+
+    @property
+    def value_head_dim(self) -> int:
+        """V, the size of one value head."""
+        return round(self.hidden_size * self.value_expansion) // self.num_attention_heads
+
+    def mixer_sizes(self, layer: int) -> tuple[int, int, int, int]:
+        """Heads, key/value heads, size of a key and size of a value in the token mixer of a layer: H, G, K, V."""
+        return self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.value_head_dim
+
+    @property
+    def has_decays_per_layer(self) -> bool:
+        """Whether each layer has decays of its own."""
+        stated = self.decay_range if self.decay_schedule == "geometric" else self.decay_schedule
+        return isinstance(stated[0], list)
+
+    def decays(self, layer: int = 0) -> list[float]:
+        """γ of each head of a layer, in double precision."""
+        schedule, span = (
+            stated[layer] if isinstance(stated[0], list) else stated for stated in (self.decay_schedule, self.decay_range)
+        )
+        return scheduled_decays(schedule, self.num_attention_heads, span)
+
+    def shares_states(self, layer: int) -> bool:
+        """Whether the query heads that one key/value head serves share a matrix of the state: their decays are equal."""
+        groups = self.num_key_value_heads
+        served, decays = self.num_attention_heads // groups, self.decays(layer)
+        return served > 1 and all(len(set(decays[head : head + served])) == 1 for head in range(0, len(decays), served))
+
+    def state_heads(self, layer: int) -> int:
+        """Matrices (K, V) in the state of a layer of retention: as many as query heads, or as key/value heads if shared."""
+        return self.num_key_value_heads if self.shares_states(layer) else self.num_attention_heads
+
+    def state_shape(self, layer: int) -> tuple[int, int, int]:
+        """(M, K, V), the matrices of a sequence in the state of a layer of retention."""
+        return self.state_heads(layer), self.head_dim, self.value_head_dim
+
+    def feature_map_of(self, layer: int) -> str | None:
+        """The name of the feature map of a layer."""
+        return self.feature_map[layer] if isinstance(self.feature_map, list) else self.feature_map
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that the layers of retention keep of a sequence of any length."""
+        layers = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
+        return sum(math.prod(self.state_shape(layer)) for layer in layers)
+
+    @property
+    def state_fingerprint(self) -> str:
+        """Hash of every field that changes what a state means: a state is refused by a model with another."""
+        return state_fingerprint(self)
+
+    def validate_architecture(self) -> None:
+        """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
+        check = FieldChecks(self)
+        check.positive_integer("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        check.require(self.chunk_size is None or self.chunk_size > 0, "chunk_size", "a positive integer or None")
+        heads = self.num_attention_heads
+        check.require(
+            0 < self.num_key_value_heads <= heads and heads % self.num_key_value_heads == 0,
+            "num_key_value_heads",
+            f"a divisor of num_attention_heads ({heads})",
+        )
+        for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
+            size = self.hidden_size * getattr(self, field)
+            check.require(
+                size > 0 and abs(size - round(size)) < 1e-6 and round(size) % heads == 0,
+                field,
+                f"such that hidden_size ({self.hidden_size}) times it divides by num_attention_heads ({heads}) "
+                f"into {what} of whole size",
+            )
+        check.require(
+            not self.use_rotary or self.head_dim % 2 == 0,
+            "key_expansion",
+            f"such that the size of a query head ({self.head_dim}) is even, since use_rotary is True",
+        )
+        positions = getattr(self, "max_position_embeddings", 1)
+        check.require(
+            isinstance(positions, int) and positions > 0, "max_position_embeddings", "a positive integer, or absent"
+        )
+        check.one_of("retention_form", FORMS)
+        check.one_of("kernels", KERNELS)
+        check.one_of("norm_position", ("pre", "post"))
+        check.one_of("initialization", INITIALIZATIONS)
+        check.activation("hidden_act", "output_gate_act", "feature_map")
+        check.rate("hidden_dropout", "activation_dropout")
+        check.positive("rms_norm_eps", "initializer_range", "residual_multiplier", "embedding_multiplier")
+        layers = self.num_hidden_layers
+        if isinstance(self.decay_schedule, list) and any(isinstance(entry, list) for entry in self.decay_schedule):
+            check.require(
+                len(self.decay_schedule) >= layers
+                and all(
+                    isinstance(decays, list) and len(decays) == heads and all(0 < decay <= 1 for decay in decays)
+                    for decays in self.decay_schedule
+                ),
+                "decay_schedule",
+                f"for each layer (num_hidden_layers is {layers}) a list of num_attention_heads ({heads}) numbers in (0, 1]",
+            )
+        else:
+            check.decay_schedule(DECAY_SCHEDULES)
+        check.decay_range(layers)
+        check.require(
+            not isinstance(self.feature_map, list) or len(self.feature_map) >= layers,
+            "feature_map",
+            f"one name, or a list of one for each layer (num_hidden_layers is {layers})",
+        )
+
+
+def _growing_ranges(layers: int) -> list[list[float]]:
+    """Ranges of decay that grow by one factor from layer to layer: from 1 to 32 tokens, to 2 to 512 tokens."""
+    shares = (layer / max(layers - 1, 1) for layer in range(layers))
+    return [[round(2**share, 3), round(32 * 16**share, 3)] for share in shares]
+
+
+__all__ = ["RetNetConfig"]

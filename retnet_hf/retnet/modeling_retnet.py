@@ -1,0 +1,616 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RetNet: a transformer whose attention is retention (arXiv 2307.08621).
+
+Read from top to bottom: small modules, the token mixers, the layer, the model, its heads. A call to the model computes its
+plan once (plan.py). A layer rotates and retains by it, whether it trains, reads a prompt or decodes one token.
+
+Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V value size, D hidden size.
+"""
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache
+from transformers.generation import GenerationMixin
+from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+    MoeCausalLMOutputWithPast,
+)
+from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto import AutoModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from ..arguments.call_arguments import require_known_arguments, with_arguments_of
+from ..hub.cards import ModelCardMixin
+from ..hub.loading import DialectLoading
+from ..modules.computed_buffers import ComputedBuffer
+from ..modules.head_decay import HeadDecay
+from ..modules.initial_weights import draw_weights, projection
+from ..modules.integer_angles import integer_frequencies, rotary_frequencies
+from ..ops.gradients import gated, mean_cross_entropy, rms_norm
+from ..ops.kernels import TORCH, load_kernels
+from ..ops.plan import Layout, Plan, Rotation, Scaling, layout_of, plan_of_rows
+from ..ops.retention_forms import default_chunk_size, form_of_call, needs_autograd
+from ..ops.retention_packed import continued_layout, plan_of_documents
+from ..ops.retention_split import Context, layout_of_ranks, plan_of_segments
+from ..state.retention_state import UpdatedOnce, computes_layers_again, first_in_use, past_of_call
+from .configuration_retnet import RetNetConfig
+from .generation_retnet import CACHE, RetNetGeneration
+from .pieces import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
+
+
+class RetNetDecay(HeadDecay):
+    """ln γ of every head of every layer.
+
+    Attributes:
+        rank_share: rank and number of ranks that share the heads under tensor parallelism.
+    """
+
+    rank_share: tuple[int, int] = (0, 1)
+
+    def __init__(self, config: RetNetConfig) -> None:
+        layers = range(config.num_hidden_layers)
+        self.heads_per_state = [config.num_attention_heads // config.state_heads(layer) for layer in layers]
+        super().__init__([config.decays(layer) for layer in layers] if config.has_decays_per_layer else config.decays())
+
+    def of_layers(self, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+        """The ln γ (M,) of each layer on this rank. A layer whose heads share states has one for each key/value head."""
+        (rank, ranks), layers = self.rank_share, []
+        log_decay = self.log_decay.to(device).to(torch.promote_types(dtype, torch.float32)) * 2**-56  # (H,), or (layers, H)
+        for layer, step in enumerate(self.heads_per_state):
+            if log_decay.dim() == 1 and layer > 0 and step == self.heads_per_state[0]:
+                layers.append(layers[0])
+            else:
+                own = log_decay if log_decay.dim() == 1 else log_decay[layer]
+                layers.append(own[::step].chunk(ranks)[rank])
+        return layers
+
+
+class RetNetRotaryEmbedding(ComputedBuffer):
+    """Cosines and sines of position times frequency, exact at any position: see `integer_angles.py`."""
+
+    COMPUTED = "frequency"
+
+    def __init__(self, config: RetNetConfig, head_dim: int | None = None) -> None:
+        super().__init__()
+        self.config, self.head_dim = config, head_dim or config.head_dim
+        self.frequency = nn.Buffer(self.compute(), persistent=False)
+
+    def compute(self, device: torch.device | None = None) -> Tensor:
+        """(K/2,) int64, of the pairs of a head."""
+        frequency, self.attention_scaling = rotary_frequencies(self.config, self.head_dim)
+        return integer_frequencies(frequency, device)
+
+    def forward(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """position (B|1, T) int64 -> cos, sin (B|1, 1, T, K/2), float32 or wider."""
+        phase = position[:, None, :, None] * self.frequency.to(position.device)
+        angle = phase.to(torch.promote_types(dtype, torch.float32)) * (2 * math.pi / 2**64)
+        if self.attention_scaling != 1.0:
+            return angle.cos() * self.attention_scaling, angle.sin() * self.attention_scaling
+        return angle.cos(), angle.sin()
+
+
+class RetNetRMSNorm(nn.RMSNorm):
+    """RMS norm of the residual stream, or of each head, in the dtype of its input."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return rms_norm(hidden_states, self.weight, self.eps)
+
+
+class RetNetTokenMixer(nn.Module):
+    """Queries, keys and values of heads, the gate, and the projection back, of any mixer of tokens.
+
+    Args:
+        gate_act: activation of the gate on the output; None without a gate.
+        gain, output_gain: of the initialisation of the projections to heads, and of the projection back.
+    """
+
+    def __init__(
+        self, config: RetNetConfig, layer_idx: int, gate_act: str | None, gain: float = 1.0, output_gain: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        heads, groups, self.head_dim, self.value_head_dim = config.mixer_sizes(layer_idx)
+        self.num_key_value_groups = heads // groups
+        hidden_size, bias, values = config.hidden_size, config.qkv_bias, heads * self.value_head_dim
+        self.q_proj = projection(hidden_size, heads * self.head_dim, gain, on_value_path=False, bias=bias)
+        self.k_proj = projection(hidden_size, groups * self.head_dim, gain, on_value_path=False, bias=bias)
+        self.v_proj = projection(hidden_size, groups * self.value_head_dim, gain, bias=bias)
+        self.g_proj = None if gate_act is None else projection(hidden_size, values, gain, on_value_path=False)
+        self.o_proj = projection(values, hidden_size, output_gain)
+        self.gate_fn = None if gate_act is None else ACT2FN[gate_act]
+        self.q_norm = self.k_norm = None
+        if config.use_qk_norm:
+            self.q_norm, self.k_norm = (RetNetRMSNorm(self.head_dim, config.rms_norm_eps) for _ in range(2))
+
+    def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of hidden states (B, T, D): queries (B, H, T, K), keys (B, G, T, K) and values (B, G, T, V)."""
+        shape = (*hidden_states.shape[:-1], -1)  # (B, T, heads)
+        query = self.q_proj(hidden_states).view(*shape, self.head_dim).transpose(1, 2)
+        key = self.k_proj(hidden_states).view(*shape, self.head_dim).transpose(1, 2)
+        value = self.v_proj(hidden_states).view(*shape, self.value_head_dim).transpose(1, 2)
+        if self.q_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        return query, key, value
+
+
+class RetNetRetention(RetNetTokenMixer):
+    """Gated multi-scale retention, equation 8 of the paper:
+
+    head_i = Retention(X, γ_i),    Y = HeadNorm(head_1, …, head_H),    MSR(X) = (swish(X W_G) ⊙ Y) W_O
+    """
+
+    def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
+        gate_act = config.output_gate_act if config.use_output_gate else None
+        super().__init__(config, layer_idx, gate_act, gain=2**-2.5, output_gain=2**-1)
+        feature_map = config.feature_map_of(layer_idx)
+        self.feature_map = nn.Identity() if feature_map is None else ACT2FN[feature_map]
+        self.head_norm = nn.Identity()
+        if config.use_head_norm:
+            self.head_norm = RetNetRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
+
+    def forward(
+        self, hidden_states: Tensor, plan: Plan, state: Cache | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the plan computes it."""
+        past = None if state is None else state.layers[self.layer_idx]
+        query, key, value = self.operands(hidden_states, plan)
+        output, maps = plan.retain(self.layer_idx, query, key, value, past)  # (B, H, T, V)
+        output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
+        output = output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn)
+        return self.o_proj(output), maps
+
+    def operands(self, hidden_states: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        """What the operator computes with: queries and keys, mapped and rotated, and values."""
+        query, key, value = self.heads(hidden_states)
+        return *plan.rotate(self.feature_map(query), self.feature_map(key)), value
+
+
+class RetNetMLP(nn.Module):
+    """Feed-forward network, gated or plain."""
+
+    def __init__(self, config: RetNetConfig, inner_size: int) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.up_proj = projection(size, inner_size)
+        self.gate_proj = projection(size, inner_size) if config.use_gated_mlp else None
+        self.down_proj = projection(inner_size, size)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.dropout = nn.Dropout(config.activation_dropout)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        inner = self.up_proj(hidden_states)
+        inner = self.act_fn(inner) if self.gate_proj is None else gated(inner, self.gate_proj(hidden_states), self.act_fn)
+        return self.down_proj(self.dropout(inner) if self.training else inner)
+
+
+class RetNetDecoderLayer(GradientCheckpointingLayer):
+    """Retention and a feed-forward network, each a branch of the residual stream."""
+
+    def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.add_branches(config, layer_idx)
+        self.retention_norm = RetNetRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp_norm = RetNetRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.pre_norm = config.norm_position == "pre"
+        self.mixer_multiplier = self.mlp_multiplier = config.residual_multiplier
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def add_branches(self, config: RetNetConfig, layer_idx: int) -> None:
+        """Makes the token mixer and the feed-forward."""
+        self.retention = RetNetRetention(config, layer_idx)
+        self.mlp = RetNetMLP(config, config.intermediate_size)
+
+    @property
+    def mixer(self) -> RetNetTokenMixer:
+        """What mixes the tokens."""
+        return self.retention
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        plan: Plan,
+        state: Cache | None = None,  # a name that gradient checkpointing of transformers does not drop
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Tensor:
+        branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
+        branch, _ = self.mixer(branch, plan=plan, state=state, **kwargs)
+        branch = self.dropout(branch) if self.training else branch
+        hidden_states = torch.add(branch, hidden_states, alpha=self.mixer_multiplier)
+        hidden_states = hidden_states if self.pre_norm else self.retention_norm(hidden_states)
+
+        branch = self.mlp(self.mlp_norm(hidden_states) if self.pre_norm else hidden_states)
+        branch = self.dropout(branch) if self.training else branch
+        hidden_states = torch.add(branch, hidden_states, alpha=self.mlp_multiplier)
+        return hidden_states if self.pre_norm else self.mlp_norm(hidden_states)
+
+
+class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
+    config: RetNetConfig
+    config_class = RetNetConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["RetNetDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values", "cache", "state"]
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": RetNetDecoderLayer, "attentions": RetNetRetention}
+
+    def __init__(self, config: RetNetConfig, *args: Any, **kwargs: Any) -> None:
+        if config.is_hybrid != self.config_class.is_hybrid:
+            raise ValueError(
+                f"config must be a {self.config_class.__name__} for {type(self).__name__}, got a {type(config).__name__}."
+            )
+        super().__init__(config, *args, **kwargs)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, ComputedBuffer):
+            module.initialize()
+        else:
+            draw_weights(module, self.config)
+
+
+class RetNetModel(RetNetPreTrainedModel):
+    """The stack of RetNet layers, without a head.
+
+    Attributes:
+        context: the ranks that share sequences, where `context_parallel` has split them.
+    """
+
+    layer_class = RetNetDecoderLayer
+    output_class = BaseModelOutputWithPast
+
+    def __init__(self, config: RetNetConfig) -> None:
+        super().__init__(config)
+        self.vocab_size = config.vocab_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        norm = functools.partial(RetNetRMSNorm, config.hidden_size, config.rms_norm_eps)
+        self.embed_norm = norm() if config.use_embedding_norm else None
+        self.embed_dropout = nn.Dropout(config.hidden_dropout)
+        self.layers = nn.ModuleList([self.layer_class(config, index) for index in range(config.num_hidden_layers)])
+        pre_norm = config.norm_position == "pre"
+        self.norm = norm() if pre_norm else nn.Identity()
+        self.decay = RetNetDecay(config)
+        self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
+        self.kernels = TORCH if config.bidirectional else load_kernels(config.kernels)
+        self.chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
+        self.scaling = config.head_dim**-0.5
+        self.context: Context | None = None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        use_cache: bool | None = None,
+        retention_form: str | None = None,
+        cache: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPast:
+        r"""
+        Args:
+            input_ids: (B, T) token ids. inputs_embeds: (B, T, D) in their place.
+            attention_mask: (B, S), 0 where a token is padding, anywhere in the row. S is T, or T plus the columns read
+                before. Padding changes nothing for the other tokens, nor for the state.
+            position_ids: (B, T). Needed only for packed documents: a position that does not exceed the one before it starts
+                a new document. `cu_seq_lens_q` and `seq_idx`, as transformers' collators give them, say the same, and are
+                needed where a document begins with padding.
+            past_key_values: a `RetNetState`, or an empty cache of transformers. The state reads these tokens, in place; with
+                use_cache=False it is left as it is. Where `cu_seq_lens_q`, the (D + 1,) boundaries of D documents in one row
+                (1, T), is given too, and the state is not empty, document i continues from row i of the state, as if it were
+                alone. A document whose first position in `position_ids` is 0, or below that of its row, starts from an empty
+                state, which overwrites the row.
+            use_cache: whether to return a state; True by default if one is given, else `config.use_cache`.
+            state_rows: (D,) integers, for documents that continue: the row of each in past_key_values, no two alike.
+            retention_form: "auto", "parallel", "recurrent" or "chunkwise"; `config.retention_form` if absent.
+            cache: the name of past_key_values from transformers 5.24 on.
+            output_attentions: returns the retention maps Q Kᵀ ⊙ D of every layer, (B, H, T, T), in the parallel form.
+
+        Raises:
+            ValueError: for inputs that do not fit each other, in a sentence.
+        """
+        require_known_arguments(self, kwargs)
+        past_key_values = past_key_values if cache is None else cache
+        if isinstance(attention_mask, dict):  # of a model around this one, such as Llava: by the kind of layer
+            attention_mask = attention_mask.get("linear_attention")
+        if (input_ids is None) ^ (inputs_embeds is not None):
+            raise ValueError("You must specify exactly one of input_ids or inputs_embeds.")
+        hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if hidden_states.dim() != 3:
+            name, given = ("inputs_embeds", inputs_embeds) if input_ids is None else ("input_ids", input_ids)
+            raise ValueError(
+                "input_ids must be (batch, tokens), or inputs_embeds (batch, tokens, hidden size), got "
+                f"{name} {tuple(given.shape)}."
+            )
+        if hidden_states.shape[0] == 0:
+            raise ValueError("input_ids, or inputs_embeds, must hold at least one sequence, got a batch of 0.")
+        if use_cache is None:
+            use_cache = past_key_values is not None or self.config.use_cache
+        past = past_of_call(self, past_key_values, use_cache) if use_cache or past_key_values is not None else None
+        options = {"retention_form": retention_form, **kwargs}
+
+        if not isinstance(self.layers[0], nn.Identity):  # a later stage of a pipeline gets states that are embedded
+            if self.config.embedding_multiplier != 1.0:
+                hidden_states = hidden_states * self.config.embedding_multiplier
+            hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
+        # A compiler or tracer must not reach the comparison, which would bound the length of an exported program.
+        whole = torch.is_grad_enabled() or needs_autograd()
+        whole = whole or math.prod(hidden_states.shape[:2]) <= PIECE_SIZE_ON_CPU
+        pieces = [] if whole else pieces_of(self, hidden_states.shape, **options)
+        if len(pieces) > 1:
+            hidden_states = read_pieces(self, pieces, hidden_states, attention_mask, position_ids, past, **options)
+        else:
+            plans = self.plan(hidden_states, attention_mask, position_ids, past, **options)
+            hidden_states = self.read(hidden_states, plans, past, **kwargs)
+        if past is not None and input_ids is not None and self.context is None and not torch.compiler.is_compiling():
+            first_in_use(past.layers).remember_last(input_ids)
+        return self.output_class(last_hidden_state=hidden_states, **{CACHE: past if use_cache else None})
+
+    def read(self, hidden_states: Tensor, plans: list[Plan], state: Cache | None, **kwargs) -> Tensor:
+        """All layers and the last norm: (B, T, D) -> (B, T, D)."""
+        if state is not None and computes_layers_again(self):
+            state = UpdatedOnce(state)
+        for layer, plan in zip(self.layers, plans):
+            hidden_states = layer(hidden_states, plan=plan, state=state, **kwargs)
+        return self.norm(hidden_states)
+
+    def plan(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        retention_form: str | None = None,
+        layout: Layout | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Tensor | None,
+    ) -> list[Plan]:
+        """The plan of a call, for each layer: all of them share one.
+
+        The kinds of calls are told apart here: sequences that are split over ranks, packed documents that continue from the
+        rows of a state, and rows of a batch, with a state or without one.
+
+        Args:
+            inputs_embeds: (B, T, D). Only shape, dtype and device are used. Other arguments as in `forward`.
+            layout: a layout that was computed before; None computes it.
+        """
+        config, (batch, length, _) = self.config, inputs_embeds.shape
+        dtype, device = inputs_embeds.dtype, inputs_embeds.device
+        layers = None if past_key_values is None else past_key_values.layers
+        past = None if layers is None else first_in_use(layers)
+        maps = config.output_attentions if output_attentions is None else output_attentions
+        form = form_of_call(retention_form or config.retention_form, maps)
+        decays, rotation = self.decay.of_layers(dtype, device), functools.partial(self.rotation, dtype=dtype)
+        call = (batch, length), device, attention_mask, position_ids
+        packed = past is not None and past.is_initialized and kwargs.get("cu_seq_lens_q") is not None
+        if self.context is not None:
+            layout = layout_of_ranks(self.context, past, *call, retention_form, maps, **kwargs)
+            plan = plan_of_segments(layout, rotation, decays, self.chunk_size, with_final=past is not None)
+        elif packed:
+            layout = continued_layout(config, layers, self.chunk_size, *call, retention_form, maps, **kwargs)
+            plan = plan_of_documents(layout, rotation, decays)
+        else:
+            layout = layout_of(*call, past, **kwargs) if layout is None else layout
+            options = {"with_final": past is not None, "bidirectional": config.bidirectional, "maps": maps}
+            plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, kernels=self.kernels, **options)
+        return [plan] * config.num_hidden_layers
+
+    def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
+        """The rotation in layers of retention, of positions (B|1, T). Options are those of `Rotation`."""
+        if self.rotary is None:
+            return Scaling(self.scaling)
+        return Rotation(self.rotary(position, dtype), self.scaling, **options)
+
+
+class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin):
+    """RetNet with a language modelling head: trained in parallel or chunkwise form, decoded recurrently."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
+    model_class = RetNetModel
+
+    def __init__(self, config: RetNetConfig) -> None:
+        super().__init__(config)
+        if config.bidirectional:
+            raise ValueError("bidirectional must be False for RetNetForCausalLM: it would see the token it is to predict.")
+        self.model = self.model_class(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        retention_form: str | None = None,
+        skip_logits: bool = False,
+        cache: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithPast | MoeCausalLMOutputWithPast:
+        r"""
+        Arguments as in `RetNetModel.forward`, and
+
+        Args:
+            labels: (B, T) token ids, -100 where there is nothing to predict; shifted inside. As in transformers, the token
+                before the first label predicts it, even if that token is padding.
+            logits_to_keep: logits of the last so many tokens only (0: all), or of the tokens with these indices.
+            skip_logits: returns the loss alone. The logits of all tokens, (B, T, vocab_size), then never exist at once.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from retnet_hf import RetNetConfig, RetNetForCausalLM
+
+        >>> model = RetNetForCausalLM(RetNetConfig.from_preset("tiny", vocab_size=100))
+        >>> model.generate(torch.tensor([[1, 5, 7]]), max_new_tokens=4, min_new_tokens=4).shape
+        torch.Size([1, 7])
+        ```
+        """
+        if self.model.context is not None and labels is not None and kwargs.get("shift_labels") is None:
+            raise ValueError(
+                "labels need shift_labels beside them where sequences are split over ranks: the label of a rank's last "
+                "token is another rank's. shard_sequence gives both."
+            )
+        if skip_logits and labels is None:
+            raise ValueError("skip_logits must be False without labels: nothing would be computed.")
+        outputs: BaseModelOutputWithPast = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            retention_form=retention_form,
+            cache=cache,
+            return_dict=True,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        hidden_states, loss = outputs.last_hidden_state[:, kept, :], None
+        own_loss = labels is not None and self.loss_function is ForCausalLMLoss
+        if own_loss and labels.shape == hidden_states.shape[:2]:
+            shifted = kwargs.pop("shift_labels", None)
+            if shifted is None:
+                shifted = F.pad(labels[:, 1:], (0, 1), value=kwargs.get("ignore_index", -100))
+            loss, logits = mean_cross_entropy(self.lm_head, hidden_states, shifted, not skip_logits, **kwargs)
+        else:
+            logits = self.lm_head(hidden_states)
+            if labels is not None:
+                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return self.outputs_of(outputs, loss, None if skip_logits else logits, attention_mask)
+
+    def outputs_of(
+        self, outputs: BaseModelOutputWithPast, loss: Tensor | None, logits: Tensor | None, attention_mask: Tensor | None
+    ) -> CausalLMOutputWithPast:
+        """What `forward` returns."""
+        recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: getattr(outputs, CACHE)}, **recorded)
+
+
+class RetNetForMaskedLM(RetNetPreTrainedModel):
+    """The encoder with a head that fills in masked tokens: `config.bidirectional` must be True."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+    model_class = RetNetModel
+
+    def __init__(self, config: RetNetConfig) -> None:
+        super().__init__(config)
+        if not config.bidirectional:
+            raise ValueError("bidirectional must be True for RetNetForMaskedLM: a masked token is told by both its sides.")
+        self.model = self.model_class(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.FloatTensor | None = None,
+        labels: torch.LongTensor | None = None,
+        retention_form: str | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MaskedLMOutput:
+        r"""
+        Arguments as in `RetNetModel.forward`, and
+
+        Args:
+            labels: (B, T) token ids at masked places, -100 everywhere else.
+        """
+        outputs: BaseModelOutputWithPast = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            retention_form=retention_form,
+            return_dict=True,
+            **kwargs,
+        )
+        hidden_states, loss = outputs.last_hidden_state, None
+        if labels is not None and self.loss_function is ForMaskedLMLoss:
+            loss, logits = mean_cross_entropy(self.lm_head, hidden_states, labels, **kwargs)
+        else:
+            logits = self.lm_head(hidden_states)
+            if labels is not None:
+                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+
+
+class RetNetWithHead(RetNetPreTrainedModel):
+    """Registers the base model that transformers' generic heads look up by the class of the configuration.
+
+    Code that was loaded from a checkpoint has its own copy of RetNetConfig, which this registers.
+    """
+
+    model_class = RetNetModel
+    accepts_loss_kwargs = False  # Trainer then divides the loss by the steps of gradient accumulation
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.forward is not nn.Module.forward:
+            cls.forward = with_arguments_of(RetNetModel.forward, cls.forward)
+
+    def __init__(self, config: RetNetConfig) -> None:
+        if type(config).__name__ == self.config_class.__name__:  # a configuration derived from it has a model of its own
+            AutoModel.register(type(config), self.model_class, exist_ok=True)
+        super().__init__(config)
+
+
+class RetNetForSequenceClassification(GenericForSequenceClassification, RetNetWithHead):
+    """RetNet with a classifier that reads the last token that is not padding."""
+
+
+class RetNetForTokenClassification(GenericForTokenClassification, RetNetWithHead):
+    """RetNet with a classifier on every token."""
+
+
+class RetNetForQuestionAnswering(GenericForQuestionAnswering, RetNetWithHead):
+    """RetNet that marks the span of an answer."""
+
+
+__all__ = [
+    "RetNetForCausalLM",
+    "RetNetForMaskedLM",
+    "RetNetForQuestionAnswering",
+    "RetNetForSequenceClassification",
+    "RetNetForTokenClassification",
+    "RetNetModel",
+    "RetNetPreTrainedModel",
+]

@@ -1,0 +1,86 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A long sequence, read piece by piece where no gradient is recorded.
+
+The model continues from its state, so that intermediate tensors are only as large as one piece. `generate` with
+`prefill_chunk_size` does the same from outside.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+from transformers.utils.output_capturing import capture_outputs
+
+from ..ops.plan import layout_of
+from ..state.retention_state import RetNetState, first_in_use
+
+
+PIECE_SIZE_ON_CPU = 2**11  # tokens times sequences of a piece. Shorter sequences are one piece on every device.
+PIECE_SIZE_ELSEWHERE = 2**15
+RECORDER = capture_outputs.__module__  # of the hooks by which transformers records hidden states
+
+
+def pieces_of(
+    model: nn.Module,
+    shape: tuple[int, int, int],
+    retention_form: str | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    output_attentions: bool | None = None,
+    output_hidden_states: bool | None = None,
+    output_router_logits: bool | None = None,
+    **kwargs,
+) -> list[slice]:
+    """The tokens of each piece, for a `RetNetModel` and inputs (B, T, D).
+
+    All pieces have about one length, a multiple of the chunk, so that the chunks are the same as without pieces.
+    """
+    (batch, length, _), config, chunk_size = shape, model.config, model.chunk_size
+    size = PIECE_SIZE_ON_CPU if model.device.type == "cpu" else PIECE_SIZE_ELSEWHERE
+    if batch * length <= size or length <= chunk_size:
+        return [slice(0, length)]
+    form_without_pieces = (retention_form or config.retention_form) not in ("auto", "chunkwise")
+    asked = (output_attentions, output_hidden_states, output_router_logits)
+    by_default = ("output_attentions", "output_hidden_states", "output_router_logits")
+    recorded = any(asked) or any(getattr(config, name, False) for name in by_default)
+    whole = config.bidirectional or model.context is not None or form_without_pieces or recorded
+    if whole or cu_seq_lens_q is not None or has_hooks(model.layers.modules()):
+        return [slice(0, length)]
+    chunks = -(-length // chunk_size)
+    pieces = -(-chunks // max(1, size // (batch * chunk_size)))
+    tokens = -(-chunks // pieces) * chunk_size
+    return [slice(start, min(start + tokens, length)) for start in range(0, length, tokens)]
+
+
+def read_pieces(
+    model: nn.Module,
+    pieces: list[slice],
+    hidden_states: Tensor,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    past_key_values: Cache | None,
+    retention_form: str | None = None,
+    **kwargs,
+) -> Tensor:
+    """All layers of a `RetNetModel` and its last norm: (B, T, D) -> (B, T, D). Other arguments as in its `forward`."""
+    state = RetNetState(model.config) if past_key_values is None else past_key_values
+    past, output = first_in_use(state.layers), torch.empty_like(hidden_states)
+    layout = layout_of(hidden_states.shape[:2], hidden_states.device, attention_mask, position_ids, past, **kwargs)
+    for tokens in pieces:
+        part = hidden_states[:, tokens]
+        plans = model.plan(part, None, None, state, retention_form, layout.of_tokens(tokens), **kwargs)
+        output[:, tokens] = model.read(part, plans, state, **kwargs)
+    return output
+
+
+def has_hooks(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of the modules has hooks, such as those that fetch offloaded weights.
+
+    Transformers leaves the hooks that record outputs in place after their use. They are ignored.
+    """
+    for module in modules:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if "forward" in vars(module) or any(getattr(hook, "__module__", "") != RECORDER for hook in hooks):
+            return True
+    return False

@@ -1,0 +1,3 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RetNetState, a cache of transformers: its layers, its file, its fingerprint, and the documents that continue from it."""

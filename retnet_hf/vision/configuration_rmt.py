@@ -1,0 +1,173 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RMT configuration: four stages described by lists of numbers, and the published sizes by name."""
+
+from huggingface_hub.dataclasses import strict
+from transformers.configuration_utils import PreTrainedConfig
+
+from ..arguments.configuration_checks import FieldChecks
+from .configuration_stages import StagedConfigMixin
+
+
+ATTENTION_TYPES = ("decomposed", "whole")
+TOKEN_CLASSIFIER_INPUTS = ("hidden_states", "projection")
+
+# arXiv 2309.11523 and the authors' code
+_SIZES = {
+    name: {
+        "hidden_sizes": sizes,
+        "depths": depths,
+        "num_attention_heads": heads,
+        "mlp_ratios": mlp_ratios,
+        "attention_types": ["decomposed"] * decomposed + ["whole"] * (4 - decomposed),
+        "decay_exponent_ranges": ranges,
+        "use_layer_scale": [False] * (4 - scaled) + [True] * scaled,
+        "drop_path_rate": drop_path_rate,
+    }
+    for name, sizes, depths, heads, mlp_ratios, decomposed, ranges, scaled, drop_path_rate in (
+        ("tiny", [64, 128, 256, 512], [2, 2, 8, 2], [4, 4, 8, 16], [3, 3, 3, 3], 2, [4, 4, 6, 6], 0, 0.1),
+        ("small", [64, 128, 256, 512], [3, 4, 18, 4], [4, 4, 8, 16], [4, 4, 3, 3], 3, [4, 4, 6, 6], 0, 0.15),
+        ("base", [80, 160, 320, 512], [4, 8, 25, 8], [5, 5, 10, 16], [4, 4, 3, 3], 3, [5, 5, 6, 6], 2, 0.4),
+        ("large", [112, 224, 448, 640], [4, 8, 25, 8], [7, 7, 14, 20], [4, 4, 3, 3], 3, [6, 6, 6, 6], 2, 0.5),
+    )
+}
+_TOKEN_LABEL = {
+    f"{name}-token-label": fields | {"token_classifier_input": "hidden_states"}
+    for name, fields in _SIZES.items()
+    if name != "tiny"
+}
+
+
+@strict
+class RMTConfig(StagedConfigMixin, PreTrainedConfig):
+    r"""Configuration of an RMT (arXiv 2309.11523). The defaults are those of RMT-T.
+
+    Every list has one value per stage. The presets have their names in the paper too, "T" to "L"; a star marks training with
+    token labels.
+
+    Args:
+        num_channels (`int`): colour channels of the images.
+        image_size (`int` or a pair): size of the training images, for tools that ask. The model accepts any size.
+        hidden_sizes (`list[int]`): width of each stage; the first is even, as the stem begins with half of it.
+        depths (`list[int]`): blocks of each stage.
+        num_attention_heads (`list[int]`): heads of each stage, each with its own decay.
+        mlp_ratios (`list[float]`): width of the feed-forward over the stage's width, rounded down.
+        attention_types (`list[str]`): "whole", all tokens attend to all with decay γ^(|Δrow| + |Δcolumn|), or
+            "decomposed", along the rows with γ^|Δcolumn|, then along the columns with γ^|Δrow|.
+        decay_exponents (`list[float]`), decay_exponent_ranges (`list[float]`): γ of head i of N is
+            1 - 2^(-exponent - range · i / N).
+        rope_theta (`float`): the tokens, counted row by row, are rotated by frequencies rope_theta^(-linspace(0, 1, K/2)).
+        use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): factors on the branches of a block, and their
+            initial value.
+        projection_size (`int`): width of the classifier's hidden layer.
+        token_classifier_input (`str`, *optional*): adds the classifier of single tokens of the token-label releases (the
+            starred ones), on the last stage's "hidden_states" or on their "projection".
+        hidden_act (`str`): activation of stem and feed-forward, a name of `transformers.activations.ACT2FN`.
+        projection_act (`str`): activation of the classifier's hidden layer.
+        layer_norm_eps (`float`), batch_norm_eps (`float`): epsilons of the norms, but for those of feature maps in a
+            backbone, which is 1e-5.
+        drop_path_rate (`float`): stochastic depth of the last block; it rises linearly from 0 at the first.
+        initializer_range (`float`): standard deviation of the weights of linear layers.
+        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among
+            "stem", "stage1", … ; the last stage if both are absent.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or one that is not allowed, in a sentence
+            that names the field, the value and what is allowed.
+        ValueError: for out_features and out_indices that do not fit the stages.
+
+    Example:
+
+    ```python
+    >>> from retnet_hf import RMTConfig, RMTForImageClassification
+
+    >>> model = RMTForImageClassification(RMTConfig.from_preset("tiny", num_labels=1000))
+    ```
+    """
+
+    model_type = "rmt"
+    _presets = (
+        _SIZES
+        | _TOKEN_LABEL
+        | {name[0].upper(): fields for name, fields in _SIZES.items()}
+        | {f"{name[0].upper()}*": fields for name, fields in _TOKEN_LABEL.items()}
+    )
+    _per_stage = (
+        "hidden_sizes",
+        "depths",
+        "num_attention_heads",
+        "mlp_ratios",
+        "attention_types",
+        "decay_exponents",
+        "decay_exponent_ranges",
+        "use_layer_scale",
+    )
+
+    # outputs are gathered, because convolutions between the sharded weights read the channels of all ranks
+    base_model_tp_plan = {
+        **{f"stages.*.blocks.*.attention.{name}_proj": "colwise_gather_output" for name in "qkv"},
+        "stages.*.blocks.*.attention.o_proj": "rowwise_split_input",
+        "stages.*.blocks.*.mlp.fc1": "colwise_gather_output",
+        "stages.*.blocks.*.mlp.fc2": "rowwise_split_input",
+    }
+
+    num_channels: int = 3
+    image_size: int | list[int] | tuple[int, int] = 224
+    hidden_sizes: list[int] | tuple[int, ...] = (64, 128, 256, 512)
+    depths: list[int] | tuple[int, ...] = (2, 2, 8, 2)
+    num_attention_heads: list[int] | tuple[int, ...] = (4, 4, 8, 16)
+    mlp_ratios: list[float | int] | tuple[float | int, ...] = (3, 3, 3, 3)
+    attention_types: list[str] | tuple[str, ...] = ("decomposed", "decomposed", "whole", "whole")
+    decay_exponents: list[float | int] | tuple[float | int, ...] = (2, 2, 2, 2)
+    decay_exponent_ranges: list[float | int] | tuple[float | int, ...] = (4, 4, 6, 6)
+    rope_theta: float | int = 10000.0
+    use_layer_scale: list[bool] | tuple[bool, ...] = (False, False, False, False)
+    layer_scale_init_value: float | int = 1e-6
+    projection_size: int = 1024
+    token_classifier_input: str | None = None
+    hidden_act: str = "gelu"
+    projection_act: str = "silu"
+    layer_norm_eps: float = 1e-6
+    batch_norm_eps: float = 1e-5
+    drop_path_rate: float | int = 0.1
+    initializer_range: float = 0.02
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
+
+    def decays(self, stage: int) -> list[float]:
+        """γ of each head of a stage, in double precision."""
+        heads = self.num_attention_heads[stage]
+        exponent, span = self.decay_exponents[stage], self.decay_exponent_ranges[stage]
+        return [1 - 2.0 ** (-exponent - span * head / heads) for head in range(heads)]
+
+    def validate_architecture(self) -> None:
+        """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
+        check = FieldChecks(self)
+        self._check_stages(check)
+        sizes, heads = self.hidden_sizes, self.num_attention_heads
+        check.positive_integers("hidden_sizes", "depths", "num_attention_heads")
+        even_half = sizes[0] % 2 == 0
+        check.require(even_half, "hidden_sizes", "even in the first stage, whose half is the width of the stem")
+        even = all(size % (2 * number) == 0 for size, number in zip(sizes, heads))
+        allowed = f"such that each of hidden_sizes ({sizes}) divides into heads of even size"
+        check.require(even, "num_attention_heads", allowed)
+        not_empty = all(int(ratio * size) > 0 for ratio, size in zip(self.mlp_ratios, sizes))
+        check.require(not_empty, "mlp_ratios", f"such that times hidden_sizes ({sizes}) it is 1 or more")
+        known = all(name in ATTENTION_TYPES for name in self.attention_types)
+        check.require(known, "attention_types", f"a list of {' and '.join(ATTENTION_TYPES)}")
+        between = all(0 < decay < 1 for stage in range(len(self.depths)) for decay in self.decays(stage))
+        allowed = (
+            f"such that with decay_exponent_ranges ({self.decay_exponent_ranges}) every decay "
+            "1 - 2^(-exponent - range · head / heads) lies between 0 and 1"
+        )
+        check.require(between, "decay_exponents", allowed)
+        known = self.token_classifier_input in (None, *TOKEN_CLASSIFIER_INPUTS)
+        check.require(known, "token_classifier_input", f"None, {' or '.join(TOKEN_CLASSIFIER_INPUTS)}")
+        check.activation("hidden_act", "projection_act")
+        check.positive("num_channels", "projection_size", "layer_scale_init_value")
+        check.positive("layer_norm_eps", "batch_norm_eps", "initializer_range")
+        check.require(self.rope_theta >= 1, "rope_theta", "1 or more")
+        check.rate("drop_path_rate")
+
+
+__all__ = ["RMTConfig"]

@@ -1,0 +1,48 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Base classes of the configurations of image models: feature maps of a backbone, and lists with a value per stage."""
+
+from typing import Any
+
+from transformers.backbone_utils import BackboneConfigMixin
+
+from ..arguments.configuration_checks import FieldChecks, KnownFieldsMixin, PresetsMixin
+
+
+class VisionConfigMixin(PresetsMixin, KnownFieldsMixin, BackboneConfigMixin):
+    """Names the outputs of the stem and of `stages` stages, and chooses the feature maps of a backbone among them."""
+
+    def _name_stages(self, stages: int, kwargs: dict[str, Any]) -> None:
+        self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, stages + 1)]
+        self.set_output_features_output_indices(
+            out_features=kwargs.pop("out_features", None), out_indices=kwargs.pop("out_indices", None)
+        )
+
+
+class StagedConfigMixin(VisionConfigMixin):
+    """`_per_stage` names the fields with one value per stage, depths and hidden_sizes among them."""
+
+    base_model_fsdp_plan = {"stages.*.blocks.*": "free_full_weight"}
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        for field in self._per_stage:
+            setattr(self, field, list(getattr(self, field)))
+        self._name_stages(len(self.depths), kwargs)
+        super().__post_init__(**kwargs)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Number of hidden states that the model returns after the stem's: one per stage."""
+        return len(self.depths)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the last stage."""
+        return self.hidden_sizes[-1]
+
+    def _check_stages(self, check: FieldChecks) -> None:
+        stages = len(self.depths)
+        check.require(stages > 0, "depths", "a list of one number or more")
+        for field in self._per_stage:
+            allowed = f"a list of one value per stage (depths has {stages})"
+            check.require(len(getattr(self, field)) == stages, field, allowed)

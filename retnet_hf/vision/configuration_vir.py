@@ -1,0 +1,216 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""ViR configuration: the options of both public implementations, and named sizes."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers.configuration_utils import PreTrainedConfig
+
+from ..arguments.configuration_checks import FieldChecks
+from ..arguments.decay_schedules import DECAY_SCHEDULES, scheduled_decays
+from ..ops.retention_forms import FORMS
+from .configuration_stages import VisionConfigMixin
+
+
+POOLINGS = ("class_token", "last_patch", "mean", "mean_but_first")
+
+# differences between the two public implementations
+_AUTHORS = {"use_layer_scale": True}
+_PULFER = {
+    "pooling": "last_patch",
+    "decay_schedule": "power_of_two",
+    "use_per_head_projections": True,
+    "use_retention_norm": True,
+    "retention_act": "gelu",
+    "hidden_dropout": 0.1,
+    "layer_norm_eps": 1e-5,
+}
+_SIZES = {
+    name: {"hidden_size": size, "num_hidden_layers": layers, "num_attention_heads": heads, "patch_size": patch} | recipe
+    for name, size, layers, heads, patch, recipe in (
+        ("tiny-16", 192, 12, 3, 16, _AUTHORS),
+        ("small-16", 384, 12, 6, 16, _AUTHORS),
+        ("base-16", 768, 12, 12, 16, _AUTHORS),
+        ("large-16", 1024, 24, 16, 16, _AUTHORS),
+        ("large-14", 1024, 24, 16, 14, _AUTHORS),
+        ("pulfer-tiny-14", 192, 12, 3, 14, _PULFER),
+        ("pulfer-base-14", 768, 12, 12, 14, _PULFER),
+    )
+}
+_PAPER_NAMES = {f"ViR-{name[0].upper()}/{name[-2:]}": name for name in _SIZES if not name.startswith("pulfer")}
+
+
+@strict
+class ViRConfig(VisionConfigMixin, PreTrainedConfig):
+    r"""Configuration of a ViR, a vision retention network (arXiv 2310.19731). The defaults are those of ViR-B/16, without
+    layer scale.
+
+    The presets "tiny-16" to "large-14" follow the authors' code, and those that begin with "pulfer" follow
+    BrianPulfer/vision-retention-networks.
+
+    Args:
+        image_size (`int` or a pair): height and width of the images that the positions are learned for.
+        patch_size (`int` or a pair): height and width of a patch.
+        num_channels (`int`): colour channels of the images.
+        hidden_size (`int`), num_hidden_layers (`int`): width and number of the blocks.
+        num_attention_heads (`int`): heads of each retention, each with its own decay.
+        intermediate_size (`int`, *optional*): width of the feed-forward, four times the hidden size if absent; or
+            `mlp_ratio` times the hidden size, if that is given instead.
+        hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
+        pooling (`str`): `pooler_output`, which the classifier reads. "class_token": a learned token after all patches, the
+            last of the sequence; "last_patch"; "mean" of the patches, with the last norm after the mean; "mean_but_first",
+            the same without the first patch, as in the authors' code.
+        decay_schedule (`str` or `list[float]`): γ of each head: "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (the
+            authors' code); "power_of_two", 1 - 2^(-5-i) (RetNet's, equation 8); "geometric", exp(-1/τ), whose time constants
+            τ grow by one factor from head to head; "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1; or one number in
+            (0, 1] per head.
+        decay_range (pair of `float`): τ of the first and of the last head of "geometric", in patches.
+        bidirectional (`bool`): every token sees later tokens too, with decay γ^|n-m|.
+        mirror_sequence (`bool`): the sequence is every token, and then every token again in reverse, so that its second half
+            sees all tokens: the authors' bidirectional mode. It needs a pooling of patches.
+        qkv_bias (`bool`): biases of queries, keys and values.
+        use_per_head_projections (`bool`): queries, keys and values of a head read only its slice of the hidden state.
+        use_retention_norm (`bool`), retention_act (`str`, *optional*): layer norm over all heads' outputs, and the
+            activation after it, a name of ACT2FN.
+        use_layer_scale (`bool`), layer_scale_init_value (`float`): factors on the branches of a block, and their initial
+            value.
+        layer_norm_eps (`float`): epsilon of every norm.
+        embedding_dropout (`float`), hidden_dropout (`float`), activation_dropout (`float`): dropout of the embeddings, of
+            the output of each branch, and inside the feed-forward.
+        drop_path_rate (`float`): stochastic depth of the last block; it rises linearly from 0 at the first.
+        initializer_range (`float`): standard deviation of the truncated normal distribution that weights are drawn from.
+        retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
+        chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head size if absent.
+        apply_layernorm (`bool`): whether the feature maps of a backbone go through the last norm.
+        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among
+            "stem", "stage1", … ; the last stage if both are absent.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or one that is not allowed, in a sentence
+            that names the field, the value and what is allowed.
+        ValueError: for out_features and out_indices that do not fit the blocks.
+
+    Example:
+
+    ```python
+    >>> from retnet_hf import ViRConfig, ViRForImageClassification
+
+    >>> model = ViRForImageClassification(ViRConfig.from_preset("tiny-16", num_labels=1000))
+    ```
+    """
+
+    model_type = "vir"
+    _presets = _SIZES | {paper_name: _SIZES[name] for paper_name, name in _PAPER_NAMES.items()}
+    base_model_fsdp_plan = {"layers.*": "free_full_weight", "norm": "keep_full_weight"}
+
+    image_size: int | list[int] | tuple[int, int] = 224
+    patch_size: int | list[int] | tuple[int, int] = 16
+    num_channels: int = 3
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int | None = None
+    hidden_act: str = "gelu"
+    pooling: str = "class_token"
+    decay_schedule: str | list[float] | list[int | float] = "log_linear"
+    decay_range: list[float | int] | tuple[float | int, ...] = (1, 32)
+    bidirectional: bool = False
+    mirror_sequence: bool = False
+    qkv_bias: bool = True
+    use_per_head_projections: bool = False
+    use_retention_norm: bool = False
+    retention_act: str | None = None
+    use_layer_scale: bool = False
+    layer_scale_init_value: float | int = 1e-5
+    layer_norm_eps: float = 1e-6
+    embedding_dropout: float | int = 0.0
+    hidden_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    drop_path_rate: float | int = 0.0
+    initializer_range: float = 0.02
+    retention_form: str = "auto"
+    chunk_size: int | None = None
+    apply_layernorm: bool = True
+    _out_features: list[str] | None = None
+    _out_indices: list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        mlp_ratio = kwargs.pop("mlp_ratio", 4)
+        if self.intermediate_size is None:
+            self.intermediate_size = int(self.hidden_size * mlp_ratio)
+        self._name_stages(self.num_hidden_layers, kwargs)
+        self.base_model_tp_plan = self._tensor_parallel_plan()
+        super().__post_init__(**kwargs)
+
+    def _tensor_parallel_plan(self) -> dict[str, str]:
+        """How tensor parallelism shares out the weights. Each rank computes all heads: a norm may span them."""
+        plan = {"retention.o_proj": "rowwise_split_input", "mlp.fc1": "colwise", "mlp.fc2": "rowwise"}
+        if not self.use_per_head_projections:
+            plan |= {f"retention.{name}_proj": "colwise_gather_output" for name in "qkv"}
+        return {f"layers.*.{name}": style for name, style in plan.items()}
+
+    @property
+    def head_dim(self) -> int:
+        """K, the size of a query, key and value head."""
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        return _pair(self.image_size)
+
+    @property
+    def patch_shape(self) -> tuple[int, int]:
+        """Height and width of a patch."""
+        return _pair(self.patch_size)
+
+    @property
+    def grid_shape(self) -> tuple[int, int]:
+        """Rows and columns of patches in an image."""
+        return self.grid_of(self.image_shape)
+
+    def grid_of(self, image_shape: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns of patches in an image of that height and width."""
+        return image_shape[0] // self.patch_shape[0], image_shape[1] // self.patch_shape[1]
+
+    def decays(self) -> list[float]:
+        """γ of each head, in double precision."""
+        return scheduled_decays(self.decay_schedule, self.num_attention_heads, self.decay_range)
+
+    def validate_architecture(self) -> None:
+        """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
+        check = FieldChecks(self)
+        heads, patch_size = self.num_attention_heads, self.patch_size
+        check.positive_integer(
+            "num_channels", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"
+        )
+        for field in ("image_size", "patch_size"):
+            size = _pair(getattr(self, field))
+            check.require(len(size) == 2 and min(size) > 0, field, "a positive integer, or height and width")
+        whole_patches = all(image % patch == 0 for image, patch in zip(self.image_shape, self.patch_shape))
+        check.require(whole_patches, "image_size", f"a multiple of patch_size ({patch_size})")
+        check.positive_integer_or_none("chunk_size")
+        divides = self.hidden_size % heads == 0
+        check.require(divides, "num_attention_heads", f"a divisor of hidden_size ({self.hidden_size})")
+        check.one_of("pooling", POOLINGS)
+        check.one_of("retention_form", FORMS)
+        check.activation("hidden_act")
+        check.activation("retention_act", allowed="None, or a name of transformers.activations.ACT2FN")
+        if self.mirror_sequence:
+            allowed = "False where bidirectional is True: each of the two lets a token see later ones"
+            check.require(not self.bidirectional, "mirror_sequence", allowed)
+            allowed = "last_patch, mean or mean_but_first where mirror_sequence is True"
+            check.require(self.pooling != "class_token", "pooling", allowed)
+        check.rate("embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
+        check.positive("layer_norm_eps", "initializer_range", "layer_scale_init_value")
+        check.decay_schedule(DECAY_SCHEDULES)
+        check.decay_range()
+
+
+def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:
+    """Height and width, where one number stands for both."""
+    return (size, size) if isinstance(size, int) else tuple(size)
+
+
+__all__ = ["ViRConfig"]

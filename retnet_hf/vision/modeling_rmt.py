@@ -1,0 +1,372 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""RMT: a vision transformer of four stages whose attention fades with Manhattan distance (arXiv 2309.11523).
+
+Shapes in comments: B images, R rows and L columns of tokens, T = R · L tokens counted row by row, H heads, K head size,
+C channels of a stage.
+"""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+
+from ..modules.computed_buffers import ComputedBuffer
+from ..modules.eager_attention import attention_map, eager_attention_forward
+from ..modules.head_decay import HeadDecay
+from ..modules.integer_angles import angles, integer_frequencies
+from ..ops.gradients import rotate
+from .configuration_rmt import RMTConfig
+from .vision_blocks import (
+    ChannelsLast,
+    ImageClassifierMixin,
+    ResidualBranch,
+    StagedBackboneMixin,
+    StagedModelMixin,
+    VisionPreTrainedModel,
+    asks_for_maps,
+    classifier,
+    drop_path_rates,
+)
+
+
+class RMTGeometry:
+    """Rotations and decays of all blocks of a stage in one call.
+
+    A plain class, because FSDP2 casts floats in tuples and dataclasses to the type of the parameters.
+
+    Attributes:
+        cos, sin: (T, 1, K/2), float32 or wider.
+        decay: (1, H, T, T) ln γ^(|Δrow| + |Δcolumn|), added to the scores; None in a decomposed stage.
+        row_decay: (1, H, L, L) ln γ^|Δcolumn|, between the tokens of a row; None in a whole stage.
+        column_decay: (1, H, R, R) ln γ^|Δrow|, between the tokens of a column; None in a whole stage.
+    """
+
+    def __init__(
+        self,
+        angle: Tensor,  # (T, 1, K/2)
+        decay: Tensor | None = None,
+        row_decay: Tensor | None = None,
+        column_decay: Tensor | None = None,
+    ) -> None:
+        self.cos, self.sin = angle.cos(), angle.sin()
+        self.decay, self.row_decay, self.column_decay = decay, row_decay, column_decay
+
+    def to(self, device: torch.device, **kwargs: Any) -> "RMTGeometry":
+        """The same on another device; accelerate calls this where the blocks of a stage are on several."""
+        moved = copy.copy(self)
+        for name, tensor in vars(self).items():
+            setattr(moved, name, None if tensor is None else tensor.to(device, **kwargs))
+        return moved
+
+
+class RMTPositions(ComputedBuffer):
+    """Decay of each head and rotation of each position, for a grid of any size."""
+
+    COMPUTED = "frequency"
+
+    def __init__(self, config: RMTConfig, stage: int) -> None:
+        super().__init__()
+        self.config = config
+        self.stage = stage
+        self.decomposed = config.attention_types[stage] == "decomposed"
+        self.decay = HeadDecay(config.decays(stage))
+        self.frequency = nn.Buffer(self.compute(), persistent=False)
+
+    def compute(self, device: torch.device | None = None) -> Tensor:
+        """(K/2,) int64, the `integer_frequencies` of theta^(-linspace(0, 1, K/2))."""
+        pairs = self.config.hidden_sizes[self.stage] // self.config.num_attention_heads[self.stage] // 2
+        radians = [self.config.rope_theta ** (-pair / max(pairs - 1, 1)) for pair in range(pairs)]
+        return integer_frequencies(radians, device)
+
+    def forward(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> RMTGeometry:
+        """The geometry of a grid of rows x columns tokens, computed in float32 or wider; its decays are of type `dtype`."""
+        angle = angles(torch.arange(rows * columns, device=device)[:, None], self.frequency, dtype)
+        log_decay = self.decay(dtype, device)[:, None, None]
+
+        def decay_along(length: int) -> Tensor:  # (1, H, length, length)
+            position = torch.arange(length, device=device)
+            return ((position[:, None] - position).abs() * log_decay)[None]
+
+        if self.decomposed:
+            return RMTGeometry(angle, row_decay=decay_along(columns).to(dtype), column_decay=decay_along(rows).to(dtype))
+        between_rows = decay_along(rows)[:, :, :, None, :, None]
+        between_columns = decay_along(columns)[:, :, None, :, None, :]
+        decay = (between_rows + between_columns).reshape(1, -1, rows * columns, rows * columns)
+        return RMTGeometry(angle, decay.to(dtype))
+
+
+class RMTAttention(nn.Module):
+    """Manhattan self-attention, whole or decomposed, with locally enhanced position encoding (LePE).
+
+    The scores get the logarithm of the decay before the softmax, as in the released models; the paper multiplies the softmax
+    by the decay.
+    """
+
+    def __init__(self, config: RMTConfig, stage: int) -> None:
+        super().__init__()
+        self.config = config
+        size = config.hidden_sizes[stage]
+        self.head_dim = size // config.num_attention_heads[stage]
+        self.scaling = self.head_dim**-0.5
+        self.decomposed = config.attention_types[stage] == "decomposed"
+        self.is_causal = False
+        self.q_proj = nn.Linear(size, size)
+        self.k_proj = nn.Linear(size, size)
+        self.v_proj = nn.Linear(size, size)
+        self.lepe = RMTDepthwiseConvolution(size, kernel_size=5)
+        self.o_proj = nn.Linear(size, size)
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, R, L, C)
+        geometry: RMTGeometry,
+        output_attentions: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the mixed tokens (B, R, L, C) and, if asked for, which token attends to which, (B, H, T, T)."""
+        batch, rows, columns, size = hidden_states.shape
+        value = self.v_proj(hidden_states)
+        position_encoding = self.lepe(value)
+
+        def heads(projected: Tensor) -> Tensor:  # (B, R, L, C) -> (B, T, H, K)
+            return projected.reshape(batch, rows * columns, -1, self.head_dim)
+
+        query = rotate(heads(self.q_proj(hidden_states)), geometry.cos, geometry.sin).to(value.dtype)
+        key = rotate(heads(self.k_proj(hidden_states)), geometry.cos, geometry.sin).to(value.dtype)
+        value, attention = heads(value), None
+        if asks_for_maps(self.config, output_attentions):  # the output depends on the map, so that a gradient reaches it
+            attention = self._map(query, key, geometry, (rows, columns))
+            output = torch.einsum("bhts,bshk->bthk", attention, value)
+        elif self.decomposed:
+            query, key, value = (tensor.unflatten(1, (rows, columns)) for tensor in (query, key, value))
+            value = self._attend(query, key, value, geometry.row_decay)
+            query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B, L, R, H, K)
+            output = self._attend(query, key, value, geometry.column_decay).transpose(1, 2)
+        else:
+            output = self._attend(query, key, value, geometry.decay)
+        return self.o_proj(output.reshape(batch, rows, columns, size) + position_encoding), attention
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor) -> Tensor:
+        """Attention among the T tokens of (..., T, H, K), separately for each index of the dimensions before T."""
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        shape = value.shape
+        query, key, value = (tensor.reshape(-1, *shape[-3:]).transpose(1, 2) for tensor in (query, key, value))
+        output, _ = attend(self, query, key, value, decay.to(query.dtype), scaling=self.scaling, dropout=0.0)
+        return output.reshape(shape)
+
+    def _map(self, query: Tensor, key: Tensor, geometry: RMTGeometry, grid: tuple[int, int]) -> Tensor:
+        """Which token attends to which, (B, H, T, T).
+
+        A decomposed stage attends along the rows, then along the columns. The product of both maps is one map, since a token
+        reaches another in one way only: along its own column to the row of the other, then along that row.
+        """
+        if not self.decomposed:
+            return attention_map(query.transpose(1, 2), key.transpose(1, 2), geometry.decay, self.scaling)
+        query, key = (tensor.unflatten(1, grid).permute(0, 3, 1, 2, 4) for tensor in (query, key))  # (B, H, R, L, K)
+        in_row = attention_map(query, key, geometry.row_decay[:, :, None], self.scaling)  # (B, H, R, L, L)
+        query, key = query.transpose(2, 3), key.transpose(2, 3)
+        in_column = attention_map(query, key, geometry.column_decay[:, :, None], self.scaling)  # (B, H, L, R, R)
+        attention = torch.einsum("bhlrs,bhslm->bhrlsm", in_column, in_row)
+        return attention.flatten(4, 5).flatten(2, 3)
+
+
+class RMTDepthwiseConvolution(ChannelsLast, nn.Conv2d):
+    """A convolution of each channel separately, over tokens (B, R, L, C)."""
+
+    def __init__(self, channels: int, kernel_size: int) -> None:
+        super().__init__(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels)
+
+
+class RMTMLP(nn.Module):
+    """Feed-forward network with a convolution in its middle."""
+
+    def __init__(self, config: RMTConfig, stage: int) -> None:
+        super().__init__()
+        size = config.hidden_sizes[stage]
+        inner_size = int(config.mlp_ratios[stage] * size)
+        self.fc1 = nn.Linear(size, inner_size)
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.convolution = RMTDepthwiseConvolution(inner_size, kernel_size=3)
+        self.fc2 = nn.Linear(inner_size, size)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        hidden_states = self.act_fn(self.fc1(hidden_states))
+        return self.fc2(hidden_states + self.convolution(hidden_states))
+
+
+class RMTBlock(GradientCheckpointingLayer):
+    """Conditional position encoding, attention and feed-forward, each a branch of the residual stream."""
+
+    def __init__(self, config: RMTConfig, stage: int, drop_path_rate: float) -> None:
+        super().__init__()
+        size = config.hidden_sizes[stage]
+        layer_scale = config.layer_scale_init_value if config.use_layer_scale[stage] else None
+        self.position_encoding = RMTDepthwiseConvolution(size, kernel_size=3)
+        self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.attention = RMTAttention(config, stage)
+        self.attention_branch = ResidualBranch(size, layer_scale, drop_path_rate)
+        self.mlp_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.mlp = RMTMLP(config, stage)
+        self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate)
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, R, L, C)
+        geometry: RMTGeometry,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Tensor:
+        hidden_states = hidden_states + self.position_encoding(hidden_states)
+        branch, _ = self.attention(self.attention_norm(hidden_states), geometry=geometry, **kwargs)
+        hidden_states = hidden_states + self.attention_branch(branch)
+        return hidden_states + self.mlp_branch(self.mlp(self.mlp_norm(hidden_states)))
+
+
+class RMTConvolution(nn.Module):
+    """3x3 convolution and batch norm; a stride of 2 halves the size, rounded up."""
+
+    def __init__(
+        self, config: RMTConfig, in_channels: int, out_channels: int, stride: int = 1, activate: bool = False
+    ) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(in_channels, out_channels, kernel_size=3, stride=stride, padding=1)
+        self.norm = nn.BatchNorm2d(out_channels, eps=config.batch_norm_eps)
+        self.act_fn = ACT2FN[config.hidden_act] if activate else nn.Identity()
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.act_fn(self.norm(self.convolution(hidden_states)))
+
+
+class RMTStem(nn.Module):
+    """Images to tokens of a quarter of their size, by four convolutions."""
+
+    def __init__(self, config: RMTConfig) -> None:
+        super().__init__()
+        size = config.hidden_sizes[0]
+        self.layers = nn.ModuleList(
+            [
+                RMTConvolution(config, config.num_channels, size // 2, stride=2, activate=True),
+                RMTConvolution(config, size // 2, size // 2, activate=True),
+                RMTConvolution(config, size // 2, size, stride=2, activate=True),
+                RMTConvolution(config, size, size),
+            ]
+        )
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """(B, num_channels, height, width) -> (B, C, R, L)."""
+        for layer in self.layers:
+            pixel_values = layer(pixel_values)
+        return pixel_values
+
+
+class RMTStage(nn.Module):
+    """Patch merging, but in the first stage, and the blocks of one resolution."""
+
+    def __init__(self, config: RMTConfig, stage: int) -> None:
+        super().__init__()
+        self.merging = None
+        if stage > 0:
+            self.merging = RMTConvolution(config, config.hidden_sizes[stage - 1], config.hidden_sizes[stage], stride=2)
+        self.positions = RMTPositions(config, stage)
+        rates = drop_path_rates(config.drop_path_rate, config.depths)[stage]
+        self.blocks = nn.ModuleList([RMTBlock(config, stage, rate) for rate in rates])
+
+    def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
+        """(B, C, R, L) of the stage before -> (B, C, R, L)."""
+        if self.merging is not None:
+            hidden_states = self.merging(hidden_states)
+        geometry = self.positions(*hidden_states.shape[2:], hidden_states.dtype, hidden_states.device)
+        hidden_states = hidden_states.permute(0, 2, 3, 1).contiguous()
+        for block in self.blocks:
+            hidden_states = block(hidden_states, geometry=geometry, **kwargs)
+        return hidden_states.permute(0, 3, 1, 2)
+
+
+class RMTPreTrainedModel(VisionPreTrainedModel):
+    config: RMTConfig
+    base_model_prefix = "rmt"
+    _no_split_modules = ["RMTBlock"]
+    _input_embed_layer = "stem"
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_record_outputs = {"hidden_states": RMTStage, "attentions": RMTAttention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, nn.Conv2d):  # PyTorch's own initialisation, as in the authors' code
+            init.kaiming_uniform_(module.weight, a=math.sqrt(5))
+            bound = module.weight[0].numel() ** -0.5
+            init.uniform_(module.bias, -bound, bound)
+
+
+class RMTModel(StagedModelMixin, RMTPreTrainedModel):
+    """Stem and stages, without a head. The last stage has a 32nd of the image's height and width, rounded up."""
+
+    stem_class, stage_class = RMTStem, RMTStage
+
+
+class RMTProjection(nn.Module):
+    """The classifier's hidden layer, on each token."""
+
+    def __init__(self, config: RMTConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_sizes[-1], config.projection_size)
+        self.norm = nn.BatchNorm2d(config.projection_size, eps=config.batch_norm_eps)
+        self.act_fn = ACT2FN[config.projection_act]
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, R, L, C) -> (B, R, L, projection size)."""
+        projected = self.norm(self.dense(hidden_states).permute(0, 3, 1, 2))
+        return self.act_fn(projected).permute(0, 2, 3, 1)
+
+
+class RMTForImageClassification(ImageClassifierMixin, RMTPreTrainedModel):
+    """RMT with a classifier of images and, in the token-label releases, a classifier of tokens.
+
+    With a token classifier, the logits are those of the image plus half of the largest over its tokens, in training too.
+    """
+
+    model_class = RMTModel
+
+    def __init__(self, config: RMTConfig) -> None:
+        super().__init__(config)
+        self.projection = RMTProjection(config)
+        self.classifier = classifier(config.projection_size, config.num_labels)
+        self.token_classifier = None
+        if config.token_classifier_input is not None and config.num_labels > 0:
+            on_projection = config.token_classifier_input == "projection"
+            size = config.projection_size if on_projection else config.hidden_size
+            self.token_classifier = classifier(size, config.num_labels)
+        self.post_init()
+
+    def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
+        tokens = outputs.last_hidden_state.permute(0, 2, 3, 1)  # (B, R, L, C)
+        projected = self.projection(tokens)
+        logits = self.classifier(projected.mean(dim=(1, 2)))
+        if self.token_classifier is None:
+            return logits
+        on_projection = self.config.token_classifier_input == "projection"
+        token_logits = self.token_classifier(projected if on_projection else tokens)  # (B, R, L, num_labels)
+        return logits + 0.5 * token_logits.amax(dim=(1, 2))
+
+
+class RMTBackbone(StagedBackboneMixin, RMTPreTrainedModel):
+    """RMT as a pyramid of feature maps, each under a layer norm of its own, for detection and segmentation."""
+
+    model_class = RMTModel
+
+    def new_norm(self, size: int) -> nn.Module:
+        return nn.LayerNorm(size)  # with PyTorch's own epsilon, as the authors' backbones for dense prediction
+
+
+__all__ = ["RMTBackbone", "RMTForImageClassification", "RMTModel", "RMTPreTrainedModel"]

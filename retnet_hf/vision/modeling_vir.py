@@ -1,0 +1,538 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""ViR: a vision transformer whose attention is retention over the patches, row by row (arXiv 2310.19731).
+
+Shapes in comments: B images, R rows and L columns of patches, P = R · L patches counted row by row, T tokens (the patches,
+then the class token if the model has one), H heads, K head size, D hidden size.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput, MaskedImageModelingOutput
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from ..arguments.call_arguments import require_known_arguments
+from ..modules.head_decay import HeadDecay
+from ..ops.plan import Plan, Scaling, layout_of, plan_of_rows
+from ..ops.retention_forms import default_chunk_size, form_of_call
+from .configuration_vir import ViRConfig
+from .vision_blocks import (
+    FeedForward,
+    ImageClassifierMixin,
+    ResidualBranch,
+    VisionBackboneMixin,
+    VisionPreTrainedModel,
+    asks_for_maps,
+    check_pixel_values,
+    classifier,
+    drop_path_rates,
+)
+
+
+# Patches that a block reads at a time where no gradient is recorded, so that what it computes between stays in the cache.
+PIECE_SIZE = 2048
+
+
+class ViRState:
+    """The state (B, H, K, K) of one layer, None before the first token."""
+
+    def __init__(self) -> None:
+        self.state: Tensor | None = None
+
+    def update(self, key: Tensor, value: Tensor, query: Tensor, plan: Plan, layer_idx: int) -> Tensor:
+        """The retention of new tokens, which the state then has read."""
+        output, self.state = plan.operators[layer_idx](query, key, value, self.state)
+        return output
+
+
+class ViREmbeddings(nn.Module):
+    """Images to tokens: patches, their positions, and the class token after them."""
+
+    def __init__(self, config: ViRConfig, use_mask_token: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        size = config.hidden_size
+        self.patch_embeddings = nn.Conv2d(config.num_channels, size, config.patch_shape, stride=config.patch_shape)
+        self.position_embeddings = nn.Parameter(torch.zeros(1, math.prod(config.grid_shape), size))
+        self.class_token = nn.Parameter(torch.zeros(1, 1, size)) if config.pooling == "class_token" else None
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, size)) if use_mask_token else None
+        self.dropout = nn.Dropout(config.embedding_dropout)
+
+    def forward(
+        self,
+        pixel_values: Tensor,  # (B, num_channels, height, width)
+        image_shape: tuple[int, int],
+        first_row: int = 0,
+        bool_masked_pos: Tensor | None = None,  # (B, P)
+    ) -> Tensor:
+        """The tokens (B, T, D) of whole images, or of a band of them.
+
+        Args:
+            image_shape: height and width of the whole images.
+            first_row: row of patches of the whole image at which `pixel_values` begin.
+        """
+        pixel_values = pixel_values.to(self.patch_embeddings.weight.dtype)
+        patches = self.patch_embeddings(pixel_values)  # (B, D, R, L)
+        last_row = first_row + patches.shape[2]
+        patches = patches.flatten(2).transpose(1, 2)
+        if bool_masked_pos is not None:
+            patches = torch.where(bool_masked_pos.to(torch.bool)[..., None], self.mask_token.to(patches.dtype), patches)
+        rows, columns = self.config.grid_of(image_shape)
+        hidden_states = patches + self.positions(rows, columns, first_row, last_row)
+        if self.class_token is not None and last_row == rows:
+            class_token = self.class_token.expand(hidden_states.shape[0], -1, -1).to(hidden_states.dtype)
+            hidden_states = torch.cat([hidden_states, class_token], dim=1)
+        hidden_states = self.dropout(hidden_states)
+        return torch.cat([hidden_states, hidden_states.flip(1)], dim=1) if self.config.mirror_sequence else hidden_states
+
+    def positions(self, rows: int, columns: int, first_row: int, last_row: int) -> Tensor:
+        """The learned positions of some rows of a grid of rows x columns patches, (1, (last_row - first_row) · L, D).
+
+        On another grid than the learned one they are interpolated bicubically, as in ViT. This is a product with one matrix
+        for the rows and one for the columns, so the cost of a few rows does not depend on the height of the image.
+        """
+        own_rows, own_columns = self.config.grid_shape
+        if (rows, columns) == (own_rows, own_columns):
+            return self.position_embeddings[:, first_row * columns : last_row * columns]
+        table = self.position_embeddings.unflatten(1, (own_rows, own_columns))[0]
+        dtype = torch.promote_types(table.dtype, torch.float32)
+
+        def weights(learned: int, wanted: int) -> Tensor:  # (wanted, learned)
+            unit_vectors = torch.eye(learned, dtype=dtype, device=table.device)[None, :, :, None]
+            resized = F.interpolate(unit_vectors, size=(wanted, 1), mode="bicubic", align_corners=False)
+            return resized[0, :, :, 0].T
+
+        with torch.autocast(table.device.type, enabled=False):
+            positions = torch.einsum("ri,ijd->rjd", weights(own_rows, rows)[first_row:last_row], table.to(dtype))
+            positions = torch.einsum("lj,rjd->rld", weights(own_columns, columns), positions)
+        return positions.flatten(0, 1)[None].to(table.dtype)
+
+
+class ViRPerHeadLinear(nn.Module):
+    """A projection of each head's slice of the hidden state, (B, T, D) -> (B, T, D)."""
+
+    def __init__(self, heads: int, head_dim: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads, head_dim, head_dim))  # (H, out, in)
+        self.bias = nn.Parameter(torch.zeros(heads, head_dim)) if bias else None
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        slices = hidden_states.unflatten(-1, (len(self.weight), -1))  # (B, T, H, K)
+        projected = torch.einsum("bthi,hoi->btho", slices, self.weight)
+        return (projected if self.bias is None else projected + self.bias).flatten(2)
+
+
+class ViRRetentionLayerNorm(nn.LayerNorm):
+    """A layer norm that computes in the precision of its input, which for a retention's output is float32 or wider."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        dtype = hidden_states.dtype
+        return F.layer_norm(hidden_states, self.normalized_shape, self.weight.to(dtype), self.bias.to(dtype), self.eps)
+
+
+class ViRRetention(nn.Module):
+    """Multi-head retention over the tokens."""
+
+    def __init__(self, config: ViRConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        size = config.hidden_size
+
+        def projection() -> nn.Module:
+            if config.use_per_head_projections:
+                return ViRPerHeadLinear(config.num_attention_heads, config.head_dim, bias=config.qkv_bias)
+            return nn.Linear(size, size, bias=config.qkv_bias)
+
+        self.q_proj, self.k_proj, self.v_proj = projection(), projection(), projection()
+        self.norm = ViRRetentionLayerNorm(size, eps=config.layer_norm_eps) if config.use_retention_norm else None
+        self.act_fn = nn.Identity() if config.retention_act is None else ACT2FN[config.retention_act]
+        self.o_proj = nn.Linear(size, size)
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        plan: Plan,
+        past: ViRState | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the mixed tokens (B, T, D) and, if the call asks for it, the retention map (B, H, T, T)."""
+
+        def heads(projected: Tensor) -> Tensor:  # (B, T, D) -> (B, H, T, K)
+            return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+        query, key, value = (heads(projection(hidden_states)) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        output, maps = plan.retain(self.layer_idx, *plan.rotate(query, key), value, past)
+        output = output.transpose(1, 2).flatten(2)  # (B, T, D)
+        if self.norm is not None:
+            output = self.norm(output)
+        return self.o_proj(self.act_fn(output.to(hidden_states.dtype))), maps
+
+
+class ViRBlock(GradientCheckpointingLayer):
+    """Retention and feed-forward, each a branch of the residual stream."""
+
+    def __init__(self, config: ViRConfig, layer_idx: int, drop_path_rate: float) -> None:
+        super().__init__()
+        size = config.hidden_size
+        layer_scale = config.layer_scale_init_value if config.use_layer_scale else None
+        self.retention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.retention = ViRRetention(config, layer_idx)
+        self.retention_branch = ResidualBranch(size, layer_scale, drop_path_rate, config.hidden_dropout)
+        self.mlp_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.mlp = FeedForward(size, config.intermediate_size, config.hidden_act, config.activation_dropout)
+        self.mlp_branch = ResidualBranch(size, layer_scale, drop_path_rate, config.hidden_dropout)
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        plans: list[Plan],  # one for each piece of the tokens
+        past: ViRState | None = None,  # what the layer has read before
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Tensor:
+        if len(plans) == 1:
+            return self.read(hidden_states, plans[0], past, **kwargs)
+        past, output, size = past or ViRState(), torch.empty_like(hidden_states), plans[0].layout.tokens
+        for piece, place, plan in zip(hidden_states.split(size, dim=1), output.split(size, dim=1), plans):
+            place.copy_(self.read(piece, plan, past, **kwargs))
+        return output
+
+    def read(self, hidden_states: Tensor, plan: Plan, past: ViRState | None, **kwargs: Any) -> Tensor:
+        """The block on one piece, (B, T, D) -> (B, T, D)."""
+        branch, _ = self.retention(self.retention_norm(hidden_states), plan=plan, past=past, **kwargs)
+        hidden_states = hidden_states + self.retention_branch(branch)
+        return hidden_states + self.mlp_branch(self.mlp(self.mlp_norm(hidden_states)))
+
+
+class ViRPreTrainedModel(VisionPreTrainedModel):
+    config: ViRConfig
+    base_model_prefix = "vir"
+    _no_split_modules = ["ViREmbeddings", "ViRBlock"]
+    _input_embed_layer = "patch_embeddings"
+    _can_record_outputs = {"hidden_states": ViRBlock, "attentions": ViRRetention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        std = self.config.initializer_range
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            init.trunc_normal_(module.weight, std=std)
+        elif isinstance(module, ViRPerHeadLinear):
+            init.trunc_normal_(module.weight, std=std)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, ViREmbeddings):
+            init.trunc_normal_(module.position_embeddings, std=std)
+            for token in (module.class_token, module.mask_token):
+                if token is not None:
+                    init.trunc_normal_(token, std=std)
+
+
+class ViRModel(ViRPreTrainedModel):
+    """Embeddings and blocks, without a head.
+
+    Args:
+        use_mask_token: whether the model has a token that replaces masked patches.
+    """
+
+    def __init__(self, config: ViRConfig, use_mask_token: bool = False) -> None:
+        super().__init__(config)
+        self.embeddings = ViREmbeddings(config, use_mask_token)
+        self.decay = HeadDecay(config.decays())
+        [rates] = drop_path_rates(config.drop_path_rate, [config.num_hidden_layers])
+        self.layers = nn.ModuleList([ViRBlock(config, index, rate) for index, rate in enumerate(rates)])
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: torch.FloatTensor | None = None,
+        bool_masked_pos: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        retention_form: str | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        r"""
+        Args:
+            pixel_values: (B, num_channels, height, width).
+            bool_masked_pos: (B, P) bool, True for patches that the mask token replaces.
+            interpolate_pos_encoding: accepts images of any whole number of patches, and interpolates the positions.
+            retention_form: "auto", "parallel", "recurrent" or "chunkwise"; `config.retention_form` if absent. Memory is
+                quadratic in the number of patches in the parallel form, linear in the others.
+            output_attentions: returns the retention maps Q Kᵀ ⊙ D of every layer, (B, H, T, T), in the parallel form.
+
+        Returns:
+            last_hidden_state: (B, T, D), after the last norm: the patches row by row and, with a `config.pooling` of
+            "class_token", that token; twice as many with `config.mirror_sequence`. pooler_output: (B, D), by
+            `config.pooling`.
+
+        Raises:
+            ValueError: for inputs that do not fit the configuration or each other.
+        """
+        require_known_arguments(self, kwargs)
+        self._check(pixel_values)
+        image_shape = tuple(pixel_values.shape[2:])
+        self._check_mean("pixel_values", image_shape)
+        if not interpolate_pos_encoding and image_shape != self.config.image_shape:
+            raise ValueError(
+                f"pixel_values must be of height and width {self.config.image_shape}, the image_size of the configuration, "
+                f"got {image_shape}; with interpolate_pos_encoding=True any size is taken."
+            )
+        if bool_masked_pos is not None and self.embeddings.mask_token is None:
+            raise ValueError(
+                "bool_masked_pos must be None in a model without a mask token (use_mask_token=True gives it one)."
+            )
+        mask_shape = (pixel_values.shape[0], math.prod(self.config.grid_of(image_shape)))
+        if bool_masked_pos is not None and bool_masked_pos.shape != mask_shape:
+            raise ValueError(
+                f"bool_masked_pos must be of shape (batch, patches), {mask_shape} for these images, "
+                f"got {tuple(bool_masked_pos.shape)}."
+            )
+        # not a variable, so that the embeddings are freed after the first block
+        hidden_states = self._read(self.embeddings(pixel_values, image_shape, 0, bool_masked_pos), retention_form, kwargs)
+        tokens = self.norm(hidden_states)
+        pooled = self.norm(self._averaged(hidden_states).mean(dim=1)) if self._pools_mean else tokens[:, -1]
+        return BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled)
+
+    @torch.no_grad()
+    def stream_bands(
+        self, bands: Iterable[Tensor], image_size: tuple[int, int], retention_form: str | None = None
+    ) -> Iterator[BaseModelOutputWithPooling]:
+        r"""
+        Reads images from top to bottom in bands of rows, in memory that does not grow with their height.
+
+        Only the state of each layer, (B, H, K, K), is kept from one band to the next. The outputs are those of `forward` for
+        the whole images, with interpolated positions if `image_size` is not that of the configuration.
+
+        Args:
+            bands: (B, num_channels, band height, width) each, their heights multiples of the patch height.
+            image_size: height and width of the whole images.
+            retention_form: as in `forward`.
+
+        Yields:
+            for each band, last_hidden_state: (B, T, D) its patches and, in the last band, the class token if the model has
+                one. pooler_output: (B, D) with the last band, None before.
+
+        Raises:
+            ValueError: for bands that do not fit the configuration or `image_size`, and in a model whose tokens see later
+                tokens.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from retnet_hf import ViRConfig, ViRModel
+
+        >>> model = ViRModel(ViRConfig.from_preset("tiny-16", num_hidden_layers=2)).eval()
+        >>> bands = (torch.rand(1, 3, 32, 512) for _ in range(16))
+        >>> [outputs.last_hidden_state.shape[1] for outputs in model.stream_bands(bands, image_size=(512, 512))][-3:]
+        [64, 64, 65]
+        ```
+        """
+        if self.config.bidirectional or self.config.mirror_sequence:
+            raise ValueError("bidirectional and mirror_sequence must be False to read an image in bands.")
+        height, width = image_size
+        patch_height, patch_width = self.config.patch_shape
+        if height % patch_height or width % patch_width:
+            raise ValueError(
+                f"image_size must be a multiple of the patch_size {self.config.patch_shape}, got {(height, width)}."
+            )
+        self._check_mean("image_size", (height, width))
+        states, top, total, patches, batch = [ViRState() for _ in self.layers], 0, 0, 0, None
+        for band in bands:
+            self._check(band)
+            if batch is not None and len(band) != batch:
+                raise ValueError(f"bands must be of the same images, got one of {len(band)} images after bands of {batch}.")
+            batch = len(band)
+            if band.shape[3] != width or top + band.shape[2] > height:
+                raise ValueError(
+                    f"bands must fill an image of height and width {(height, width)}, got one of {tuple(band.shape[2:])} "
+                    f"after {top} rows of pixels."
+                )
+            hidden_states = self.embeddings(band, (height, width), first_row=top // patch_height)
+            hidden_states = self._read(hidden_states, retention_form, {"output_attentions": False}, states)
+            tokens, pooled = self.norm(hidden_states), None
+            if self._pools_mean:
+                averaged = self._averaged(hidden_states) if top == 0 else hidden_states
+                total = total + averaged.sum(dim=1, dtype=torch.promote_types(hidden_states.dtype, torch.float32))
+                patches += averaged.shape[1]
+            top += band.shape[2]
+            if top == height:
+                pooled = self.norm((total / patches).to(tokens.dtype)) if self._pools_mean else tokens[:, -1]
+            yield BaseModelOutputWithPooling(last_hidden_state=tokens, pooler_output=pooled)
+        if top < height:
+            raise ValueError(f"bands must fill an image of height {height}, got {top} rows of pixels.")
+
+    @property
+    def _pools_mean(self) -> bool:
+        return self.config.pooling in ("mean", "mean_but_first")
+
+    def _averaged(self, hidden_states: Tensor) -> Tensor:
+        """The tokens whose mean is pooled, among all tokens from the first."""
+        return hidden_states[:, 1:] if self.config.pooling == "mean_but_first" else hidden_states
+
+    def _check(self, pixel_values: Tensor | None) -> None:
+        """Raises ValueError for anything but a batch of images, or of bands of images, that consist of whole patches."""
+        check_pixel_values(pixel_values, self.config.num_channels)
+        patch_shape = self.config.patch_shape
+        if any(size % patch or size == 0 for size, patch in zip(pixel_values.shape[2:], patch_shape)):
+            raise ValueError(
+                f"pixel_values must have a height and width that the patch_size {patch_shape} divides, "
+                f"got {tuple(pixel_values.shape[2:])}."
+            )
+
+    def _check_mean(self, argument: str, image_shape: tuple[int, int]) -> None:
+        """Raises ValueError where `pooling` would be the mean of no patch."""
+        config = self.config
+        if config.pooling == "mean_but_first" and not config.mirror_sequence and config.grid_of(image_shape) == (1, 1):
+            raise ValueError(f"{argument} must have more than one patch with a pooling of mean_but_first.")
+
+    def _read(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        retention_form: str | None,
+        kwargs: dict[str, Any],  # further arguments of `forward`
+        states: list[ViRState] | None = None,  # of each layer, from the tokens before these
+    ) -> Tensor:
+        """The outputs of all blocks, (B, T, D)."""
+        config, length = self.config, hidden_states.shape[1]
+        maps = asks_for_maps(config, kwargs.get("output_attentions"))
+        form = form_of_call(retention_form or config.retention_form, maps)
+        chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.head_dim)
+        log_decays = [self.decay(hidden_states.dtype, hidden_states.device)] * len(self.layers)
+        whole = config.bidirectional or self.training or torch.is_grad_enabled() or form in ("parallel", "recurrent")
+        lengths = [length]
+        if not (whole or maps) and isinstance(length, int):  # a program may leave it open
+            size = math.ceil(length / (math.ceil(length / PIECE_SIZE) * chunk_size)) * chunk_size  # whole chunks
+            lengths = [min(size, length - start) for start in range(0, length, size)]
+        with_final = states is not None or len(lengths) > 1
+        options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps}
+        scaling, layouts = Scaling(config.head_dim**-0.5), [layout_of((1, size), hidden_states.device) for size in lengths]
+        plans = [plan_of_rows(each, lambda *_, **__: scaling, log_decays, form, chunk_size, **options) for each in layouts]
+        for layer, past in zip(self.layers, states or [None] * len(self.layers)):
+            hidden_states = layer(hidden_states, plans=plans, past=past, **kwargs)
+        return hidden_states
+
+
+class ViRForImageClassification(ImageClassifierMixin, ViRPreTrainedModel):
+    """ViR with a classifier that reads the class token, the last patch, or the mean of the patches."""
+
+    model_class = ViRModel
+
+    def __init__(self, config: ViRConfig) -> None:
+        super().__init__(config)
+        self.classifier = classifier(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    @torch.no_grad()
+    def classify_bands(
+        self, bands: Iterable[Tensor], image_size: tuple[int, int], retention_form: str | None = None
+    ) -> ImageClassifierOutput:
+        """The logits of images that are read in bands of rows, from top to bottom: see `ViRModel.stream_bands`."""
+        [outputs] = deque(self.vir.stream_bands(bands, image_size, retention_form), maxlen=1)
+        return ImageClassifierOutput(logits=self.classify(outputs))
+
+
+class ViRForMaskedImageModeling(ViRPreTrainedModel):
+    """ViR with a decoder that fills in the pixels of masked patches, as in SimMIM (arXiv 2111.09886)."""
+
+    def __init__(self, config: ViRConfig) -> None:
+        super().__init__(config)
+        require_one_token_per_patch(self)
+        self.vir = ViRModel(config, use_mask_token=True)
+        self.decoder = nn.Conv2d(config.hidden_size, config.num_channels * math.prod(config.patch_shape), kernel_size=1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.FloatTensor | None = None,
+        bool_masked_pos: Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        retention_form: str | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> MaskedImageModelingOutput:
+        r"""
+        Takes the arguments of `ViRModel.forward`.
+
+        Returns:
+            reconstruction: (B, num_channels, height, width). loss: with `bool_masked_pos`, the mean absolute error of the
+            pixels of masked patches.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from retnet_hf import ViRConfig, ViRForMaskedImageModeling
+
+        >>> model = ViRForMaskedImageModeling(ViRConfig.from_preset("tiny-16", num_hidden_layers=2, bidirectional=True))
+        >>> masked = torch.rand(1, 196) < 0.6
+        >>> model(torch.rand(1, 3, 224, 224), bool_masked_pos=masked).reconstruction.shape
+        torch.Size([1, 3, 224, 224])
+        ```
+        """
+        options = {"interpolate_pos_encoding": interpolate_pos_encoding, "retention_form": retention_form, **kwargs}
+        outputs = self.vir(pixel_values, bool_masked_pos=bool_masked_pos, return_dict=True, **options)
+        decoded = self.decoder(feature_map(self.config, outputs.last_hidden_state, pixel_values))
+        pixels = decoded.unflatten(1, (self.config.num_channels, *self.config.patch_shape))
+        reconstruction = pixels.permute(0, 1, 4, 2, 5, 3).reshape(pixel_values.shape)
+        loss = None
+        if bool_masked_pos is not None:
+            patch_height, patch_width = self.config.patch_shape
+            mask = bool_masked_pos.view(-1, 1, *decoded.shape[2:])
+            mask = mask.repeat_interleave(patch_height, dim=2).repeat_interleave(patch_width, dim=3)
+            error = F.l1_loss(reconstruction, pixel_values.to(reconstruction.dtype), reduction="none")
+            loss = (error * mask).sum() / (mask.sum() + 1e-5) / self.config.num_channels
+        return MaskedImageModelingOutput(
+            loss=loss, reconstruction=reconstruction, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class ViRBackbone(VisionBackboneMixin, ViRPreTrainedModel):
+    """The patches after some of the blocks as feature maps, for detection and segmentation, for images of any size.
+
+    The last norm is applied to each map if `config.apply_layernorm`.
+    """
+
+    model_class = ViRModel
+    model_arguments = {"interpolate_pos_encoding": True}
+
+    def __init__(self, config: ViRConfig) -> None:
+        super().__init__(config)
+        require_one_token_per_patch(self)
+        self.num_features = [config.hidden_size] * (config.num_hidden_layers + 1)
+        self.post_init()
+
+    def feature_map(self, name: str, hidden_states: Tensor, pixel_values: Tensor) -> Tensor:
+        tokens = self.vir.norm(hidden_states) if self.config.apply_layernorm else hidden_states
+        return feature_map(self.config, tokens, pixel_values)
+
+
+def require_one_token_per_patch(model: ViRPreTrainedModel) -> None:
+    """Raises ValueError if the model's configuration puts every patch into the sequence twice."""
+    if model.config.mirror_sequence:
+        raise ValueError(f"mirror_sequence must be False for {type(model).__name__}, which needs one token for each patch.")
+
+
+def feature_map(config: ViRConfig, tokens: Tensor, pixel_values: Tensor) -> Tensor:
+    """The patches among the tokens (B, T, D) of these images, as a map (B, D, R, L)."""
+    rows, columns = config.grid_of(pixel_values.shape[2:])
+    return tokens[:, : rows * columns].transpose(1, 2).unflatten(2, (rows, columns))
+
+
+__all__ = ["ViRBackbone", "ViRForImageClassification", "ViRForMaskedImageModeling", "ViRModel", "ViRPreTrainedModel"]

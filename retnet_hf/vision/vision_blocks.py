@@ -1,0 +1,276 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What ViR, RMT and MetaFormer have in common: parts of their blocks, and the forward passes of their heads.
+
+Shapes in comments: B images, R rows and L columns of tokens, T tokens, C channels.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.backbone_utils import BackboneMixin, filter_output_hidden_states
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_outputs import BackboneOutput, BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.modeling_utils import PreTrainedModel
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from ..arguments.call_arguments import require_known_arguments, with_arguments_of
+from ..hub.cards import ModelCardMixin
+from ..modules.computed_buffers import ComputedBuffer
+
+
+class ChannelsLast:
+    """Applies the next base class, a module for (B, C, R, L), to tokens (B, R, L, C)."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class FeedForward(nn.Module):
+    """Feed-forward network on each token."""
+
+    def __init__(self, size: int, inner_size: int, activation: str, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(size, inner_size)
+        self.act_fn = ACT2FN[activation]
+        self.dropout = nn.Dropout(dropout)
+        self.fc2 = nn.Linear(inner_size, size)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.fc2(self.dropout(self.act_fn(self.fc1(hidden_states))))
+
+
+class ResidualBranch(nn.Module):
+    """Dropout, layer scale and stochastic depth per image, between a branch and the residual stream.
+
+    Args:
+        layer_scale: initial value of the factor of each channel; None for no factors.
+    """
+
+    def __init__(self, size: int, layer_scale: float | None, drop_path_rate: float, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layer_scale = layer_scale
+        self.drop_path_rate = drop_path_rate
+        self.dropout = nn.Dropout(dropout)
+        self.scale = None if layer_scale is None else nn.Parameter(torch.full((size,), float(layer_scale)))
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """(B, ..., C) -> (B, ..., C)."""
+        branch = self.dropout(branch)
+        if self.scale is not None:
+            branch = branch * self.scale
+        if self.training and self.drop_path_rate > 0:
+            keep_rate = 1 - self.drop_path_rate
+            one_per_image = (branch.shape[0],) + (1,) * (branch.dim() - 1)
+            kept = torch.rand(one_per_image, device=branch.device) < keep_rate
+            branch = branch * (kept / keep_rate).to(branch.dtype)
+        return branch
+
+    def extra_repr(self) -> str:
+        return f"drop_path_rate={self.drop_path_rate:.3g}"
+
+
+def drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
+    """The rate of stochastic depth of each block of each stage: from 0 to `last`, linearly over all blocks."""
+    blocks, last_block = itertools.count(), max(sum(depths) - 1, 1)
+    return [[last * next(blocks) / last_block for _ in range(depth)] for depth in depths]
+
+
+def asks_for_maps(config: PreTrainedConfig, output_attentions: bool | None) -> bool:
+    """Whether a call returns attention or retention maps: by its argument or, without one, by the configuration."""
+    return bool(config.output_attentions if output_attentions is None else output_attentions)
+
+
+def classifier(size: int, num_labels: int) -> nn.Module:
+    """The last layer of a classifier; without labels, a layer that returns its input."""
+    return nn.Linear(size, num_labels) if num_labels > 0 else nn.Identity()
+
+
+def check_pixel_values(pixel_values: Tensor | None, num_channels: int) -> None:
+    """Raises ValueError unless `pixel_values` is a batch of images with that number of channels."""
+    if pixel_values is None:
+        raise ValueError("You have to specify pixel_values.")
+    if pixel_values.dim() != 4 or pixel_values.shape[1] != num_channels:
+        raise ValueError(
+            f"pixel_values must be of shape (batch, {num_channels}, height, width), {num_channels} being the num_channels "
+            f"of the configuration, got {tuple(pixel_values.shape)}."
+        )
+    if 0 in pixel_values.shape:
+        raise ValueError(f"pixel_values must hold at least one image with pixels, got {tuple(pixel_values.shape)}.")
+
+
+class VisionPreTrainedModel(ModelCardMixin, PreTrainedModel):
+    """Facts about every family for transformers, and the initial values of the parts above."""
+
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    supports_gradient_checkpointing = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, ComputedBuffer):
+            module.initialize()
+        elif isinstance(module, ResidualBranch) and module.scale is not None:
+            init.constant_(module.scale, module.layer_scale)
+
+
+class StagedModelMixin:
+    """A model of a stem, `stem_class`, and stages, `stage_class`, as RMT and MetaFormer are."""
+
+    stem_class: type[nn.Module]
+    stage_class: type[nn.Module]
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        self.stem = self.stem_class(config)
+        self.stages = nn.ModuleList([self.stage_class(config, stage) for stage in range(len(config.depths))])
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self, pixel_values: torch.FloatTensor | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> BaseModelOutputWithPooling:
+        r"""
+        Args:
+            pixel_values: (B, num_channels, height, width), of any height and width that the stem can read.
+            output_hidden_states: returns the outputs of the stem and of each stage, (B, C, R, L).
+            output_attentions: returns the attention or retention map of each block that has one, (B, H, T, T), which takes
+                memory quadratic in T.
+
+        Returns:
+            last_hidden_state: (B, C, R, L), with height and width divided by the strides of stem and stages.
+            pooler_output: (B, C), its mean over the tokens.
+
+        Raises:
+            ValueError: for missing pixel_values, or another number of channels than the configuration has.
+        """
+        require_known_arguments(self, kwargs)
+        check_pixel_values(pixel_values, self.config.num_channels)
+        hidden_states = self.stem(pixel_values.to(next(self.stem.parameters()).dtype))
+        for stage in self.stages:
+            hidden_states = stage(hidden_states, **kwargs)
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=hidden_states.mean(dim=(2, 3)))
+
+
+class ImageClassifierMixin:
+    """An image classifier on the outputs of a base model, `model_class`, by default on its pooler_output."""
+
+    model_class: type[PreTrainedModel]
+    accepts_loss_kwargs = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.forward = with_arguments_of(cls.model_class.forward, cls.forward)
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        setattr(self, self.base_model_prefix, self.model_class(config))
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.FloatTensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ImageClassifierOutput:
+        r"""
+        Takes all arguments of the base model's `forward`, by name, and
+
+        Args:
+            labels: (B,) class numbers; (B,) numbers for a regression; (B, num_labels) zeros and ones for several labels per
+                image. `config.problem_type` decides, or else `config.num_labels` and the type of the labels.
+
+        Returns:
+            logits: (B, num_labels). loss: with labels, the mean over the images.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from retnet_hf import ViRConfig, ViRForImageClassification
+
+        >>> model = ViRForImageClassification(ViRConfig.from_preset("tiny-16", num_hidden_layers=2, num_labels=10)).eval()
+        >>> model(torch.rand(1, 3, 512, 384), interpolate_pos_encoding=True).logits.shape
+        torch.Size([1, 10])
+        ```
+        """
+        outputs = self.base_model(pixel_values, return_dict=True, **kwargs)
+        logits = self.classify(outputs)
+        loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
+        return ImageClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+    def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
+        """The logits (B, num_labels)."""
+        return self.classifier(outputs.pooler_output)
+
+
+class VisionBackboneMixin(BackboneMixin):
+    """A backbone on the hidden states of a base model, `model_class`, which gets `model_arguments`.
+
+    A family defines `feature_map(name, hidden_states, pixel_values)`, the map (B, C, R, L) of a stage. A saved backbone must
+    be loaded by its own class: `AutoBackbone.from_pretrained` takes names of the Hub only, not folders.
+    """
+
+    model_class: type[PreTrainedModel]
+    model_arguments: dict[str, Any] = {}
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        setattr(self, self.base_model_prefix, self.model_class(config))
+
+    @can_return_tuple
+    @filter_output_hidden_states
+    def forward(self, pixel_values: torch.FloatTensor | None = None, **kwargs: Unpack[TransformersKwargs]) -> BackboneOutput:
+        r"""
+        Takes all arguments of the base model's `forward`, by name.
+
+        Returns:
+            feature_maps: (B, C, R, L) for each of `config.out_features`. hidden_states: those of the base model, which the
+            norms of the feature maps do not change.
+
+        Example:
+
+        ```python
+        >>> import torch
+        >>> from retnet_hf import RMTBackbone, RMTConfig
+
+        >>> config = RMTConfig.from_preset("tiny", depths=[1, 1, 1, 1], out_features=["stage1", "stage4"])
+        >>> [tuple(features.shape) for features in RMTBackbone(config).eval()(torch.rand(1, 3, 64, 96)).feature_maps]
+        [(1, 64, 16, 24), (1, 512, 2, 3)]
+        ```
+        """
+        outputs = self.base_model(pixel_values, return_dict=True, **self.model_arguments, **kwargs)
+        feature_maps = tuple(
+            self.feature_map(name, hidden_states, pixel_values)
+            for name, hidden_states in zip(self.stage_names, outputs.hidden_states)
+            if name in self.out_features
+        )
+        return BackboneOutput(feature_maps=feature_maps, hidden_states=outputs.hidden_states, attentions=outputs.attentions)
+
+
+class StagedBackboneMixin(VisionBackboneMixin):
+    """A backbone of stages. A family defines `new_norm(size)`, the norm of a feature map of that many channels."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        self.num_features = [config.hidden_sizes[0], *config.hidden_sizes]
+        self.norms = nn.ModuleDict({name: self.new_norm(size) for name, size in zip(self.out_features, self.channels)})
+        self.post_init()
+
+    def feature_map(self, name: str, hidden_states: Tensor, pixel_values: Tensor) -> Tensor:
+        return self.norms[name](hidden_states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
