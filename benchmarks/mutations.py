@@ -279,12 +279,18 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
 }
 
 
+def module_path(name: str) -> str:
+    """Where a module of retnet_hf is, without its suffix."""
+    [path] = (ROOT / "retnet_hf").rglob(f"{name}.py")
+    return path.relative_to(ROOT).with_suffix("").as_posix()
+
+
 def mutants(only: str = "") -> Iterator[tuple[str, str, str, str]]:
     """File, tests, line and broken line of each mutant."""
     for file, (tests, pairs) in MUTANTS.items():
         for line, broken in pairs:
             if only in f"{file}: {line}":
-                yield f"{file if '/' in file else f'retnet_hf/{file}'}.py", tests, line, broken
+                yield f"{file if '/' in file else module_path(file)}.py", tests, line, broken
 
 
 def is_killed(checkout: Path, file: str, tests: str, line: str, broken: str) -> bool:

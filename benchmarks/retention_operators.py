@@ -60,7 +60,7 @@ def _of_pytorch(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) ->
 
 
 def _of_kernels(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
-    module = importlib.import_module("retnet_hf.ops.retention_triton")
+    module = importlib.import_module("retnet_hf.gpu.retention_triton")
     return module.chunkwise_retention_triton(query, key, value, log_decay)[0]
 
 

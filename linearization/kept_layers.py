@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from retnet_hf.hybrid.softmax_attention import AttentionPlan
-from retnet_hf.ops.plan import layout_of
+from retnet_hf.ops.layout import layout_of
 
 from .measures import HEAD_TOKENS
 from .transfer import transfer

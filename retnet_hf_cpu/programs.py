@@ -40,6 +40,7 @@ from transformers.utils import logging
 
 import retnet_hf
 from retnet_hf.ops.gradients import rotate_step
+from retnet_hf.ops.operators import Step
 from retnet_hf.ops.plan import Plan, Rotation, Scaling
 from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_
 from retnet_hf.retnet.pieces import has_hooks
@@ -179,9 +180,9 @@ class LayerProgram:
         It computes present tokens, with a state that may be overwritten.
         """
         operator, rotate, state = plan.operators[self.layer_idx], plan.rotate, past.recurrent_states
-        if getattr(operator, "func", None) is not recurrent_step_:
+        if not isinstance(operator, Step) or operator.step_ is not recurrent_step_:
             return None
-        keep, write = operator.keywords["decay"]
+        keep, write = operator.decay
         if write is not None or len(keep) > 1:
             return None
         if past.record_past or not past.is_initialized or not past.can_be_overwritten() or torch.is_autocast_enabled("cpu"):
@@ -226,7 +227,7 @@ def machine() -> dict[str, str]:
     if information.is_file():
         lines = information.read_text(encoding="utf-8").splitlines()
         instructions = next((line for line in lines if line.startswith(("flags", "Features"))), instructions)
-    sources = (path.read_bytes() for folder in SOURCES for path in sorted(folder.glob("*.py")))
+    sources = (path.read_bytes() for folder in SOURCES for path in sorted(folder.rglob("*.py")))
     return {
         "machine": f"{platform.system()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {instructions}",
         "versions": f"python {platform.python_version()} torch {torch.__version__} transformers {transformers.__version__}",

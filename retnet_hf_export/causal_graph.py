@@ -25,7 +25,9 @@ from retnet_hf import RetNetForCausalLM
 from retnet_hf.hybrid.attention_columns import Reach
 from retnet_hf.hybrid.attention_sinks import SinkRotation, key_halves, split_keys
 from retnet_hf.hybrid.softmax_attention import AttentionOfState
-from retnet_hf.ops.plan import Layout, Plan, Rotation, Scaling, operators_of
+from retnet_hf.ops.layout import Layout
+from retnet_hf.ops.operators import operators_of
+from retnet_hf.ops.plan import Plan, Rotation, Scaling
 from retnet_hf.retnet.modeling_retnet import RetNetModel
 
 from .digit_rotation import DigitRotation

@@ -23,7 +23,7 @@ from .triton_interpreter import (
 from fla.ops.common import chunk_h, chunk_o  # isort: skip
 from triton.runtime import autotuner, interpreter  # isort: skip
 
-from retnet_hf.ops import retention_fla  # isort: skip
+from retnet_hf.gpu import retention_fla  # isort: skip
 
 
 def tensor_range(*bounds):

@@ -465,7 +465,7 @@ def test_files_differ_by_the_machine_and_by_the_source_of_both_packages(made, tm
         return len(list((tmp_path / "programs").iterdir()))
 
     assert [files(), files()] == [2, 2]  # of the layers, and of the head
-    for number, changed in enumerate([copies[0] / "gradients.py", copies[1] / "products.py"]):
+    for number, changed in enumerate([copies[0] / "ops" / "gradients.py", copies[1] / "products.py"]):
         changed.write_text(changed.read_text(encoding="utf-8") + "# another version\n", encoding="utf-8")
         assert files() == 2 * (number + 2)
     monkeypatch.setattr(cpu_programs, "machine", lambda: {"machine": "another"})

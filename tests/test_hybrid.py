@@ -35,7 +35,7 @@ from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridM
 from retnet_hf.hub.cards import model_card
 from retnet_hf.hybrid.attention_columns import columns_of, visible
 from retnet_hf.hybrid.softmax_attention import AttentionStateLayer, attention_plans
-from retnet_hf.ops.plan import layout_of
+from retnet_hf.ops.layout import layout_of
 
 
 def no_rotation(position=None):

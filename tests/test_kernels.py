@@ -27,7 +27,7 @@ def nothing_said(monkeypatch):
 def no_triton(monkeypatch):
     """None in the place of a module is how Python says that it is not to be found."""
     monkeypatch.setitem(sys.modules, "triton", None)
-    for module in ("retnet_hf.ops.retention_triton", "retnet_hf.ops.retention_fla"):
+    for module in ("retnet_hf.gpu.retention_triton", "retnet_hf.gpu.retention_fla"):
         monkeypatch.delitem(sys.modules, module, raising=False)
 
 
@@ -58,7 +58,7 @@ def test_without_triton_pytorch_computes(no_triton, kernels):
 
 def test_without_fla_pytorch_computes(monkeypatch):
     monkeypatch.setitem(sys.modules, "fla.ops.simple_gla", None)
-    monkeypatch.delitem(sys.modules, "retnet_hf.ops.retention_fla", raising=False)
+    monkeypatch.delitem(sys.modules, "retnet_hf.gpu.retention_fla", raising=False)
     assert load_kernels("fla") is TORCH
 
 

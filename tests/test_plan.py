@@ -9,7 +9,9 @@ import torch
 from small_models import random_ids, small_model
 
 import retnet_hf
-from retnet_hf.ops.plan import Plan, function_operator, layout_of
+from retnet_hf.ops.layout import layout_of
+from retnet_hf.ops.operators import Function
+from retnet_hf.ops.plan import Plan
 
 
 def test_no_public_name_hides_a_module():
@@ -30,8 +32,8 @@ def test_a_plan_moves_with_all_its_tensors_and_what_layers_share_stays_shared():
     plan = plan_of(model, attention_mask=mask)
     moved = plan.to("meta")
     assert moved.operators[0] is moved.operators[1]
-    assert moved.operators[0].keywords["tables"].inner.device.type == "meta"
-    assert moved.operators[0].keywords["order"].source.device.type == "meta"
+    assert moved.operators[0].tables.inner.device.type == "meta"
+    assert moved.operators[0].order.source.device.type == "meta"
     assert moved.layout.present.device.type == "meta"
     assert {part.device.type for part in (*moved.rotate.of_query, *moved.rotate.of_key)} == {"meta"}
     assert plan.layout.present.device.type == "cpu"
@@ -74,7 +76,7 @@ def test_what_a_kernel_computes_for_absent_tokens_is_dropped():
     mask = torch.ones(2, 6, dtype=torch.int64)
     mask[0, :3] = 0
     layout = layout_of((2, 6), torch.device("cpu"), mask)
-    operator = function_operator(torch.zeros(4), layout, lambda query, *others: (torch.ones_like(query), None))
+    operator = Function(lambda query, *others: (torch.ones_like(query), None), torch.zeros(4), layout)
     output, _ = operator(*[torch.zeros(2, 4, 6, 8)] * 3, None)
     assert output.movedim(2, 1)[mask == 1].eq(1).all()
     assert not output.movedim(2, 1)[mask == 0].any()

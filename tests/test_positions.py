@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
 from retnet_hf.modules.integer_angles import angles, integer_frequencies
 from retnet_hf.ops.gradients import rotate
-from retnet_hf.ops.plan import layout_of
+from retnet_hf.ops.layout import layout_of
 from retnet_hf.retnet.modeling_retnet import RetNetRotaryEmbedding
 from retnet_hf.state.retention_state import RetNetStateLayer
 

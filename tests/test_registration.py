@@ -173,7 +173,7 @@ def test_a_model_with_the_kernels_of_fla_leaves_its_name_as_it_was(tmp_path):
 import json
 import sys
 sys.path.insert(0, "")
-import retnet_hf.ops.retention_fla
+import retnet_hf.gpu.retention_fla
 from transformers import AutoConfig
 print(json.dumps([type(AutoConfig.for_model("retnet")).__module__, sys.modules["fla"].__name__]))
 """

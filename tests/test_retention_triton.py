@@ -18,7 +18,7 @@ from triton import language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from retnet_hf.ops import retention_triton, rotation_triton  # noqa: E402
+from retnet_hf.gpu import retention_triton, rotation_triton  # noqa: E402
 
 
 HERE = Path(__file__).parent

@@ -30,7 +30,8 @@ from transformers import (
 
 from retnet_hf import ViRBackbone, ViRConfig, ViRForImageClassification, ViRForMaskedImageModeling, ViRModel
 from retnet_hf.ops import plan as plans
-from retnet_hf.ops.plan import Scaling, layout_of, plan_of_rows
+from retnet_hf.ops.layout import layout_of
+from retnet_hf.ops.plan import Scaling, plan_of_rows
 from retnet_hf.vision import modeling_vir
 from retnet_hf.vision.modeling_vir import ViREmbeddings, ViRRetention
 

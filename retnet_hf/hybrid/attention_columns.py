@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..ops.plan import Layout
+from ..ops.layout import Layout
 
 
 class Reach(NamedTuple):

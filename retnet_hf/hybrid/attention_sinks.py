@@ -12,7 +12,8 @@ of sinks have the scores of both rotations in one product, which any attention f
 import torch
 from torch import Tensor
 
-from ..ops.plan import OnDevice, Rotation
+from ..ops.layout import OnDevice
+from ..ops.plan import Rotation
 from .attention_columns import Columns
 
 

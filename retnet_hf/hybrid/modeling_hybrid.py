@@ -27,7 +27,6 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from ..ops.gradients import gated
 from ..ops.plan import HALF_PRECISION, Plan, Rotation, Scaling
-from ..ops.retention_packed import PackedLayout
 from ..retnet.modeling_retnet import (
     RetNetDecoderLayer,
     RetNetForCausalLM,
@@ -206,7 +205,7 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         if not config.has_softmax_attention:
             return plans
         rotation = functools.partial(self.attention_rotation, retention, dtype)
-        if isinstance(retention.layout, PackedLayout):
+        if retention.layout.continues:
             others = dict.fromkeys(config.layer_types, AttentionOfState(rotation()))
         else:
             asked, layers = kwargs.get("output_attentions"), None if past_key_values is None else past_key_values.layers

@@ -17,7 +17,8 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ..modules.eager_attention import eager_attention_forward
-from ..ops.plan import Layout, MakeRotation, OnDevice, Rotation
+from ..ops.layout import Layout, OnDevice
+from ..ops.plan import MakeRotation, Rotation
 from ..ops.retention_forms import needs_autograd
 from ..state.retention_state import STATE_LAYERS, StateLayer, first_in_use
 from .attention_columns import Columns, Kept, Reach, columns_of, marked, visible

@@ -52,8 +52,8 @@ def load_kernels(name: str) -> Kernels:
         return TORCH
     try:
         # imported by name, since code that travels with a model must not require triton
-        module = importlib.import_module(f"retnet_hf.ops.retention_{asked}")
-        rotation = importlib.import_module("retnet_hf.ops.rotation_triton")
+        module = importlib.import_module(f"retnet_hf.gpu.retention_{asked}")
+        rotation = importlib.import_module("retnet_hf.gpu.rotation_triton")
     except (ImportError, OSError, RuntimeError) as error:  # fla asks for a device's properties where it is imported
         if torch.cuda.is_available():
             logger.warning_once(f"kernels={asked!r} cannot be used here, PyTorch's operations are used: {error}.")

@@ -17,7 +17,6 @@ segments r and 2 N - 1 - r. Shapes are those of `retention_forms.py`, and N rank
 of a rank, G = N S of all.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,12 +25,11 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 
-from ..state.retention_state import StateLayer
-from .plan import Layout, MakeRotation, OnDevice, Operator, Plan, layout_of, of_each_decay
+from .layout import Layout, OnDevice, layout_of
+from .operators import Operator, of_each_decay
+from .plan import MakeRotation, Plan
 from .retention_forms import (
     ChunkBlock,
-    DecayTables,
-    TokenOrder,
     block_gradients,
     chunk_blocks,
     decay_tables,
@@ -122,6 +120,19 @@ class Context(NamedTuple):
             return came
 
         return wait
+
+    def plan(
+        self,
+        past: Any,
+        *call: Any,
+        rotation: MakeRotation,
+        log_decays: Sequence[Tensor],
+        chunk_size: int,
+        **kwargs: Any,
+    ) -> Plan:
+        """The plan of a call. Other arguments as in `layout_of_ranks`."""
+        layout = layout_of_ranks(self, past, *call, **kwargs)
+        return plan_of_segments(layout, rotation, log_decays, chunk_size, with_final=past is not None)
 
     def _global(self, rank: int) -> int:
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
@@ -317,7 +328,7 @@ def split_layout(
 
 def layout_of_ranks(
     context: Context,
-    past: StateLayer | None,
+    past: Any,
     shape: tuple[int, int],
     device: torch.device,
     attention_mask: Tensor | None,
@@ -331,7 +342,7 @@ def layout_of_ranks(
     """The layout of a call to a model whose sequences are split over ranks.
 
     Args:
-        past: the first layer of the state that has read something. shape: (B, S T).
+        past: the first layer of the state that has read something, or None. shape: (B, S T).
         Others are arguments of `RetNetModel.forward`.
 
     Raises:
@@ -364,30 +375,34 @@ def plan_of_segments(
     """The plan of sequences that are split over ranks."""
 
     def make(log_decay: Tensor) -> Operator:
-        tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)
-        options = {"tables": tables, "order": layout.order, "exchange": Exchange(log_decay, layout)}
-        return functools.partial(retain_split, with_final=with_final, **options)
+        return Segments(log_decay, layout, chunk_size, with_final)
 
     position = layout.context.unfold(layout.position)
     return Plan(layout, rotation(position), of_each_decay(make, log_decays), log_decays, position=position)
 
 
-def retain_split(query, key, value, state, tables: DecayTables, order: TokenOrder, exchange: "Exchange", with_final: bool):
-    """Retention of this rank's tokens over all tokens before them, on any rank, as an operator.
+class Segments(Operator):
+    """Retention of this rank's tokens over all tokens before them, on any rank.
 
     Query, key and value are those of this rank, (B, H, S T, K) and so on. The state is that of the whole sequence, the same
     on all ranks. Each rank gets its part of the state's gradient; the gradient is their sum.
     """
-    fold = exchange.context.fold
-    operands = (fold(operand, 2) for operand in (query, key, value))
-    with without_autocast(query.device.type):
-        output, final = SplitChunks.apply(*operands, state, tables, order, exchange, with_final)
-    output = output if order.absent is None else output.masked_fill(order.absent, 0)
-    return exchange.context.unfold(output, 2), final
+
+    def __init__(self, log_decay: Tensor, layout: SplitLayout, chunk_size: int, with_final: bool) -> None:
+        self.tables = decay_tables(log_decay, layout.position.shape[1], chunk_size, layout.order)
+        self.order, self.exchange, self.with_final = layout.order, Exchange(log_decay, layout), with_final
+
+    def __call__(self, query, key, value, state):
+        context = self.exchange.context
+        operands = (context.fold(operand, 2) for operand in (query, key, value))
+        with without_autocast(query.device.type):
+            output, final = SplitChunks.apply(*operands, state, self.tables, self.order, self.exchange, self.with_final)
+        output = output if self.order.absent is None else output.masked_fill(self.order.absent, 0)
+        return context.unfold(output, 2), final
 
 
 class SplitChunks(torch.autograd.Function):
-    """`retain_split` of segments side by side. Keeps operands and the states before the segments."""
+    """Retention of segments side by side. Keeps operands and the states before the segments."""
 
     @staticmethod
     def forward(ctx, query, key, value, initial_state, tables, order, exchange, with_final):

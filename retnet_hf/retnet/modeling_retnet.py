@@ -46,10 +46,9 @@ from ..modules.initial_weights import draw_weights, projection
 from ..modules.integer_angles import integer_frequencies, rotary_frequencies
 from ..ops.gradients import gated, mean_cross_entropy, rms_norm
 from ..ops.kernels import TORCH, load_kernels
-from ..ops.plan import Layout, Plan, Rotation, Scaling, layout_of, plan_of_rows
+from ..ops.layout import Layout, layout_of
+from ..ops.plan import Plan, Rotation, Scaling, plan_of_rows
 from ..ops.retention_forms import default_chunk_size, form_of_call, needs_autograd
-from ..ops.retention_packed import continued_layout, plan_of_documents
-from ..ops.retention_split import Context, layout_of_ranks, plan_of_segments
 from ..state.retention_state import UpdatedOnce, computes_layers_again, first_in_use, past_of_call
 from .configuration_retnet import RetNetConfig
 from .generation_retnet import CACHE, RetNetGeneration
@@ -294,7 +293,7 @@ class RetNetModel(RetNetPreTrainedModel):
         self.kernels = TORCH if config.bidirectional else load_kernels(config.kernels)
         self.chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
         self.scaling = config.head_dim**-0.5
-        self.context: Context | None = None
+        self.context: Any = None
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -407,17 +406,18 @@ class RetNetModel(RetNetPreTrainedModel):
         decays, rotation = self.decay.of_layers(dtype, device), functools.partial(self.rotation, dtype=dtype)
         call = (batch, length), device, attention_mask, position_ids
         packed = past is not None and past.is_initialized and kwargs.get("cu_seq_lens_q") is not None
-        if self.context is not None:
-            layout = layout_of_ranks(self.context, past, *call, retention_form, maps, **kwargs)
-            plan = plan_of_segments(layout, rotation, decays, self.chunk_size, with_final=past is not None)
-        elif packed:
-            layout = continued_layout(config, layers, self.chunk_size, *call, retention_form, maps, **kwargs)
-            plan = plan_of_documents(layout, rotation, decays)
-        else:
+        if self.context is None and not packed:
             layout = layout_of(*call, past, **kwargs) if layout is None else layout
             options = {"with_final": past is not None, "bidirectional": config.bidirectional, "maps": maps}
             plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, kernels=self.kernels, **options)
-        return [plan] * config.num_hidden_layers
+            return [plan] * config.num_hidden_layers
+        options = {"rotation": rotation, "log_decays": decays, "chunk_size": self.chunk_size}
+        options |= {"retention_form": retention_form, "output_attentions": maps, **kwargs}
+        if self.context is not None:
+            return [self.context.plan(past, *call, **options)] * config.num_hidden_layers
+        from ..state.packed_documents import plan_of_documents  # of serving engines: does not travel with a model
+
+        return [plan_of_documents(config, layers, *call, **options)] * config.num_hidden_layers
 
     def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
         """The rotation in layers of retention, of positions (B|1, T). Options are those of `Rotation`."""

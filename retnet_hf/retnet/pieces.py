@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.utils.output_capturing import capture_outputs
 
-from ..ops.plan import layout_of
+from ..ops.layout import layout_of
 from ..state.retention_state import RetNetState, first_in_use
 
 

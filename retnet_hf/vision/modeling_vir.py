@@ -25,7 +25,8 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ..arguments.call_arguments import require_known_arguments
 from ..modules.head_decay import HeadDecay
-from ..ops.plan import Plan, Scaling, layout_of, plan_of_rows
+from ..ops.layout import layout_of
+from ..ops.plan import Plan, Scaling, plan_of_rows
 from ..ops.retention_forms import default_chunk_size, form_of_call
 from .configuration_vir import ViRConfig
 from .vision_blocks import (

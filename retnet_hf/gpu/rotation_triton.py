@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .gradients import rotate
+from ..ops.gradients import rotate
 from .retention_triton import empty_rows, launches_at_once, with_dense_rows
 
 

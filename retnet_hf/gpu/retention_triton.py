@@ -32,7 +32,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .retention_forms import (
+from ..ops.retention_forms import (
     StepDecay,
     compute_dtype,
     gradients_where_asked,

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.utils import logging
 
-from .retention_forms import retention
+from ..ops.retention_forms import retention
 from .retention_triton import check_shapes, multiplies_as_tf32, runs_on
 from .retention_triton import recurrent_step_triton_ as recurrent_step_fla_
 

@@ -1,0 +1,190 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Packed documents, each of which continues from its own row of a state: their layout, operator and plan.
+
+This is how serving engines call a model. Shapes are those of `retention_packed.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.configuration_utils import PreTrainedConfig
+
+from ..ops.layout import Layout, checked_positions
+from ..ops.operators import Operator, of_each_decay
+from ..ops.plan import MakeRotation, Plan
+from ..ops.retention_forms import step_decay
+from ..ops.retention_packed import PackedDocuments, packed_documents, packed_retention, packed_step_
+from .retention_state import StateLayer, first_in_use, require_retention_alone
+
+
+class PackedLayout(Layout):
+    """The layout of packed documents, each of which continues from its own row of a state.
+
+    Args:
+        documents: groups and chunks.
+        rows: (D,) row of the state for each document, no two alike; None if document i continues from row i.
+        begins: (D,) bool, whether a document begins anew, whatever its row holds; None if none does.
+        position: (1, T). document_position: (D,) position that follows each document.
+    """
+
+    def __init__(
+        self,
+        documents: PackedDocuments,
+        rows: Tensor | None,
+        begins: Tensor | None,
+        position: Tensor,
+        document_position: Tensor,
+    ) -> None:
+        super().__init__(position, position + 1, continues=True)
+        self.documents, self.rows, self.begins, self.document_position = documents, rows, begins, document_position
+        self.tokens = documents.longest
+
+    def advance_(self, next_position: Tensor, length: Tensor) -> None:
+        """As in `Layout`. With rows, the length becomes the largest next position of all rows."""
+        if self.rows is None:
+            next_position.copy_(self.document_position)
+            length.add_(self.tokens)
+        else:
+            next_position.index_copy_(0, self.rows, self.document_position)
+            length.copy_(next_position.max())
+
+
+class Packed(Operator):
+    """Packed documents, each continued from its row of the states (S, M, K, V). It works in place.
+
+    Where every document is one token and no gradient is recorded, it is a step.
+    """
+
+    def __init__(self, log_decay: Tensor, layout: PackedLayout) -> None:
+        is_step = layout.documents.is_step and not torch.is_grad_enabled()
+        self.log_decay, self.layout, self.step = log_decay, layout, step_decay(log_decay) if is_step else None
+
+    def __call__(self, query, key, value, states, rows: Tensor | None = None):
+        """As an operator. rows: (D,) overrides the rows of the layout."""
+        layout = self.layout
+        rows = layout.rows if rows is None else rows
+        if self.step is not None:
+            return packed_step_(query, key, value, self.step, states, rows, layout.begins), states
+        before = states if rows is None else states[rows]
+        if layout.begins is not None:
+            before = before.masked_fill(layout.begins[:, None, None, None], 0)
+        output, after = packed_retention(query, key, value, self.log_decay, layout.documents, before)
+        return output, after if rows is None else states.index_copy_(0, rows, after.to(states.dtype))
+
+
+def plan_of_documents(
+    config: PreTrainedConfig,
+    layers: Sequence[StateLayer],
+    *call: Any,
+    rotation: MakeRotation,
+    log_decays: Sequence[Tensor],
+    chunk_size: int,
+    **kwargs: Any,
+) -> Plan:
+    """The plan of packed documents that continue from rows of a state. Other arguments as in `continued_layout`."""
+    layout = continued_layout(config, layers, chunk_size, *call, **kwargs)
+    operators = of_each_decay(lambda log_decay: Packed(log_decay, layout), log_decays)
+    return Plan(layout, rotation(layout.position), operators, log_decays, in_place=True)
+
+
+def continued_layout(
+    config: PreTrainedConfig,
+    layers: Sequence[StateLayer],
+    chunk_size: int,
+    shape: tuple[int, int],
+    device: torch.device,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    retention_form: str | None,
+    output_attentions: bool,
+    cu_seq_lens_q: Tensor,
+    state_rows: Tensor | list[int] | None = None,
+    seq_idx: Tensor | None = None,
+    **kwargs: Any,
+) -> PackedLayout:
+    """The layout of a call whose packed documents continue from rows of a state.
+
+    Args:
+        layers: the state. chunk_size: of the chunks into which documents are cut. shape: (1, T).
+        Others are arguments of `RetNetModel.forward`.
+
+    Raises:
+        ValueError: for arguments that packed documents cannot have, or that do not fit each other.
+    """
+    past, length = first_in_use(layers), shape[1]
+    if not all(layer.supports_packed_documents for layer in layers):
+        require_retention_alone(config)
+    if shape[0] != 1:
+        raise ValueError(f"packed documents are one row, (1, tokens), got {shape[0]} rows.")
+    others = {"attention_mask": attention_mask, "retention_form": retention_form, "seq_idx": seq_idx}
+    others["output_attentions"] = output_attentions or None
+    if unfit := [name for name, value in others.items() if value is not None]:
+        raise ValueError(f"{unfit[0]} cannot be given with packed documents that continue from past_key_values.")
+    if past.record_past:
+        raise ValueError("cu_seq_lens_q cannot be used with a state that records its past (activate_past_recording).")
+    documents = packed_documents(cu_seq_lens_q, chunk_size, device)
+    boundaries = documents.boundaries
+    if len(documents.places) != length:
+        raise ValueError(f"cu_seq_lens_q must end at the {length} tokens of the row, got {len(documents.places)}.")
+    rows = checked_rows(state_rows, past.batch_size, len(documents.order), device)
+    past_position = past.next_position if rows is None else past.next_position[rows]
+    position, document_position = packed_positions(boundaries, past_position, length, position_ids)
+    begins = None
+    if position_ids is not None:
+        starts = position[0, boundaries[:-1].clamp(max=length - 1)]
+        begins = ((starts == 0) | (starts < past_position)) & (boundaries.diff() > 0)
+        if device.type == "cpu" and not begins.any():  # elsewhere the host would have to wait for the answer
+            begins = None
+    return PackedLayout(documents, rows, begins, position, document_position)
+
+
+def checked_rows(rows: Tensor | list[int] | None, sequences: int, documents: int, device: torch.device) -> Tensor | None:
+    """`state_rows` as a tensor on the device. Values are checked where that needs no waiting for a device.
+
+    Raises:
+        ValueError: for rows that are not one for each document, each once, of the rows that the state has.
+    """
+    if rows is None:
+        if sequences != documents:
+            raise ValueError(
+                f"past_key_values holds {sequences} sequences, and cu_seq_lens_q {documents} documents: there must be one "
+                "for each, or state_rows."
+            )
+        return None
+    rows = torch.as_tensor(rows)
+    if rows.dtype not in (torch.int32, torch.int64) or rows.shape != (documents,):
+        given = f"{tuple(rows.shape)} {rows.dtype}"
+        raise ValueError(f"state_rows must be integers, one for each of the {documents} documents, got {given}.")
+    if rows.device.type == "cpu" and not torch.compiler.is_compiling():
+        named = rows.tolist()
+        if len(set(named)) < documents or min(named) < 0 or max(named) >= sequences:
+            raise ValueError(f"state_rows must be different rows of the {sequences} of past_key_values, got {named}.")
+    return rows.to(device=device, dtype=torch.int64)
+
+
+def packed_positions(
+    boundaries: Tensor, past_position: Tensor, length: int, position_ids: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Positions of the tokens of packed documents that continue from states of their own.
+
+    Args:
+        boundaries: (D + 1,) where documents begin, and `length`, T. past_position: (D,) that follows what was read of each.
+        position_ids: (1, T), or (T,); without them tokens are counted, beginning with past_position.
+
+    Returns:
+        Positions (1, T), and the position (D,) that follows each document.
+
+    Raises:
+        ValueError: for positions of another shape.
+    """
+    lengths = boundaries.diff()
+    past_position = past_position.to(lengths)
+    if position_ids is not None:
+        position = checked_positions((1, length), position_ids)
+        last = position[0, (boundaries[1:] - 1).clamp(min=0)] + 1
+        return position, torch.where(lengths > 0, last, past_position)
+    before = (past_position - boundaries[:-1]).repeat_interleave(lengths, output_size=length)
+    return (before + torch.arange(length, device=boundaries.device))[None], past_position + lengths
