@@ -52,7 +52,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("else itself.masked_fill(~mask[:, None, :, None], 0)", "else itself"),
         ],
     ),
-    "plan": (
+    "layout": (
         "plan padding packing positions encoder compile_and_export devices",
         [
             ("reset = position < expected", "reset = position <= expected"),
@@ -61,15 +61,27 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("first = min(width - length, int(past_length))", "first = width - length"),
             ("past_length.clamp(max=width - length) +", "past_length * 0 +"),
             ("document_ends(self.starts).flip(1)", "self.starts.flip(1)"),
-            ("elif isinstance(value, functools.partial):", "elif isinstance(value, bytes):"),
+            ("if isinstance(part, (list, tuple)):", "if isinstance(part, bytes):"),
+            ("done = {id(each): moved(each, device) for each in part}", "done = {id(each): each for each in part}"),
             ("return position_ids[:1] if alike else position_ids", "return position_ids[:1]"),
+        ],
+    ),
+    "operators": (
+        "plan padding encoder devices",
+        [
+            ("- self_retention(query", "- 0 * self_retention(query"),
+            ("if log_decays[earlier] is log_decay), None)", "if True), None)"),
+            ("output.masked_fill(~self.present[:, None, :, None], 0), state", "output, state"),
+            ("ahead(log_decay, layout.turned(), with_final=False)", "ahead(log_decay, layout, with_final=False)"),
+        ],
+    ),
+    "retnet_hf/ops/plan": (
+        "plan precision devices",
+        [
             (
                 "turned.to(query.dtype) if query.dtype in self.narrows",
                 "turned.to(query.dtype) if query.dtype not in self.narrows",
             ),
-            ("- self_retention(query", "- 0 * self_retention(query"),
-            ("if all(log_decay is log_decays[0] for log_decay in log_decays):", "if True:"),
-            ("output.masked_fill(~layout.present[:, None, :, None], 0), state", "output, state"),
         ],
     ),
     "retention_state": (
@@ -158,7 +170,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "gradients linear_cross_entropy",
         [
             ("torch.addcmul(own_gradient, normed, share, value=-1)", "own_gradient"),
-            ("Rotation.apply(gradient, cos, -sin)", "Rotation.apply(gradient, cos, sin)"),
+            ("RotateFunction.apply(gradient, cos, -sin)", "RotateFunction.apply(gradient, cos, sin)"),
             ("gradient.copy_(probabilities.mul_(counted))", "gradient.copy_(probabilities)"),
             ("gradients[0] += logits_gradient @", "gradients[0] -= logits_gradient @"),
             ("values_gradient = torch.empty_like(values) if ctx.needs_input_grad[0]", "values_gradient = None if True"),
@@ -182,9 +194,15 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [
             ("key = key.masked_fill((place >= group.count[:, None])[:, None, :, None], 0)", "pass"),
             ("state.masked_fill_(begins[part, None, None, None], 0)", "pass"),
+            ("[state for _, state in parts])[documents.order]", "[state for _, state in parts])"),
+        ],
+    ),
+    "packed_documents": (
+        "packed_states",
+        [
             ("if len(set(named)) < documents or", "if"),
             ("((starts == 0) | (starts < past_position))", "(starts == 0)"),
-            ("[state for _, state in parts])[documents.order]", "[state for _, state in parts])"),
+            ("before.masked_fill(layout.begins[:, None, None, None], 0)", "before"),
         ],
     ),
     "pieces": (

@@ -13,7 +13,7 @@ from small_vir import images, small_vir
 from torch import Tensor
 
 from retnet_hf import ViRConfig, ViRForImageClassification
-from retnet_hf.ops import plan as plans
+from retnet_hf.ops import operators
 from retnet_hf_conversion.checkpoint import Checkpoint
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.formats import format_of, plan_of
@@ -93,7 +93,7 @@ def test_the_authors_parallel_function_differs_by_its_softmax_alone(case, monkey
     model, data = read(case)
     with torch.no_grad():
         assert (model(data.tensors["pixel_values"]).logits - data.tensors["logits"]).abs().max() > 1
-    monkeypatch.setattr(plans, "retention_in_chunks", softmax_over_decayed_scores)
+    monkeypatch.setattr(operators, "retention_in_chunks", softmax_over_decayed_scores)
     out = model(
         data.tensors["pixel_values"],
         labels=data.tensors["labels"],

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from retnet_hf import RetNetState
-from retnet_hf.state.state_file import write_state
+from retnet_hf.state.state_file import write_state_file
 from retnet_hf_cli.text.corpus import SAMPLE_TEXT, train_tokenizer
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_export import ExportedFile, ExportError, export_web, npm_packages
@@ -259,7 +259,7 @@ def with_tensors(change):
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, not a dict
             metadata = opened.metadata()
         change(tensors)
-        write_state(file, tensors, metadata["fingerprint"], metadata["weights"])
+        write_state_file(file, tensors, metadata["fingerprint"], metadata["weights"])
 
     return changed
 

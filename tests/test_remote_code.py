@@ -3,17 +3,20 @@
 """Folders that carry their code, loaded in a process that cannot import retnet_hf."""
 
 import ast
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from small_models import PACKAGE_ABSENT, close, detailed, greedy, left_padded, random_ids, small_model
 from small_vision_models import VISION_FAMILIES
+from transformers.dynamic_module_utils import get_class_from_dynamic_module, get_imports, get_relative_imports
 
 import retnet_hf
 from retnet_hf import (
@@ -21,8 +24,6 @@ from retnet_hf import (
     RetNetForCausalLM,
     RetNetForSequenceClassification,
     RetNetModel,
-    ViRConfig,
-    ViRForImageClassification,
 )
 
 
@@ -150,90 +151,166 @@ with torch.no_grad():
     close(answers["gradient"], causal.model.layers[0].retention.q_proj.weight.grad)
 
 
-LANGUAGE_MODEL = {
-    "call_arguments.py",
-    "cards.py",
-    "config.json",
-    "computed_buffers.py",
-    "configuration_checks.py",
-    "configuration_dialects.py",
-    "configuration_retnet.py",
-    "decay_schedules.py",
-    "dialects.py",
-    "generation_config.json",
-    "generation_retnet.py",
-    "gradients.py",
-    "head_decay.py",
-    "initial_weights.py",
-    "integer_angles.py",
-    "kernels.py",
-    "loading.py",
-    "model.safetensors",
-    "modeling_retnet.py",
-    "pieces.py",
-    "plan.py",
-    "retention_forms.py",
-    "retention_packed.py",
-    "retention_split.py",
-    "retention_state.py",
-    "state_file.py",
-    "state_fingerprint.py",
-    "weight_changes.py",
-}
-VIR = {
-    "call_arguments.py",
-    "cards.py",
-    "computed_buffers.py",
-    "config.json",
-    "configuration_checks.py",
-    "configuration_stages.py",
-    "configuration_vir.py",
-    "decay_schedules.py",
-    "gradients.py",
-    "head_decay.py",
-    "kernels.py",
-    "model.safetensors",
-    "modeling_vir.py",
-    "plan.py",
-    "retention_forms.py",
-    "vision_blocks.py",
+FAMILIES = {
+    "retnet": (small_model, ("RetNetConfig", "RetNetForCausalLM"), {"configuration_retnet.py", "modeling_retnet.py"}),
+    "hybrid": (
+        lambda: small_model("hybrid"),
+        ("RetNetHybridConfig", "RetNetHybridForCausalLM"),
+        {"configuration_hybrid.py", "modeling_hybrid.py"},
+    ),
+    **{
+        name: (
+            VISION_FAMILIES[name].model,
+            (f"{title}Config", f"{title}ForImageClassification"),
+            {f"configuration_{name}.py", f"modeling_{name}.py"},
+        )
+        for name, title in (("vir", "ViR"), ("rmt", "RMT"), ("metaformer", "MetaFormer"))
+    },
 }
 
 
-def imports(file: Path) -> tuple[set[str], set[str]]:
-    """The packages that a file imports, and the files beside it."""
-    packages, beside = set(), set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            packages |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            beside.add(f"{node.module}.py")
-        elif isinstance(node, ast.ImportFrom):
-            packages.add(node.module.split(".")[0])
-    return packages, beside
+@pytest.fixture
+def saved_with_code(tmp_path, monkeypatch):
+    """Of a family: its model, the folder that it was saved to with its code, and the files that are expected."""
+
+    def save(name: str):
+        make, (config_class, model_class), files = FAMILIES[name]
+        auto_class = "AutoModel" + model_class[model_class.rindex("For") :]
+        monkeypatch.setattr(getattr(retnet_hf, config_class), "_auto_class", "AutoConfig")
+        monkeypatch.setattr(getattr(retnet_hf, model_class), "_auto_class", auto_class)
+        model = make()
+        model.save_pretrained(tmp_path / name)
+        return model, tmp_path / name, files
+
+    return save
 
 
-@pytest.mark.parametrize("kind", ["language model", "ViR"])
-def test_trust_remote_code_folder_holds_exactly_what_the_model_imports(kind, tmp_path, registered, monkeypatch):
-    """The files that travel with a model are these and no others, as they are in the package."""
-    if kind == "language model":
-        small_model().save_pretrained(tmp_path)
-        expected = LANGUAGE_MODEL
-    else:
-        for vision_class, auto_class in (
-            (ViRConfig, "AutoConfig"),
-            (ViRForImageClassification, "AutoModelForImageClassification"),
-        ):
-            monkeypatch.setattr(vision_class, "_auto_class", auto_class)
-        VISION_FAMILIES["vir"].model().save_pretrained(tmp_path)
-        expected = VIR
-    assert {path.name for path in tmp_path.iterdir()} == expected
-    home = Path(retnet_hf.__file__).parent
-    for file in tmp_path.glob("*.py"):
-        assert file.read_text() == (home / file.name).read_text()
-        packages, beside = imports(file)
-        assert "retnet_hf" not in packages, file.name
-        assert beside <= expected, file.name
+def top_level_names(file: Path) -> list[str]:
+    """Everything that the statements of a file bind, except loggers, which are all alike."""
+    bound = []
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            bound.append(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound += [alias.asname or alias.name for alias in node.names]
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            bound += [target.id for target in targets if isinstance(target, ast.Name)]
+    return [name for name in bound if name != "logger"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_files_travel_with_a_model(family, saved_with_code):
+    """No name is bound twice, no file hides a package, and nothing but the standard library and requirements is imported."""
+    _, folder, files = saved_with_code(family)
+    travelling = {path.name for path in folder.glob("*.py")}
+    assert travelling - {"retnet_triton.py"} == files
+    allowed = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
+    for path in folder.glob("*.py"):
+        names = top_level_names(path)
+        assert sorted(name for name in set(names) if names.count(name) > 1) == [], path.name
+        assert importlib.util.find_spec(path.stem) is None, f"{path.name} would hide a package in a clone"
+        assert set(get_imports(path)) <= allowed
+        assert {f"{name}.py" for name in get_relative_imports(path)} <= travelling
+
+
+def test_the_code_of_a_model_reads_from_operator_to_model(saved_with_code):
+    _, folder, _ = saved_with_code("retnet")
+    source = (folder / "modeling_retnet.py").read_text(encoding="utf-8")
+    order = ("def recurrent_retention(", "class Plan(", "class RetNetState(", "class RetNetModel(")
+    places = [source.index(line) for line in order]
+    assert places == sorted(places)
+
+
+def test_a_clone_of_ones_own_repository_does_not_break_python(saved_with_code):
+    """Python looks for packages in the folder first (F1)."""
+    _, folder, _ = saved_with_code("retnet")
+    script = "import transformers, transformers.modeling_utils, transformers.trainer"
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "retnet"])
+def test_the_code_of_a_model_computes_the_same_without_the_package(family, saved_with_code, tmp_path_factory):
+    model, folder, _ = saved_with_code(family)
+    is_language = family == "hybrid"
+    inputs = random_ids(2, 40) if is_language else torch.randn(2, 3, *[model.config.image_size] * 2)
+    torch.save(inputs, folder.parent / "ids.pt")
+    answers = run(
+        f"""
+import transformers
+model = load(transformers.{type(model)._auto_class}, "{family}")
+with torch.no_grad():
+    answers["logits"] = model(ids).logits
+    if {is_language}:
+        answers["greedy"] = model.generate(ids, max_new_tokens=8, do_sample=False)
+""",
+        folder.parent,
+        tmp_path_factory.mktemp("out"),
+    )
+    with torch.no_grad():
+        close(answers["logits"], model(inputs).logits)
+    if is_language:
+        assert answers["greedy"].equal(greedy(model, inputs, 8))
+
+
+OWN = """
+import torch
+from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf.retnet.modeling_retnet import RetNetModel as Base
+
+from .own_names import FACTOR
+
+
+class OwnConfig(RetNetConfig):
+    model_type = "own_retnet"
+
+
+class OwnModel(RetNetForCausalLM):
+    config_class = OwnConfig
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        assert isinstance(self.model, Base)
+        output.logits = FACTOR * output.logits
+        return output
+"""
+
+
+def test_a_derived_class_travels_with_what_it_is_derived_from(tmp_path, tmp_path_factory, monkeypatch):
+    package = tmp_path / "package_of_a_user"
+    package.mkdir()
+    for name, source in {"__init__": "", "own_retnet": OWN, "own_names": "FACTOR = 2.0\n"}.items():
+        (package / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = importlib.import_module("package_of_a_user.own_retnet")
+    own.OwnConfig.register_for_auto_class()
+    own.OwnModel.register_for_auto_class("AutoModelForCausalLM")
+    plain = small_model()
+    model = own.OwnModel(own.OwnConfig(**plain.config.to_diff_dict() | {"model_type": "own_retnet"})).eval()
+    model.load_state_dict(plain.state_dict())
+    folder = tmp_path_factory.mktemp("saved")
+    model.save_pretrained(folder / "own")
+    files = {"own_retnet.py", "own_names.py", "configuration_retnet.py", "modeling_retnet.py"}
+    assert {path.name for path in (folder / "own").glob("*.py")} - {"retnet_triton.py"} == files
+    torch.save(ids := random_ids(1, 9), folder / "ids.pt")
+    answers = run(
+        'answers["logits"] = load(AutoModelForCausalLM, "own")(ids).logits.detach()\n',
+        folder,
+        tmp_path_factory.mktemp("out"),
+    )
+    close(answers["logits"], 2 * plain(ids).logits.detach())
+
+
+def test_an_image_processor_travels_as_one_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(retnet_hf.ViRImageProcessor, "_auto_class", "AutoImageProcessor")
+    retnet_hf.ViRImageProcessor(size=32).save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.py")] == ["image_processing_retention.py"]
+    content = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert content["auto_map"] == {"AutoImageProcessor": "image_processing_retention.ViRImageProcessor"}
+    processor_class = get_class_from_dynamic_module("image_processing_retention.ViRImageProcessor", str(tmp_path))
+    picture = np.zeros((48, 40, 3), dtype=np.uint8)
+    assert processor_class.from_pretrained(tmp_path)(picture, return_tensors="pt").pixel_values.shape == (1, 3, 32, 32)
 
 
 def test_trust_remote_code_names_the_classes_in_the_configuration(tmp_path, registered):

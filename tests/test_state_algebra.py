@@ -18,7 +18,7 @@ from small_models import random_ids, small_config, small_model
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetState
 from retnet_hf.retnet.generation_retnet import CACHE
-from retnet_hf.state.state_file import is_of_same_weights, weights_mark, write_state
+from retnet_hf.state.state_file import is_of_same_weights, weights_mark, write_state_file
 
 
 MODELS = {dtype: small_model("grouped").to(dtype) for dtype in (torch.float64, torch.float32)}
@@ -286,7 +286,7 @@ def rewritten(content: bytes, path: Path, config, change) -> None:
     path.write_bytes(content)
     tensors = load_file(path)
     change(tensors)
-    write_state(path, tensors, config.state_fingerprint, None)
+    write_state_file(path, tensors, config.state_fingerprint, None)
 
 
 @pytest.mark.parametrize(
@@ -418,7 +418,7 @@ def test_a_share_of_the_heads_is_neither_saved_nor_loaded(saved_state, tmp_path)
     for name in tensors:
         if name.endswith("recurrent_states"):
             tensors[name] = tensors[name][:, :1].contiguous()
-    write_state(tmp_path / "share.safetensors", tensors, state.config.state_fingerprint, None)
+    write_state_file(tmp_path / "share.safetensors", tensors, state.config.state_fingerprint, None)
     with pytest.raises(ValueError, match=r"holds layers.0.recurrent_states as \(2, 1, .* should be \(2, 4, "):
         RetNetState.load(tmp_path / "share.safetensors", state.config)
 

@@ -29,7 +29,7 @@ from transformers import (
 )
 
 from retnet_hf import ViRBackbone, ViRConfig, ViRForImageClassification, ViRForMaskedImageModeling, ViRModel
-from retnet_hf.ops import plan as plans
+from retnet_hf.ops import operators
 from retnet_hf.ops.layout import layout_of
 from retnet_hf.ops.plan import Scaling, plan_of_rows
 from retnet_hf.vision import modeling_vir
@@ -439,8 +439,8 @@ def test_retention_maps(recipe):
 
 def test_decays_are_computed_once_for_all_layers(monkeypatch):
     calls = []
-    original = plans.decay_tables
-    monkeypatch.setattr(plans, "decay_tables", lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs))
+    original = operators.decay_tables
+    monkeypatch.setattr(operators, "decay_tables", lambda *args, **kwargs: calls.append(args) or original(*args, **kwargs))
     for recipe in RECIPES:
         small_vir(recipe)(images())
     assert len(calls) == len(RECIPES) + 1, "one for each direction"

@@ -9,6 +9,8 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
+from ..hub.saving import SavedWithCode
+
 
 # Keys of transformers 4, which wrote every default; and auto_map, which names code that is not saved with our models.
 WITHOUT_EFFECT_IN_TRANSFORMERS = frozenset((
@@ -23,7 +25,7 @@ READ_BY_TRANSFORMERS = frozenset((
 ))  # fmt: skip
 
 
-class KnownFieldsMixin:
+class KnownFieldsMixin(SavedWithCode):
     """A configuration that refuses names that are no fields. Files may have more names: those become attributes."""
 
     @classmethod

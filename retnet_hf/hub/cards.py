@@ -2,8 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The README.md that goes to the Hub with a model: what the model is, and how to load and run it."""
 
-from pathlib import Path
-
 from huggingface_hub import ModelCard, ModelCardData
 from transformers.modeling_utils import PreTrainedModel
 
@@ -152,17 +150,3 @@ def _classes(id2label: dict[int, str]) -> str:
     listed = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     listed = "" if names == [f"LABEL_{number}" for number in id2label] else f": {listed}"
     return f" that distinguishes {len(names)} classes of images{listed}."
-
-
-class ModelCardMixin:
-    """Pushes a model to the Hub with a card that says how to load it, unless the repository has a card of its own."""
-
-    def _upload_modified_files(self, working_dir: str, repo_id: str, *args, **kwargs):
-        """Replaces the card that `push_to_hub` has just written, which has no argument for another one."""
-        path = Path(working_dir) / "README.md"
-        written = ModelCard.load(path) if path.is_file() else None
-        if written is not None and "This model card has been automatically generated." in written.text:
-            card = model_card(self, repo_id)
-            card.data.tags = sorted({*card.data.tags, *(written.data.tags or [])})
-            card.save(path)
-        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)

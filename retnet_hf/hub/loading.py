@@ -148,11 +148,11 @@ def load_any_dialect(model: PreTrainedModel, state_dict, checkpoint_files, load_
         ValueError: if the ranks of tensor parallelism cannot share the heads equally.
     """
     share = tensor_parallel_share(load_config)
-    for field in ("num_key_value_heads", "attention_num_key_value_heads", "head_norm_groups"):
-        groups = getattr(model.config, field, None)
+    for name in ("num_key_value_heads", "attention_num_key_value_heads", "head_norm_groups"):
+        groups = getattr(model.config, name, None)
         if share is not None and groups is not None and groups % share[1]:
             raise ValueError(
-                f"{field} must be a multiple of the {share[1]} ranks of tensor parallelism, which share the heads, "
+                f"{name} must be a multiple of the {share[1]} ranks of tensor parallelism, which share the heads, "
                 f"got {groups}."
             )
     names = names_in(checkpoint_files) if state_dict is None and checkpoint_files else state_dict or ()

@@ -46,8 +46,8 @@ def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         first, second = vectors.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
     if torch.is_grad_enabled() and vectors.requires_grad:
-        return Rotation.apply(vectors, cos, sin)
-    return Rotation.forward(None, vectors, cos, sin)
+        return RotateFunction.apply(vectors, cos, sin)
+    return RotateFunction.forward(None, vectors, cos, sin)
 
 
 def rotate_step(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def rotate_step(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(vectors * cos, vectors.roll(vectors.shape[-1] // 2, -1), sin)
 
 
-class Rotation(torch.autograd.Function):
+class RotateFunction(torch.autograd.Function):
     """See `rotate`. The gradient is rotated back, by the negative angles."""
 
     @staticmethod
@@ -76,7 +76,7 @@ class Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         cos, sin = ctx.saved_tensors
-        return Rotation.apply(gradient, cos, -sin).to(ctx.dtype), None, None
+        return RotateFunction.apply(gradient, cos, -sin).to(ctx.dtype), None, None
 
 
 def rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:

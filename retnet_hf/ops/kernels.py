@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
+from .choices import KERNELS
 from .gradients import rotate
 from .retention_forms import recurrent_step_
 
 
 logger = logging.get_logger(__name__)
 
-KERNELS = ("torch", "triton", "fla")
 KERNELS_VARIABLE = "RETNET_HF_KERNELS"  # of the environment; overrides config.kernels
 
 

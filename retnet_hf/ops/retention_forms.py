@@ -46,9 +46,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .choices import FORMS
+
 
 T = TypeVar("T")
-FORMS = ("auto", "parallel", "recurrent", "chunkwise")
 
 # Tokens times heads times sequences of the chunkwise form that are computed at a time; on a CPU, by each thread.
 BLOCK_SIZE_ON_CPU = 2**10

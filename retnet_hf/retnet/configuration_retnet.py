@@ -10,8 +10,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from ..arguments.configuration_checks import FieldChecks, KnownFieldsMixin
 from ..arguments.decay_schedules import DECAY_SCHEDULES, scheduled_decays
-from ..ops.kernels import KERNELS
-from ..ops.retention_forms import FORMS
+from ..ops.choices import FORMS, KERNELS
 from ..state.state_fingerprint import state_fingerprint
 from .configuration_dialects import read_dialect
 

@@ -38,8 +38,8 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from ..arguments.call_arguments import require_known_arguments, with_arguments_of
-from ..hub.cards import ModelCardMixin
 from ..hub.loading import DialectLoading
+from ..hub.saving import SavedWithCard
 from ..modules.computed_buffers import ComputedBuffer
 from ..modules.head_decay import HeadDecay
 from ..modules.initial_weights import draw_weights, projection
@@ -242,7 +242,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         return hidden_states if self.pre_norm else self.mlp_norm(hidden_states)
 
 
-class RetNetPreTrainedModel(DialectLoading, ModelCardMixin, PreTrainedModel):
+class RetNetPreTrainedModel(DialectLoading, SavedWithCard, PreTrainedModel):
     config: RetNetConfig
     config_class = RetNetConfig
     base_model_prefix = "model"

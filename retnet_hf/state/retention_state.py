@@ -31,10 +31,10 @@ from .state_file import (
     OF_NO_WEIGHTS,
     STATE_DTYPES,
     is_of_same_weights,
-    read_state,
+    read_state_file,
     weights_mark,
     weights_version,
-    write_state,
+    write_state_file,
 )
 
 
@@ -691,7 +691,7 @@ class RetNetState(Cache):
             all_heads = self.config.state_heads(index) if retains else self.config.mixer_sizes(index)[1]
             if held.shape[1] != all_heads:
                 raise ValueError(f"a state of all {all_heads} heads can be saved, not a rank's share of {held.shape[1]}.")
-        write_state(path, dict(_named_tensors(self)), self.config.state_fingerprint, self.weights_mark)
+        write_state_file(path, dict(_named_tensors(self)), self.config.state_fingerprint, self.weights_mark)
 
     @classmethod
     def load(
@@ -718,7 +718,7 @@ class RetNetState(Cache):
         if model is None and not isinstance(config, PreTrainedConfig):
             raise TypeError(f"config must be a configuration or a model, got {config!r}.")
         state = cls(config if model is None else model.config)
-        tensors, mark = read_state(path, state.config, {name for name, _ in _named_tensors(state)})
+        tensors, mark = read_state_file(path, state.config, {name for name, _ in _named_tensors(state)})
         for index, layer in enumerate(state.layers):
             layer.fill_(*(tensors[f"layers.{index}.{name}"].to(device) for name in layer.SAVED))
         state._mark = None if other_weights else mark

@@ -64,7 +64,7 @@ def is_of_same_weights(mark: str, other: str) -> bool:
         return False
 
 
-def write_state(path: str | os.PathLike, tensors: dict[str, Tensor], fingerprint: str, mark: str | None) -> None:
+def write_state_file(path: str | os.PathLike, tensors: dict[str, Tensor], fingerprint: str, mark: str | None) -> None:
     """Writes a state, complete or not at all. A link stays a link: the file that it points to is replaced.
 
     Args:
@@ -90,10 +90,10 @@ def write_state(path: str | os.PathLike, tensors: dict[str, Tensor], fingerprint
         raise
 
 
-def read_state(
+def read_state_file(
     path: str | os.PathLike, config: PreTrainedConfig, expected: set[str]
 ) -> tuple[dict[str, Tensor], str | None]:
-    """The tensors that `write_state` wrote for a model of `config`, and the mark of its weights, if there is one.
+    """The tensors that `write_state_file` wrote for a model of `config`, and the mark of its weights, if there is one.
 
     Args:
         expected: the names of the tensors.

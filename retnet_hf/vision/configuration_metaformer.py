@@ -9,7 +9,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from ..arguments.configuration_checks import FieldChecks
 from ..arguments.decay_schedules import DECAY_SCHEDULES, scheduled_decays
-from ..ops.retention_forms import FORMS
+from ..ops.choices import FORMS
 from .configuration_stages import StagedConfigMixin
 
 

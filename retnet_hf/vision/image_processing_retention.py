@@ -24,6 +24,8 @@ from transformers.image_utils import (
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import is_torchvision_available
 
+from ..hub.saving import SavedWithCode
+
 
 def rgb_of_picture(picture: PIL.Image.Image) -> np.ndarray:
     """A picture of any mode -> (3, height, width) uint8. Transparent pixels become white, and 16 bits become 8.
@@ -101,7 +103,7 @@ class RetentionImageProcessorKwargs(ImagesKwargs, total=False):
 ViRImageProcessorKwargs = RMTImageProcessorKwargs = MetaFormerImageProcessorKwargs = RetentionImageProcessorKwargs
 
 
-class RetentionImageProcessing:
+class RetentionImageProcessing(SavedWithCode):
     """The part that both backends have in common; it comes before the backend in the base classes of an image processor.
 
     Images are converted to RGB, resized to `size`, rescaled by 1/255 and normalised by the mean and standard deviation of

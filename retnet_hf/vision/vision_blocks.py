@@ -23,7 +23,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from ..arguments.call_arguments import require_known_arguments, with_arguments_of
-from ..hub.cards import ModelCardMixin
+from ..hub.saving import SavedWithCard
 from ..modules.computed_buffers import ComputedBuffer
 
 
@@ -107,7 +107,7 @@ def check_pixel_values(pixel_values: Tensor | None, num_channels: int) -> None:
         raise ValueError(f"pixel_values must hold at least one image with pixels, got {tuple(pixel_values.shape)}.")
 
 
-class VisionPreTrainedModel(ModelCardMixin, PreTrainedModel):
+class VisionPreTrainedModel(SavedWithCard, PreTrainedModel):
     """Facts about every family for transformers, and the initial values of the parts above."""
 
     main_input_name = "pixel_values"

@@ -1,0 +1,42 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""What is saved and pushed with models, configurations and image processors: their code, and a card."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard
+
+
+# Code that has travelled with a model is copied as it is.
+TRAVELS = not __name__.startswith("retnet_hf.")
+
+
+class SavedWithCode:
+    """Saves its code with it if its class is registered for an Auto class."""
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers."""
+        if TRAVELS or self._auto_class is None or type(self).__module__ == "__main__":
+            return super().save_pretrained(save_directory, *args, **kwargs)
+        from .travelling_code import code_beside
+
+        with code_beside(self, save_directory, writes=kwargs.get("is_main_process", True)):
+            return super().save_pretrained(save_directory, *args, **kwargs)
+
+
+class SavedWithCard(SavedWithCode):
+    """A model that is pushed with a card that says how to load it, unless the repository has a card of its own."""
+
+    def _upload_modified_files(self, working_dir: str, repo_id: str, *args, **kwargs):
+        """Replaces the card that `push_to_hub` has just written, which has no argument for another one."""
+        path = Path(working_dir) / "README.md"
+        written = ModelCard.load(path) if path.is_file() and not TRAVELS else None
+        if written is not None and "This model card has been automatically generated." in written.text:
+            from .cards import model_card
+
+            card = model_card(self, repo_id)
+            card.data.tags = sorted({*card.data.tags, *(written.data.tags or [])})
+            card.save(path)
+        return super()._upload_modified_files(working_dir, repo_id, *args, **kwargs)

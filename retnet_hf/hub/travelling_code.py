@@ -1,0 +1,225 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The Python files that go to the Hub with a model: one for its configuration, one for the model, one for kernels.
+
+Each is made of modules of this package, in the order in which they import each other. Transformers copies single modules,
+and only those of one folder.
+"""
+
+import ast
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers.dynamic_module_utils import get_relative_import_files
+
+from ..version import __version__
+
+
+PACKAGE = __name__.split(".")[0]
+ROOT = Path(__file__).parents[2]
+WIDTH = 120
+ROOMS = ("ops", "state", "modules", "arguments", "hub")  # in which order a reader meets them, before the model itself
+KERNELS = ("gpu.retention_triton", "gpu.rotation_triton")
+KERNELS_FILE = "retnet_triton"
+
+
+class Module:
+    """A module of this package, as what is left of its source without imports, licence and docstring.
+
+    Attributes:
+        needs: the modules of this package that it imports, with the names that it imports.
+        imports: its other imports: module, or None for `import name`, and names.
+        heading, summary: its file, and the first line of its docstring.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.path = name, ROOT.joinpath(*name.split(".")).with_suffix(".py")
+        source = self.path.read_text(encoding="utf-8")
+        self.lines, tree = source.splitlines(), ast.parse(source)
+        self.docstring = ast.get_docstring(tree)
+        self.heading, self.summary = self.path.relative_to(ROOT).as_posix(), self.docstring.splitlines()[0]
+        self.needs: dict[str, set[str]] = {}
+        self.imports: set[tuple[str | None, str]] = set()
+        statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+        for node in sorted(statements, key=lambda node: node.lineno, reverse=True):  # so that line numbers stay right
+            place = slice(node.lineno - 1, node.end_lineno)
+            at_top = node in tree.body
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and at_top:
+                self._import(node)
+                del self.lines[place]
+            elif isinstance(node, ast.ImportFrom) and node.level:
+                self.lines[place] = self._import_later(node)
+            elif node is tree.body[0] or (at_top and ast.unparse(node).startswith("__all__")):
+                del self.lines[place]
+        self.body = "\n".join(self.lines[2:]).strip("\n")
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        names = {alias.name if alias.asname is None else f"{alias.name} as {alias.asname}" for alias in node.names}
+        if getattr(node, "level", 0):
+            self.needs.setdefault(self.absolute(node), set()).update(names)
+        else:
+            self.imports |= {(getattr(node, "module", None), name) for name in names}
+
+    def _import_later(self, node: ast.ImportFrom) -> list[str]:
+        """An import in a function: of kernels from their file, of all else from the package, which must be installed."""
+        names, indent = ", ".join(alias.name for alias in node.names), " " * node.col_offset
+        module = self.absolute(node)
+        if module.removeprefix(f"{PACKAGE}.") in KERNELS:
+            return [f"{indent}from .{KERNELS_FILE} import {names}"]
+        return [
+            f"{indent}try:",
+            f"{indent}    from {module} import {names}",
+            f"{indent}except ImportError as error:",
+            f'{indent}    raise ImportError("This needs the package {PACKAGE}, which is not installed.") from error',
+        ]
+
+    def absolute(self, node: ast.ImportFrom) -> str:
+        """The name of the module that a relative import names."""
+        return ".".join([*self.name.split(".")[: -node.level], node.module])
+
+
+def in_order(*names: str) -> dict[str, Module]:
+    """Modules and all that they need, each after those that it needs."""
+    found: dict[str, Module] = {}
+
+    def visit(name: str) -> None:
+        if name not in found:
+            module = Module(name)
+            for needed in sorted(module.needs, key=place_of):
+                visit(needed)
+            found[name] = module
+
+    for name in names:
+        visit(name)
+    return found
+
+
+def place_of(name: str) -> int:
+    """Where a module stands among others, as far as their imports leave it open."""
+    room = name.split(".")[1]
+    return ROOMS.index(room) if room in ROOMS else len(ROOMS)
+
+
+def import_lines(imports: set[tuple[str | None, str]]) -> list[str]:
+    """Import statements, of each module one."""
+    lines = sorted(f"import {name}" for module, name in imports if module is None)
+    for module in sorted({module for module, _ in imports if module is not None}, key=lambda name: (name[0] == ".", name)):
+        names = sorted(name for other, name in imports if other == module)
+        line = f"from {module} import {', '.join(names)}"
+        lines += [line] if len(line) <= WIDTH else [f"from {module} import (", *(f"    {name}," for name in names), ")"]
+    return lines
+
+
+def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str:
+    """The source of a file.
+
+    Args:
+        modules: its modules, in their order. others: the file of each module that is in another file.
+        main: the module whose docstring describes the file.
+    """
+    imports = {each for module in modules.values() for each in module.imports}
+    for module in modules.values():
+        for needed, names in module.needs.items():
+            if needed in others:
+                imports |= {(f".{others[needed]}", name) for name in names}
+    of_triton = {(name, each) for name, each in imports if (name or each).split(".")[0] == "triton"}
+    own = import_lines(imports - of_triton)
+    if of_triton:  # transformers refuses a file with an import of what is not installed, unless the import is tried
+        own += ["", "try:", *(f"    {line}" for line in import_lines(of_triton)), "except ImportError:", "    raise"]
+    sections = [f"# ======== {each.heading}\n# {each.summary}\n\n{each.body}" for each in modules.values()]
+    docstring = modules[main].docstring
+    head = f"{PACKAGE} {__version__} has written this file from its modules, each after those that it needs."
+    licence = modules[main].path.read_text(encoding="utf-8").splitlines()[:2]
+    text = "\n".join([*licence, f'"""{docstring}\n\n{head}\n"""', "", *own, "", "", "\n\n\n".join(sections), ""])
+    return re.sub(r"\n{4,}", "\n\n\n", text)
+
+
+def files_of(cls: type) -> dict[str, str]:
+    """The files of a class of this package, by their names without ".py": that of the class is the last but for kernels'."""
+    main, config_class = cls.__module__, getattr(cls, "config_class", None)
+    of_config, files = {}, {}
+    if config_class is not None:
+        of_config = in_order(config_class.__module__)
+        files = {last_part(config_class.__module__): merged(of_config, {}, config_class.__module__)}
+    modules = {name: module for name, module in in_order(main).items() if name not in of_config}
+    others = dict.fromkeys(of_config, next(iter(files), ""))
+    files[last_part(main)] = merged(modules, others, main)
+    if any(f"from .{KERNELS_FILE} import" in module.body for module in modules.values()):
+        kernels = in_order(*(f"{PACKAGE}.{name}" for name in KERNELS))
+        others |= dict.fromkeys(modules, last_part(main))
+        kernels = {name: module for name, module in kernels.items() if name not in others}
+        files[KERNELS_FILE] = merged(kernels, others, next(iter(kernels)))
+    return files
+
+
+def last_part(module: str) -> str:
+    """The name of a module without its package."""
+    return module.rpartition(".")[2]
+
+
+def derived_files(cls: type) -> dict[str, str]:
+    """The files of a class of another package that is derived from one of this.
+
+    They are its own modules, and the files of the models, configurations and image processors that these import from here.
+    """
+    file = sys.modules[cls.__module__].__file__
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in map(Path, [file, *get_relative_import_files(file)])}
+    files: dict[str, str] = {}
+    for source in sources.values():
+        for node in imports_from_here(source):
+            module = importlib.import_module(node.module)
+            for each in (getattr(module, alias.name) for alias in node.names):
+                if hasattr(each, "_auto_class"):
+                    files |= files_of(each)
+    return files | {name: with_files(source, files) for name, source in sources.items()}
+
+
+def imports_from_here(source: str) -> list[ast.ImportFrom]:
+    """The statements that import names from this package, the last one first."""
+    found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and not node.level]
+    found = [node for node in found if node.module.split(".")[0] == PACKAGE]
+    return sorted(found, key=lambda node: node.lineno, reverse=True)
+
+
+def with_files(source: str, files: dict[str, str]) -> str:
+    """A source that imports from the files what it imported from this package. What they do not have stays as it is."""
+    lines = source.splitlines()
+    names = {file: {node.name for node in ast.parse(text).body if hasattr(node, "name")} for file, text in files.items()}
+    for node in imports_from_here(source):
+        indent, imports = " " * node.col_offset, set()
+        for alias in node.names:
+            home = next((f".{file}" for file, defined in names.items() if alias.name in defined), node.module)
+            imports.add((home, alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"))
+        lines[node.lineno - 1 : node.end_lineno] = [indent + line for line in import_lines(imports)]
+    return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def code_beside(saved: Any, folder: str | os.PathLike, writes: bool) -> Iterator[None]:
+    """Around `save_pretrained`: writes the files of a model, configuration or image processor, and names its class.
+
+    Args:
+        writes: whether this process writes files.
+    """
+    cls, auto_class = type(saved), type(saved)._auto_class
+    if writes and not Path(folder).is_file():
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        files = files_of(cls) if cls.__module__.split(".")[0] == PACKAGE else derived_files(cls)
+        for name, text in files.items():
+            partial = Path(folder) / f"{name}.py.partial"
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(partial.with_suffix(""))
+    config = getattr(saved, "config", saved)
+    reference = f"{last_part(cls.__module__)}.{cls.__name__}"
+    config.auto_map = (getattr(config, "auto_map", None) or {}) | {auto_class: reference}
+    cls._auto_class = None  # transformers would copy modules
+    try:
+        yield
+    finally:
+        cls._auto_class = auto_class
