@@ -230,7 +230,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "streaming",
         [("        if not _is_within_epoch(state):", "        if False:")],
     ),
-    "weight_changes": (
+    "conversion/changes": (
         "conversion_heirs",
         [
             ("return list(tensors[0].tensor_split(self.parts))", "return list(tensors[0].tensor_split(self.parts))[::-1]"),
@@ -241,7 +241,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("[first[0][:half], rest[0], first[0][half:], rest[1]]", "[first[0], rest[0], rest[1]]"),
         ],
     ),
-    "dialects": (
+    "conversion/dialect": (
         "conversion_heirs",
         [
             ("modules.append((theirs, ours))", "pass"),

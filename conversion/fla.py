@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.hub.dialects import FLA, dialect_of, is_fused
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .changes import Tied
+from .dialect import Dialect, is_fused
 from .errors import CheckpointError
 from .plan import Move, Plan, dialect_moves, model_from, saved_tensors, written
 from .requirements import fields_of_transformers
@@ -26,8 +26,21 @@ NAME = "fla"
 DESCRIPTION = "flash-linear-attention's RetNet (fla-hub/retnet-*)"
 
 
+FLA = Dialect(
+    name="fla",
+    sign=".attn.q_proj.weight",
+    modules=(
+        ("embeddings", "embed_tokens"),
+        ("attn.g_norm_swish_gate", "retention.head_norm"),
+        ("attn.g_norm", "retention.head_norm"),
+        ("attn_norm", "retention_norm"),
+        ("attn", "retention"),
+    ),
+)
+
+
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
-    return dialect_of(names) is FLA and (config is None or config.get("model_type", "retnet") == "retnet")
+    return FLA.names_any_of(names) and (config is None or config.get("model_type", "retnet") == "retnet")
 
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:

@@ -21,12 +21,11 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.initialization import no_init_weights
 from transformers.modeling_utils import PreTrainedModel
 
-from retnet_hf.hub.dialects import Dialect, renamed
-from retnet_hf.hub.weight_changes import Change
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.state.state_fingerprint import meaning
 
-from .changes import Dropped, Joined, Known, Tied
+from .changes import Change, Dropped, Joined, Known, Tied
+from .dialect import Dialect, renamed
 from .errors import CheckpointError
 from .shapes import Shape, shapes_of
 

@@ -12,11 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.hub.weight_changes import PairsApart
 from retnet_hf.vision.configuration_rmt import RMTConfig
 from retnet_hf.vision.modeling_rmt import RMTBackbone, RMTForImageClassification
 
-from .changes import Change, Dropped, Reshaped
+from .changes import Change, Dropped, PairsApart, Reshaped
 from .errors import CheckpointError
 from .plan import Move, Plan, backbone_moves, empty_model, model_from, saved_tensors, written, xpos_buffers
 from .requirements import image_meaning, require_fields

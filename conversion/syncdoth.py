@@ -11,13 +11,12 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.hub.dialects import TORCHSCALE, dialect_of
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .plan import Plan, model_from, written
 from .requirements import fields_of_transformers
 from .shapes import Shape
-from .torchscale import of_syncdoth, plan_with_prefixes, planned_moves, torchscale_arguments
+from .torchscale import TORCHSCALE, of_syncdoth, plan_with_prefixes, planned_moves, torchscale_arguments
 
 
 NAME = "syncdoth"
@@ -25,7 +24,7 @@ DESCRIPTION = "syncdoth/RetNet (Spiral-AI, isek-ai)"
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
-    if dialect_of(names) is not TORCHSCALE:
+    if not TORCHSCALE.names_any_of(names):
         return False
     return of_syncdoth(names, config) and (config is None or "decoder_embed_dim" in config)
 

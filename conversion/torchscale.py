@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from retnet_hf.hub.dialects import TORCHSCALE, dialect_of
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
+from .dialect import Dialect
 from .errors import CheckpointError
 from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written, xpos_buffers
 from .shapes import Shape
@@ -32,8 +32,27 @@ _ARGUMENTS = frozenset(
 )
 
 
+TORCHSCALE = Dialect(
+    name="torchscale",
+    sign=".retention.out_proj.weight",
+    modules=(
+        ("output_projection", "lm_head"),
+        ("layernorm_embedding", "embed_norm"),
+        ("layer_norm", "norm"),
+        ("retention_layer_norm", "retention_norm"),
+        ("final_layer_norm", "mlp_norm"),
+        ("retention.out_proj", "retention.o_proj"),
+        ("ffn.fc1", "mlp.gate_proj"),
+        ("ffn.gate", "mlp.up_proj"),
+        ("ffn.fc2", "mlp.down_proj"),
+    ),
+    interleaved=True,
+    unused=r"\bretnet_rel_pos\.(angle|decay)$",
+)
+
+
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
-    if dialect_of(names) is not TORCHSCALE:
+    if not TORCHSCALE.names_any_of(names):
         return False
     return not of_syncdoth(names, config) and (config is None or "decoder_embed_dim" in config)
 

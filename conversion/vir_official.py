@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from retnet_hf.hub.weight_changes import Split
 from retnet_hf.vision.configuration_vir import ViRConfig
 from retnet_hf.vision.modeling_vir import ViRForImageClassification
 
-from .changes import Change, Dropped, Known
+from .changes import Change, Dropped, Known, Split
 from .errors import CheckpointError
 from .plan import Move, Plan, empty_model, model_from, saved_tensors, written
 from .requirements import image_meaning

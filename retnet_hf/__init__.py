@@ -5,8 +5,9 @@
 import transformers
 from transformers.utils import is_vision_available
 
+from .hub.foreign import conversion
 from .hub.model_types import register, register_image_processors, register_target_modules
-from .hybrid.configuration_hybrid import HEIRS, RetNetHybridConfig
+from .hybrid.configuration_hybrid import RetNetHybridConfig
 from .hybrid.modeling_hybrid import (
     RetNetHybridForCausalLM,
     RetNetHybridForMaskedLM,
@@ -159,7 +160,5 @@ for _config_class in _CONFIGS:
     _family = _config_class.__name__.removesuffix("Config")
     _ends = (end for end in _AUTO_CLASSES if _family + end in __all__)
     register(_config_class, {_AUTO_CLASSES[end]: globals()[_family + end] for end in _ends})
-for _heir in HEIRS:
-    if _heir.model_type not in transformers.CONFIG_MAPPING:  # what others have registered stays theirs
-        transformers.AutoConfig.register(_heir.model_type, _heir)
 register_target_modules(*(_config_class.model_type for _config_class in _CONFIGS))
+conversion("families")  # registers those that are RetNets by other names

@@ -16,7 +16,7 @@ def register() -> None:
     from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFIG_CONVERTORS
 
     import retnet_hf  # noqa: F401, registers its configuration with the Auto classes
-    from retnet_hf.hybrid.configuration_heirs import OF_EXPERTS
+    from retnet_hf_conversion.families import OF_EXPERTS
 
     from .configuration import HYBRID, RETENTION_ALONE, ServedArchitecture, ServingChecks
 

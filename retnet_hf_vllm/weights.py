@@ -9,7 +9,8 @@ from itertools import chain
 from torch import Tensor
 
 from retnet_hf import RetNetConfig
-from retnet_hf.hub.dialects import Dialect, dialect_of, renamed
+from retnet_hf_conversion.dialect import Dialect, renamed
+from retnet_hf_conversion.families import dialect_of
 
 
 OURS = r"\.(retention|attention)\.o_proj\.weight$"

@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from transformers.modeling_utils import LoadStateDictConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
-from retnet_hf.hub import loading
-from retnet_hf.hub.dialects import dialect_of
-from retnet_hf.hub.loading import tensor_parallel_share
+from retnet_hf.hub.loading import names_in, tensor_parallel_share
+from retnet_hf_conversion import loading
+from retnet_hf_conversion.families import dialect_of
 from retnet_hf_conversion.fla import to_fla
 from retnet_hf_conversion.syncdoth import to_syncdoth
 from retnet_hf_vllm.weights import canonical_weights
@@ -222,8 +222,7 @@ def test_defaults_of_an_old_transformers_are_not_saved_again(tmp_path):
 def test_a_folder_of_ours_loads_without_what_only_dialects_need_of_transformers(tmp_path, monkeypatch):
     model = small_model()
     model.save_pretrained(tmp_path)
-    for name in ("with_transforms", "forget_transforms", "RowConversion"):
-        monkeypatch.delattr(loading, name)
+    monkeypatch.setattr("retnet_hf.hub.loading.conversion", None)  # nobody asks
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name
@@ -232,7 +231,7 @@ def test_a_folder_of_ours_loads_without_what_only_dialects_need_of_transformers(
 def test_transformers_still_loads_by_the_function_that_we_extend():
     parameters = list(inspect.signature(PreTrainedModel._load_pretrained_model).parameters)
     assert parameters[:4] == ["model", "state_dict", "checkpoint_files", "load_config"], (
-        "PreTrainedModel._load_pretrained_model takes other arguments: load_any_dialect and the model's method pass them on."
+        "PreTrainedModel._load_pretrained_model takes other arguments: `load` and the model's method pass them on."
     )
     assert isinstance(inspect.getattr_static(PreTrainedModel, "_load_pretrained_model"), staticmethod), (
         "PreTrainedModel._load_pretrained_model is no static method any more: nor may the model's be."
@@ -258,7 +257,7 @@ def test_transformers_still_reads_names_alone_where_we_ask_for_them(tmp_path):
     for layout in ("safetensors", "sharded", "bin"):
         folder = write_folder(tmp_path / layout, state_dict, config, layout)
         files = [str(file) for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
-        assert loading.names_in(files) == set(state_dict), "load_state_dict takes or gives something else: see names_in."
+        assert names_in(files) == set(state_dict), "load_state_dict takes or gives something else: see names_in."
 
 
 class Mesh(SimpleNamespace):

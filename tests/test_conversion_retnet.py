@@ -9,15 +9,13 @@ from golden import KEPT, NAMES, SMALL, Golden, at_hand, golden
 from small_models import small_model
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
-from retnet_hf.hub.dialects import FLA, TORCHSCALE
-from retnet_hf.hub.weight_changes import PairsApart
-from retnet_hf_conversion.changes import Known
+from retnet_hf_conversion.changes import Known, PairsApart
 from retnet_hf_conversion.errors import CheckpointError
-from retnet_hf_conversion.fla import from_fla, to_fla
+from retnet_hf_conversion.fla import FLA, from_fla, to_fla
 from retnet_hf_conversion.plan import Move, Plan
 from retnet_hf_conversion.shapes import shapes_of
 from retnet_hf_conversion.syncdoth import from_syncdoth, to_syncdoth
-from retnet_hf_conversion.torchscale import from_torchscale, to_torchscale
+from retnet_hf_conversion.torchscale import TORCHSCALE, from_torchscale, to_torchscale
 from retnet_hf_conversion.yet_another_retnet import from_yet_another_retnet
 
 

@@ -28,7 +28,6 @@ from retnet_hf import (
     ViRForMaskedImageModeling,
     ViRModel,
 )
-from retnet_hf.hybrid.foreign_config import decays_with_factors
 from retnet_hf_conversion import (
     fla,
     hypenet,
@@ -42,6 +41,7 @@ from retnet_hf_conversion import (
     vir_official,
     vir_pulfer,
 )
+from retnet_hf_conversion.foreign_config import decays_with_factors
 from retnet_hf_conversion.transnormer import EPSILON
 
 

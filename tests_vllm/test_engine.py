@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, Llam
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from retnet_hf import RetNetForCausalLM
-from retnet_hf.hybrid.configuration_heirs import OF_EXPERTS
+from retnet_hf_conversion.families import OF_EXPERTS
 from retnet_hf_conversion.hypenet import to_hypenet
 from retnet_hf_conversion.transnormer import from_transnormer
 from retnet_hf_linearization.transfer import transfer

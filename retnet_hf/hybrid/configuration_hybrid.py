@@ -7,12 +7,23 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 
 from ..arguments.configuration_checks import FieldChecks
+from ..hub.foreign import conversion
 from ..retnet.configuration_retnet import RetNetConfig
-from .configuration_heirs import READERS, fields_of
 
 
 ROTARY_LAYERS = ("linear_attention", "softmax_attention")
 KINDS = ("linear_attention", "full_attention", "sliding_attention")
+
+
+def fields_of(content: dict[str, Any]) -> dict[str, Any]:
+    """The fields that a config.json states, whichever family it is of.
+
+    Raises:
+        ValueError: for an option that changes what the model computes and has no counterpart here.
+    """
+    is_ours = content.get("model_type") in (RetNetConfig.model_type, RetNetHybridConfig.model_type)
+    families = None if is_ours else conversion("families")
+    return content if families is None else families.fields_of(content)
 
 
 @strict
@@ -105,7 +116,7 @@ class RetNetHybridConfig(RetNetConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers, and for files of other families, too: see `configuration_heirs.py`."""
+        """As in transformers, and for files of other families, too."""
         content, kwargs = super().get_config_dict(*args, **kwargs)
         return fields_of(content), kwargs
 
@@ -270,23 +281,5 @@ class RetNetHybridConfig(RetNetConfig):
             f"from 1 to the {experts} experts, or to those of topk_group ({chosen}) of {groups} groups",
         )
 
-
-class HeirConfig:
-    """Stands for a family in AutoConfig, and makes a RetNetHybridConfig of its files."""
-
-    model_type = ""
-
-    def __new__(cls, **content: Any) -> RetNetHybridConfig:
-        """The configuration of a model that the family's fields describe."""
-        return RetNetHybridConfig.from_dict({"model_type": cls.model_type} | content)
-
-    @staticmethod
-    def from_dict(content: dict[str, Any], **kwargs: Any) -> RetNetHybridConfig:
-        """As `RetNetHybridConfig.from_dict`."""
-        return RetNetHybridConfig.from_dict(content, **kwargs)
-
-
-# of the families that transformers has no models of
-HEIRS = tuple(type("HeirConfig", (HeirConfig,), {"model_type": name}) for name in READERS if name != "minimax")
 
 __all__ = ["RetNetHybridConfig"]

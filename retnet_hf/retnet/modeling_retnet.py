@@ -38,7 +38,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from ..arguments.call_arguments import require_known_arguments, with_arguments_of
-from ..hub.loading import DialectLoading
+from ..hub.loading import SharedLoading
 from ..hub.saving import SavedWithCard
 from ..modules.computed_buffers import ComputedBuffer
 from ..modules.head_decay import HeadDecay
@@ -242,7 +242,7 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         return hidden_states if self.pre_norm else self.mlp_norm(hidden_states)
 
 
-class RetNetPreTrainedModel(DialectLoading, SavedWithCard, PreTrainedModel):
+class RetNetPreTrainedModel(SharedLoading, SavedWithCard, PreTrainedModel):
     config: RetNetConfig
     config_class = RetNetConfig
     base_model_prefix = "model"

@@ -1,16 +1,17 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The dialects of published weights: how each names the tensors of a RetNet, and which values differ.
+"""A dialect of published weights: how it names the tensors of a RetNet, and which values differ.
 
-`from_pretrained`, `conversion/` and the plugin for vLLM share these tables. A model that was read in any dialect is saved
-under our own names.
+`from_pretrained`, the conversion of files and the plugin for vLLM share these tables. A model that was read in any dialect
+is saved under our own names.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from ..retnet.configuration_retnet import RetNetConfig
-from .weight_changes import Change, HeadsApart, PairsApart, RotatedFirst, Rows, Split, Squeezed
+from retnet_hf.retnet.configuration_retnet import RetNetConfig
+
+from .changes import Change, PairsApart, RotatedFirst, Rows, Split
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class Dialect:
     norms_ahead: bool = False
     changed: tuple[tuple[str, tuple[str, ...], Callable[[RetNetConfig], Change]], ...] = ()
     experts: tuple[str, str, str] | None = None
+
+    def names_any_of(self, names: Collection[str]) -> bool:
+        """Whether weights with these names are in this dialect."""
+        return any(name.endswith(self.sign) for name in names)
 
     def ours(self, name: str) -> str:
         """Our name for one of theirs, of a dialect whose names do not depend on the configuration."""
@@ -110,133 +115,6 @@ def joint_rows(kind: str) -> Callable[[RetNetConfig], Change]:
         return Rows([heads * size, groups * size, groups * size], [turn, turn, Change()])
 
     return make
-
-
-FLA = Dialect(
-    name="fla",
-    sign=".attn.q_proj.weight",
-    modules=(
-        ("embeddings", "embed_tokens"),
-        ("attn.g_norm_swish_gate", "retention.head_norm"),
-        ("attn.g_norm", "retention.head_norm"),
-        ("attn_norm", "retention_norm"),
-        ("attn", "retention"),
-    ),
-)
-
-TORCHSCALE = Dialect(
-    name="torchscale",
-    sign=".retention.out_proj.weight",
-    modules=(
-        ("output_projection", "lm_head"),
-        ("layernorm_embedding", "embed_norm"),
-        ("layer_norm", "norm"),
-        ("retention_layer_norm", "retention_norm"),
-        ("final_layer_norm", "mlp_norm"),
-        ("retention.out_proj", "retention.o_proj"),
-        ("ffn.fc1", "mlp.gate_proj"),
-        ("ffn.gate", "mlp.up_proj"),
-        ("ffn.fc2", "mlp.down_proj"),
-    ),
-    interleaved=True,
-    unused=r"\bretnet_rel_pos\.(angle|decay)$",
-)
-
-HYPENET = Dialect(
-    name="hypenet",
-    sign=".self_attn.z_proj.weight",
-    modules=(("input_layernorm", "retention_norm"), ("post_attention_layernorm", "mlp_norm")),
-    mixer="self_attn",
-    parts={"retention": (("z_proj", "g_proj"), ("o_norm", "head_norm")), "attention": (("o_gate", "g_proj"),)},
-)
-
-TRANSNORMER = Dialect(
-    name="transnormer",
-    sign=".token_mixer.qkvu_proj.weight",
-    modules=(
-        ("token_mixer.out_proj", "retention.o_proj"),
-        ("token_mixer.lrpe", "retention.learned_rotation"),
-        ("token_mixer", "retention"),
-        ("channel_mixer.l1", "mlp.gate_proj"),
-        ("channel_mixer.l2", "mlp.up_proj"),
-        ("channel_mixer.l3", "mlp.down_proj"),
-    ),
-    changed=(
-        (".retention.qkvu_proj.weight", tuple(f".retention.{name}_proj.weight" for name in "qkvg"), lambda _: Split(4)),
-        (".retention.learned_rotation.theta", (".retention.learned_rotation.angle",), lambda _: Squeezed()),
-    ),
-)
-
-MINIMAX = Dialect(
-    name="minimax",
-    sign=".block_sparse_moe.gate.weight",
-    modules=(
-        ("block_sparse_moe.gate", "mlp.router"),
-        ("block_sparse_moe", "mlp"),
-        ("post_attention_layernorm", "retention_norm"),
-    ),
-    unused=r"\.(self_attn|retention)\.(slope_rate|(query|key|diagonal)_decay)$",
-    mixer="self_attn",
-    parts={"retention": (("output_gate", "g_proj"), ("out_proj", "o_proj"), ("norm", "head_norm"))},
-    norms_ahead=True,
-    changed=(
-        (
-            ".retention.qkv_proj.weight",
-            tuple(f".retention.{name}_proj.weight" for name in "qkv"),
-            lambda config: HeadsApart(config.num_attention_heads, 3),
-        ),
-        *((f".attention.{name}_proj.weight", (f".attention.{name}_proj.weight",), rotated_first) for name in "qk"),
-    ),
-    experts=("w1", "w3", "w2"),
-)
-
-# as transformers' models have it in memory, with the experts of a layer in two tensors
-MINIMAX_IN_MEMORY = replace(
-    MINIMAX,
-    name="minimax in memory",
-    sign=".self_attn.output_gate.weight",
-    modules=(("mlp.gate", "mlp.router"), ("post_attention_layernorm", "retention_norm")),
-    experts=None,
-)
-
-
-def _of_ring(mixer: str, kind: str) -> list[tuple[str, tuple[str, ...], Callable[[RetNetConfig], Change]]]:
-    """Values that differ in a layer of this kind."""
-    queries_keys_values = tuple(f".{mixer}.{name}_proj.weight" for name in "qkv")
-    norms = [f".{mixer}.{name}_norm.weight" for name in "qk"]
-    return [
-        (f".{mixer}.query_key_value.weight", queries_keys_values, joint_rows(kind)),
-        *((norm, (norm,), rotated_first) for norm in norms),
-    ]
-
-
-_PARTS_OF_RING = ("query_layernorm", "q_norm"), ("key_layernorm", "k_norm"), ("dense", "o_proj")
-RING = Dialect(
-    name="ring",
-    sign=".attention.query_key_value.weight",
-    modules=(
-        ("word_embeddings", "embed_tokens"),
-        ("input_layernorm", "retention_norm"),
-        ("post_attention_layernorm", "mlp_norm"),
-        ("mlp.gate", "mlp.router"),
-        ("mlp.shared_experts", "mlp.shared"),
-    ),
-    mixer="attention",
-    parts={"retention": (*_PARTS_OF_RING, ("g_norm", "head_norm")), "attention": _PARTS_OF_RING},
-    changed=(
-        (".mlp.router.expert_bias", (".mlp.router.bias",), lambda _: Change()),
-        *_of_ring("retention", "linear_attention"),
-        *_of_ring("attention", "full_attention"),
-    ),
-    experts=("gate_proj", "up_proj", "down_proj"),
-)
-
-DIALECTS = (FLA, TORCHSCALE, HYPENET, TRANSNORMER, MINIMAX, MINIMAX_IN_MEMORY, RING)
-
-
-def dialect_of(names: Collection[str]) -> Dialect | None:
-    """The dialect of these weights, or None if their names are ours or unknown."""
-    return next((dialect for dialect in DIALECTS if any(name.endswith(dialect.sign) for name in names)), None)
 
 
 def is_fused(names: Collection[str]) -> bool:

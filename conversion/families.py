@@ -1,26 +1,32 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The families that are RetNets by other names, and the reader of each family's config.json."""
+"""The families that are RetNets by other names, as AutoConfig and `from_pretrained` meet them: by a folder of theirs.
 
-from collections.abc import Callable
+Importing this module registers their model_types with AutoConfig.
+"""
+
+from collections.abc import Callable, Collection
 from typing import Any
 
-from .configuration_hypenet import fields_of_hypenet
-from .configuration_minimax import MODEL_TYPES as MINIMAX
-from .configuration_minimax import fields_of_minimax
-from .configuration_ring import MODEL_TYPES as RING
-from .configuration_ring import fields_of_ring
-from .configuration_transnormer import fields_of_transnormer
+from transformers import CONFIG_MAPPING, AutoConfig
+
+from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
+
+from . import hypenet, minimax, ring, transnormer
+from .dialect import Dialect
+from .fla import FLA
+from .torchscale import TORCHSCALE
 
 
+DIALECTS = (FLA, TORCHSCALE, hypenet.HYPENET, transnormer.TRANSNORMER, minimax.MINIMAX, minimax.MINIMAX_IN_MEMORY, ring.RING)
 # by model_type
 READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "hypenet": fields_of_hypenet,
-    "transnormer": fields_of_transnormer,
-    **dict.fromkeys(MINIMAX, fields_of_minimax),
-    **dict.fromkeys(RING, fields_of_ring),
+    "hypenet": hypenet.fields_of_hypenet,
+    "transnormer": transnormer.fields_of_transnormer,
+    **dict.fromkeys(minimax.MODEL_TYPES, minimax.fields_of_minimax),
+    **dict.fromkeys(ring.MODEL_TYPES, ring.fields_of_ring),
 }
-OF_EXPERTS = (*MINIMAX, *RING)
+OF_EXPERTS = (*minimax.MODEL_TYPES, *ring.MODEL_TYPES)
 REFUSED = {
     "minicpm_sala": "its softmax layers are block-sparse beyond the dense_len (8192) tokens of its sparse_config, and have "
     "no norms of queries and keys, which its layers of retention have"
@@ -59,3 +65,30 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
     kept = ("torch_dtype", "dtype", "attn_implementation", "_commit_hash", *labels)
     others = {name: content[name] for name in kept if content.get(name) is not None}
     return {"model_type": "retnet_hybrid", "architectures": ["RetNetHybridForCausalLM"]} | READERS[family](content) | others
+
+
+def dialect_of(names: Collection[str]) -> Dialect | None:
+    """The dialect of these weights, or None if their names are ours or unknown."""
+    return next((dialect for dialect in DIALECTS if dialect.names_any_of(names)), None)
+
+
+class HeirConfig:
+    """Stands for a family in AutoConfig, and makes a RetNetHybridConfig of its files."""
+
+    model_type = ""
+
+    def __new__(cls, **content: Any) -> RetNetHybridConfig:
+        """The configuration of a model that the family's fields describe."""
+        return RetNetHybridConfig.from_dict({"model_type": cls.model_type} | content)
+
+    @staticmethod
+    def from_dict(content: dict[str, Any], **kwargs: Any) -> RetNetHybridConfig:
+        """As `RetNetHybridConfig.from_dict`."""
+        return RetNetHybridConfig.from_dict(content, **kwargs)
+
+
+# of the families that transformers has no models of
+HEIRS = tuple(type("HeirConfig", (HeirConfig,), {"model_type": name}) for name in READERS if name != "minimax")
+for _heir in HEIRS:
+    if _heir.model_type not in CONFIG_MAPPING:  # what others have registered stays theirs
+        AutoConfig.register(_heir.model_type, _heir)

@@ -1,0 +1,139 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""How `from_pretrained` reads a folder of published weights in any dialect.
+
+What transformers does not promise to keep is used in `RowConversion`, `RowConverter`, `loading_transforms`,
+`with_transforms` and `forget_transforms`, and nowhere else in this package.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.core_model_loading import (
+    Concatenate,
+    ConversionOps,
+    MergeModulelist,
+    WeightConverter,
+    WeightRenaming,
+    WeightTransform,
+)
+from transformers.modeling_utils import PreTrainedModel
+
+from retnet_hf.retnet.configuration_retnet import RetNetConfig
+
+from .changes import Change
+from .dialect import Dialect, is_fused
+from .families import dialect_of
+
+
+class RowConversion(ConversionOps):
+    """A `Change` of one tensor's rows as a step of transformers' loader. The weight may be spread over devices.
+
+    Under tensor parallelism and FSDP, each process reads its rows of the tensor as it was before the conversion.
+    So all rows are gathered, converted, and divided again.
+    """
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+
+    @torch.no_grad()
+    def convert(
+        self,
+        input_dict: dict[str, Tensor | list[Tensor]],
+        target_patterns: list[str],
+        model: PreTrainedModel,
+        full_layer_name: str,
+        **kwargs,
+    ) -> dict[str, Tensor]:
+        tensors = next(iter(input_dict.values()))
+        weight = tensors[0] if isinstance(tensors, list) else tensors
+        parameters = [model.get_parameter_or_buffer(name) for name in names_of(full_layer_name, target_patterns)]
+        parameter = parameters[0]
+        if not hasattr(parameter, "placements"):  # it is no DTensor
+            return dict(zip(target_patterns, self.change.forward([weight])))
+
+        from torch.distributed.tensor import DTensor, Replicate  # not in every build of torch
+
+        mesh, placements = parameter.device_mesh, parameter.placements
+        shape = (sum(parameter.shape[0] for parameter in parameters), *parameter.shape[1:])
+        strides = torch.empty(shape, device="meta").stride()
+        whole = DTensor.from_local(weight, mesh, placements, shape=shape, stride=strides).full_tensor()
+        parts = (DTensor.from_local(part, mesh, [Replicate()] * mesh.ndim) for part in self.change.forward([whole]))
+        return {  # cloned, or each would keep the memory of the whole
+            name: part.redistribute(mesh, placements).to_local().clone() for name, part in zip(target_patterns, parts)
+        }
+
+
+class RowConverter(WeightConverter):
+    """One foreign tensor that fills one or more of ours.
+
+    Transformers quantises the first of them alone. Here each is quantised that the quantizer is for.
+    """
+
+    __slots__ = ()
+
+    def convert(self, layer_name: str, model=None, config=None, hf_quantizer=None, loading_info=None) -> dict[str, Tensor]:
+        quantize, self.quantization_operation = self.quantization_operation, None
+        tensors = super().convert(layer_name, model, config, hf_quantizer, loading_info)
+        made = {}
+        for name, tensor in tensors.items():
+            if quantize is None or not hf_quantizer.param_needs_quantization(model, name):
+                made[name] = tensor
+            else:
+                made |= quantize.convert(
+                    {name: tensor},
+                    source_patterns=self.source_patterns,
+                    target_patterns=self.target_patterns,
+                    full_layer_name=name,
+                    model=model,
+                    config=config,
+                    missing_keys=loading_info.missing_keys if loading_info else None,
+                )
+        return made
+
+
+def names_of(first: str, ends: list[str]) -> list[str]:
+    """Names of the tensors that one tensor fills: the first one, and the ends of all."""
+    return [first.removesuffix(ends[0]) + end for end in ends]
+
+
+def loading_transforms(dialect: Dialect, names: Collection[str], config: RetNetConfig) -> list[WeightTransform]:
+    """The dialect of weights with these names, as transformers' loader takes it."""
+    transforms: list[WeightTransform] = [
+        WeightRenaming(rf"\b{re.escape(theirs)}\.", f"{ours}.") for theirs, ours in dialect.modules_of(config)
+    ]
+    for end, (ends, change) in dialect.changes(config, is_fused(names)).items():
+        transforms.append(RowConverter(end, list(ends), [RowConversion(change)]))
+    if dialect.experts is not None:
+        gate, up, down = (f".mlp.experts.*.{name}.weight" for name in dialect.experts)
+        joined = [MergeModulelist(dim=0), Concatenate(dim=1)]
+        transforms.append(WeightConverter([gate, up], ".mlp.experts.gate_up_proj", joined))
+        transforms.append(WeightConverter([down], ".mlp.experts.down_proj", [MergeModulelist(dim=0)]))
+    return transforms
+
+
+def with_transforms(load_config: Any, transforms: list[WeightTransform]) -> Any:
+    """Transformers' settings of a loading, with these transforms after those it has."""
+    return replace(load_config, weight_mapping=[*(load_config.weight_mapping or []), *transforms])
+
+
+def forget_transforms(model: PreTrainedModel, transforms: list[WeightTransform]) -> None:
+    """Removes transforms from those that transformers keeps to save a model as it was found: we save our own names."""
+    model._weight_conversions = [transform for transform in model._weight_conversions or [] if transform not in transforms]
+
+
+def load(names: Collection[str], model: PreTrainedModel, state_dict, checkpoint_files, load_config, *args, **kwargs):
+    """`PreTrainedModel._load_pretrained_model`, for weights with names that are not ours."""
+    dialect, transforms = dialect_of(names), []
+    if dialect is not None:
+        model._keys_to_ignore_on_load_unexpected |= {dialect.unused} if dialect.unused else set()
+        transforms = loading_transforms(dialect, names, model.config)
+        load_config = with_transforms(load_config, transforms)
+    loaded = PreTrainedModel._load_pretrained_model(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
+    if transforms:
+        forget_transforms(model, transforms)
+    return loaded
