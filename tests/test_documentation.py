@@ -156,8 +156,11 @@ HOUSE = {  # packages and their folders; each imports only itself and those befo
     "retnet_hf_cpu": "retnet_hf_cpu",
     "retnet_hf_conversion": "conversion",
     "retnet_hf_linearization": "linearization",
+    "retnet_hf_export": "retnet_hf_export",
+    "retnet_hf_vllm": "retnet_hf_vllm",
     "retnet_hf_cli": "retnet_hf_cli",
 }
+ROOMS = ["ops", "gpu", "state", "hub", "arguments", "modules", "retnet", "hybrid", "vision", "training"]  # the same, inside
 
 
 def file_of(module: str) -> Path:
@@ -191,6 +194,25 @@ def test_imports_run_one_way(package):
         list(HOUSE)[: list(HOUSE).index(package) + 1]
     )
     assert set(TopologicalSorter(graph).static_order()) >= set(modules)  # CycleError, which names them, for a cycle
+
+
+def test_rooms_import_one_way_and_hold_ten_files_at_the_most():
+    folder = ROOT / "retnet_hf"
+    assert {path.parent.name for path in folder.glob("*/__init__.py")} == set(ROOMS)
+    assert {path.name for path in folder.glob("*.py")} == {"__init__.py", "version.py"}
+    for number, room in enumerate(ROOMS):
+        files = [path for path in (folder / room).glob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= 10
+        for path in files:
+            imported = imported_modules("retnet_hf", f"retnet_hf.{room}.{path.stem}")
+            rooms = {name.split(".")[1] for name in imported} - {"version"}
+            assert rooms <= set(ROOMS[: number + 1]), path.name
+
+
+def test_the_tree_of_the_design_is_that_of_the_sources():
+    table = (DOCS / "design.md").read_text(encoding="utf-8").split("## The operator")[0]
+    named = re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE)
+    assert named == [*ROOMS, *(HOUSE[package] for package in HOUSE if package != "retnet_hf")]
 
 
 def test_the_files_that_contributors_are_sent_to_exist():

@@ -43,7 +43,7 @@ METHODS: list[tuple[type, str, tuple[str, ...], str]] = [
         PreTrainedModel,
         "_upload_modified_files",
         ("self", "working_dir", "repo_id"),
-        "retnet_hf/hub/cards.py wraps it to upload a card of its own",
+        "retnet_hf/hub/saving.py wraps it to upload a card of its own",
     ),
     (
         GenerationMixin,
@@ -131,7 +131,7 @@ def forward_derivatives_are_noticed() -> bool:
 BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     (
         conversions_are_kept,
-        "transformers keeps conversions of weights elsewhere, and retnet_hf/hub/loading.py removes its own",
+        "transformers keeps conversions of weights elsewhere, and conversion/loading.py removes its own",
     ),
     (implementation_is_kept, "`set_attn_implementation` no longer sets `config._attn_implementation`, which plans read"),
     (
