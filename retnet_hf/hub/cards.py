@@ -38,9 +38,7 @@ A [{family}]({paper}) of {parameters:,} parameters{nature}
 {rows}
 ## Use
 
-```bash
-pip install retnet-hf
-```
+It needs the package `retnet_hf`, which `pip install .` in its repository installs.
 
 ```python
 {example}```
