@@ -143,6 +143,10 @@ def __getattr__(name: str) -> None:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 # The Auto class of a model, by what follows the name of its family.
 _AUTO_CLASSES = {
     "Model": transformers.AutoModel,

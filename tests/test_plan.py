@@ -18,6 +18,7 @@ def test_no_public_name_hides_a_module():
     """`import retnet_hf.retention as R` gave the function of that name (D15)."""
     modules = {module.name for module in pkgutil.iter_modules(retnet_hf.__path__)}
     assert modules.isdisjoint(retnet_hf.__all__)
+    assert dir(retnet_hf) == sorted(retnet_hf.__all__)
 
 
 def plan_of(model, length: int = 20, **kwargs) -> Plan:
