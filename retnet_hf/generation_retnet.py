@@ -13,6 +13,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
+from .cuda_graphs import captured_steps
 from .retention_state import RetNetState, install_retention_layers
 
 
@@ -73,6 +74,16 @@ class RetNetGeneration(GenerationMixin):
             if generation_config.is_assistant:
                 state.activate_past_recording()
             model_kwargs[CACHE] = state
+
+    def _sample(self, input_ids: Tensor, *args, generation_config, **model_kwargs):
+        """As in transformers, with decode steps that are captured where that is possible."""
+        with captured_steps(self, model_kwargs.get(CACHE), input_ids, generation_config):
+            return super()._sample(input_ids, *args, generation_config=generation_config, **model_kwargs)
+
+    def _beam_search(self, input_ids: Tensor, *args, generation_config, **model_kwargs):
+        """As in transformers, with decode steps that are captured where that is possible."""
+        with captured_steps(self, model_kwargs.get(CACHE), input_ids, generation_config):
+            return super()._beam_search(input_ids, *args, generation_config=generation_config, **model_kwargs)
 
     def _assisted_decoding(self, *args, **model_kwargs):
         """As in transformers. What was recorded to take drafts back is dropped at the end, unless the caller recorded."""

@@ -41,6 +41,7 @@ from .call_arguments import require_known_arguments, with_arguments_of
 from .cards import ModelCardMixin
 from .computed_buffers import ComputedBuffer
 from .configuration_retnet import RetNetConfig
+from .cuda_graphs import replayed
 from .generation_retnet import CACHE, RetNetGeneration
 from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
@@ -445,6 +446,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         self.post_init()
 
     @can_return_tuple
+    @replayed
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
