@@ -13,7 +13,6 @@ Whatever is not known to be safe is computed as ever: see `can_be_captured` and 
 import functools
 import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -34,12 +33,11 @@ logger = logging.get_logger(__name__)
 
 GRAPHS_VARIABLE = "RETNET_HF_CUDA_GRAPHS"  # of the environment; "0" turns graphs off
 FEWEST_TOKENS = 8  # a capture takes about as long as two steps
-# Modules of these packages compute by operations on the device that are the same in each step.
-PACKAGES = ("torch.nn.modules.", "transformers.", "peft.", __name__.partition(".")[0] + ".")
-# Arguments of `forward` in a plain step; the last means nothing to the model.
-ARGUMENTS = frozenset(
-    ("input_ids", "attention_mask", "past_key_values", "cache", "use_cache", "logits_to_keep", "token_type_ids")
-)
+# Modules of these packages compute by operations that are the same in each step, and do not wait for the device: a capture
+# that fails disturbs the process.
+PACKAGES = ("torch.nn.modules.", "transformers.activations.", "peft.tuners.lora.layer.", __name__.partition(".")[0] + ".")
+# Arguments of `forward` in a plain step.
+ARGUMENTS = frozenset(("input_ids", "attention_mask", "past_key_values", "cache", "use_cache", "logits_to_keep"))
 
 
 class CudaGraph:
@@ -48,6 +46,7 @@ class CudaGraph:
     lock: ClassVar[threading.Lock] = threading.Lock()  # what another thread runs on the stream would be captured, too
     streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}  # one for each device, since each has its workspaces
     idle: ClassVar[dict[torch.device, list[torch.cuda.CUDAGraph]]] = {}  # of calls that ended: their memory is used again
+    broken: ClassVar[list[torch.cuda.CUDAGraph]] = []  # of captures that failed: the allocator may still refer to them
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.graph = device, None
@@ -74,14 +73,22 @@ class CudaGraph:
     def capture(self, call: Callable[[], Tensor]) -> Tensor:
         """The memory of the result of the call, which is not computed yet."""
         with self.aside():
-            kept, graph = self.idle.setdefault(self.device, []), torch.cuda.CUDAGraph()
-            before = kept.pop() if kept else None
-            # not `torch.cuda.graph`, which empties the cache of the allocator: memory for the next prompt would be slow
-            graph.capture_begin(*(() if before is None else (before.pool(),)), capture_error_mode="thread_local")
+            idle, graph = self.idle.setdefault(self.device, []), torch.cuda.CUDAGraph()
+            before = idle.pop() if idle else None
+            generator = torch.cuda.default_generators[self.device.index]
+            drawn = generator.graphsafe_get_state()
+            generator.graphsafe_set_state(torch.Generator(self.device))  # so that other threads may draw during a capture
+            try:
+                # `torch.cuda.graph` would also empty the cache of the allocator, and slow the next prompt down
+                graph.capture_begin(*(() if before is None else (before.pool(),)), capture_error_mode="thread_local")
+            finally:
+                generator.graphsafe_set_state(drawn)
+            self.broken.append(graph)
             try:
                 result = call()
             finally:
                 graph.capture_end()
+            self.broken.remove(graph)
         self.graph = graph
         return result
 
@@ -101,13 +108,7 @@ GRAPHS: dict[str, type[CudaGraph]] = {"cuda": CudaGraph}  # by the type of a dev
 
 
 class CapturedStep:
-    """The steps of one token in one call of `generate()`, for one state.
-
-    Attributes:
-        refused: models of which a step could not be captured.
-    """
-
-    refused: ClassVar[weakref.WeakSet[nn.Module]] = weakref.WeakSet()
+    """The steps of one token in one call of `generate()`, for one state."""
 
     def __init__(self, model: nn.Module, state: RetNetState, graph: CudaGraph) -> None:
         self.model, self.state, self.graph = model, state, graph
@@ -115,11 +116,14 @@ class CapturedStep:
         self.logits: Tensor | None = None  # (B, 1, vocabulary), what it writes
         self.outputs: ModelOutput | None = None
         self.memory: list[tuple[RetNetStateLayer, str, Tensor, int]] = []  # of the captured step, with its address
+        self.given_up = False
 
     def __call__(self, forward: Callable[..., ModelOutput], inputs: dict[str, Any]) -> ModelOutput | None:
         """The outputs of `forward`, or None where it has to compute them itself."""
         input_ids, layers = inputs["input_ids"], self.state.layers
-        if self.model in self.refused or input_ids.shape[1] != 1 or not self.finds_memory():
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(input_ids.device.type):
+            return None
+        if self.given_up or input_ids.shape[1] != 1 or not self.finds_memory():
             return None
         mask, past = inputs.get("attention_mask"), first_in_use(layers)
         if mask is not None and not bool(new_columns(input_ids.shape, mask, past).all()):
@@ -155,12 +159,15 @@ class CapturedStep:
             self.logits = self.graph.capture(compute)
             in_place = all(getattr(layer, name) is tensor for layer, name, tensor in held)
         except Exception as error:  # whatever it is, nothing has been computed, and the model computes the step
-            logger.warning_once(f"decode steps are not captured as a CUDA graph, which would be faster: {error}")
             in_place = False
+            if not isinstance(error, torch.OutOfMemoryError):
+                kind = self.ids.device.type
+                logger.warning_once(f"A decode step could not be captured as a graph of {kind}, none will be: {error}")
+                GRAPHS.pop(kind, None)
         if in_place:
             self.memory = [(*place, place[-1].data_ptr()) for place in held]
         else:
-            self.refused.add(self.model)
+            self.given_up = True
             for place in held:
                 setattr(*place)
         return in_place
@@ -170,8 +177,6 @@ class CapturedStep:
 
         Rows that were put in another order, as beams are, are copied to where they were.
         """
-        if torch.is_grad_enabled() or torch.is_autocast_enabled(self.state.layers[0].device.type):
-            return False
         for layer in self.state.layers:
             if not layer.is_initialized or layer.record_past or layer.borrowed:
                 return False
@@ -222,6 +227,7 @@ def is_plain(inputs: dict[str, Any]) -> bool:
 def captured_steps(model: nn.Module, state: Any, input_ids: Tensor, generation_config: GenerationConfig) -> Iterator[None]:
     """Within, `replayed` captures and replays the steps of one token that the model computes with this state."""
     asked = os.environ.get(GRAPHS_VARIABLE) != "0" and not generation_config.disable_compile
+    asked = asked and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "0"  # which waits for each launch, and forbids captures
     longest = generation_config.max_length
     enough = (longest is None or longest - input_ids.shape[1] >= FEWEST_TOKENS) and id(state) not in STEPS
     if not (asked and enough and can_be_captured(model, state)):
@@ -238,7 +244,7 @@ def captured_steps(model: nn.Module, state: Any, input_ids: Tensor, generation_c
 def can_be_captured(model: nn.Module, state: Any) -> bool:
     """Whether nothing but operations on one device happens in a step of this model, and the state stays at its place."""
     config, device, modules = model.config, model.device, list(model.modules())
-    if device.type not in GRAPHS or type(state) is not RetNetState or state.is_compileable or model in CapturedStep.refused:
+    if device.type not in GRAPHS or type(state) is not RetNetState or state.is_compileable:
         return False
     if any(type(layer) is not RetNetStateLayer or layer.record_past for layer in state.layers):
         return False
