@@ -553,6 +553,54 @@ def test_a_call_that_fails_leaves_nothing(place):
     assert not cuda_graphs.STEPS
 
 
+@on_a_gpu
+def test_graphs_use_the_memory_of_earlier_ones():
+    model, ids = small_model().cuda(), random_ids(2, 7).cuda()
+    greedy(model, ids, 20)
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    for _ in range(20):
+        greedy(model, ids, 20)
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+
+
+@on_a_gpu
+def test_other_threads_draw_random_numbers_during_a_capture():
+    model, ids, ended, errors = small_model().cuda(), random_ids(2, 7).cuda(), threading.Event(), []
+
+    def draw() -> None:
+        while not ended.is_set():
+            try:
+                torch.rand(100, device="cuda")
+            except RuntimeError as error:
+                errors.append(error)
+            ended.wait(1e-4)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    for _ in range(20):
+        greedy(model, ids, 8)
+    ended.set()
+    thread.join()
+    assert not errors
+
+
+@on_a_gpu
+def test_a_failed_capture_leaves_random_numbers_usable(monkeypatch):
+    """A value that is read during a capture makes it invalid."""
+    monkeypatch.setitem(cuda_graphs.GRAPHS, "cuda", cuda_graphs.CudaGraph)
+    model, ids = small_model().cuda(), random_ids(2, 7).cuda()
+    expected, read = without(lambda: greedy(model, ids, 20)), type(model.model).read
+
+    def reading(self, hidden_states: Tensor, *args, **kwargs) -> Tensor:
+        hidden_states.sum().item()
+        return read(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(type(model.model), "read", reading)
+    assert greedy(model, ids, 20).equal(expected)
+    assert "cuda" not in cuda_graphs.GRAPHS
+    assert model.generate(ids, max_new_tokens=20, do_sample=True).shape == (2, 27)
+
+
 def test_without_a_gpu_nothing_is_captured():
     model = small_model()
     with mock.patch.object(RecordedGraph, "capture", side_effect=AssertionError):

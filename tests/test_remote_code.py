@@ -158,6 +158,7 @@ LANGUAGE_MODEL = {
     "configuration_checks.py",
     "configuration_dialects.py",
     "configuration_retnet.py",
+    "cuda_graphs.py",
     "decay_schedules.py",
     "dialects.py",
     "generation_config.json",
