@@ -151,10 +151,7 @@ class CapturedStep:
 
     def capture(self, compute: Callable[[], Tensor]) -> bool:
         """Captures a step. Nothing is computed, and the state remains as it is. Returns whether that was possible."""
-        layers = self.state.layers
-        if not all(layer.can_be_overwritten() for layer in layers):
-            return False
-        held = [(layer, name, tensor) for layer in layers for name, tensor in zip(layer.SAVED, layer.saved())]
+        held = [(layer, name, getattr(layer, name)) for layer in self.state.layers for name in layer.SAVED]
         try:
             self.logits = self.graph.capture(compute)
             in_place = all(getattr(layer, name) is tensor for layer, name, tensor in held)

@@ -44,11 +44,7 @@ class Recorder(TorchDispatchMode):
 
 
 class RecordedGraph:
-    """Stands in for `CudaGraph`. The lists count what happened to all of them."""
-
-    captured: list["RecordedGraph"] = []
-    replays: list["RecordedGraph"] = []
-    fails = False
+    """Stands in for `CudaGraph`."""
 
     def __init__(self, device: torch.device) -> None:
         self.recorder = Recorder()
@@ -60,17 +56,18 @@ class RecordedGraph:
         try:
             with self.recorder:
                 result = call()
-                if self.fails:
-                    raise RuntimeError("operation not permitted when stream is capturing")
         finally:
             for tensor, value in reversed(self.recorder.before):
                 tensor.copy_(value)
-        for *_, results, fresh in self.recorder.operations:  # not computed yet
-            for tensor, new in zip(results, fresh):
-                if new and tensor.is_floating_point():
-                    tensor.fill_(float("nan"))
-        self.captured.append(self)
+        self.overwrite()  # since it is not computed yet
         return result
+
+    def overwrite(self) -> None:
+        """Fills the memory of the graph with what nobody wants to read."""
+        for *_, results, fresh in self.recorder.operations:
+            for tensor, new in zip(results, fresh):
+                if new:
+                    tensor.fill_(float("nan") if tensor.is_floating_point() else 1)
 
     def replay(self) -> None:
         for function, args, kwargs, results, fresh in self.recorder.operations:
@@ -78,7 +75,7 @@ class RecordedGraph:
             for old, value, new in zip(results, again, fresh):
                 if new:
                     old.copy_(value)
-        self.replays.append(self)
 
     def release(self) -> None:
-        self.recorder = None  # a replay after the end of the call would fail
+        self.overwrite()  # as the next graph does
+        self.recorder = None
