@@ -219,6 +219,23 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("state.activate_past_recording()", "pass"),
         ],
     ),
+    "cuda_graphs": (
+        "cuda_graphs",
+        [
+            ("self.ids.copy_(input_ids)", "pass"),
+            ("past.remember_last(input_ids)", "pass"),
+            ("input_ids.shape[1] != 1 or not self.finds_memory()", "input_ids.shape[1] != 1"),
+            ("if mask is not None and not bool(", "if False and not bool("),
+            ("or layer.record_past or layer.borrowed", "or layer.borrowed"),
+            ("if tensor.data_ptr() != pointer:", "if False:"),
+            ("setattr(layer, name, tensor.copy_(now))", "pass"),
+            ("del STEPS[id(state)]", "pass"),
+            ("if module.training or", "if False or"),
+            ("            self.given_up = True", "            pass"),
+            ("has_hooks(modules)", "False"),
+        ],
+    ),
+    "captured_steps": ("cuda_graphs", [("and is_plain(inputs)", "and True")]),
     "integer_angles": (
         "positions precision",
         [

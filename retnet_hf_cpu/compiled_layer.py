@@ -5,10 +5,10 @@
 from torch import Tensor
 from transformers.utils import logging
 
+from retnet_hf.modules.hooks import has_hooks
 from retnet_hf.ops.plan import Plan
 from retnet_hf.ops.retention_forms import needs_autograd
 from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer
-from retnet_hf.retnet.pieces import has_hooks
 from retnet_hf.state.retention_state import RetNetState
 
 from .programs import LayerProgram

@@ -30,7 +30,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from retnet_hf.retnet.pieces import has_hooks
+from retnet_hf.modules.hooks import has_hooks
 
 
 TRIAL_BYTES = 2**26  # of weights, more than a CPU keeps in its cache from one round of a trial to the next

@@ -39,11 +39,11 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging
 
 import retnet_hf
+from retnet_hf.modules.hooks import has_hooks
 from retnet_hf.ops.gradients import rotate_step
 from retnet_hf.ops.operators import Step
 from retnet_hf.ops.plan import Plan, Rotation, Scaling
 from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_
-from retnet_hf.retnet.pieces import has_hooks
 from retnet_hf.state.retention_state import RetNetStateLayer
 
 from .fusing import linear_groups

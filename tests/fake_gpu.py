@@ -61,7 +61,8 @@ def register() -> list[torch.library.Library]:
 
 
 class Waits(TorchDispatchMode):
-    """Counts what makes the host wait for the device: values that it reads, and tensors that are copied from there.
+    """Counts what makes the host wait for the device: values that it reads, and tensors that are copied from there or, as no
+    graph may capture, to there.
 
     Attributes:
         truth: what a truth value is that is read. False of a mask that is asked whether all tokens are there.
@@ -81,6 +82,7 @@ class Waits(TorchDispatchMode):
         result = function(*args, **kwargs)
         if function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
             self.counts["copies"] += source.device.type == DEVICE and result.device.type == "cpu"
+            self.counts["sent"] += source.device.type == "cpu" and result.device.type == DEVICE
         return result
 
 
@@ -233,5 +235,5 @@ if __name__ == "__main__":
         except Exception:
             found[name] = traceback.format_exc(limit=-4)
         else:
-            found[name] = {"values": COUNTED.counts["values"], "copies": COUNTED.counts["copies"]}
+            found[name] = {kind: COUNTED.counts[kind] for kind in ("values", "copies", "sent")}
     print(json.dumps(found))

@@ -160,7 +160,7 @@ HOUSE = {  # packages and their folders; each imports only itself and those befo
     "retnet_hf_vllm": "retnet_hf_vllm",
     "retnet_hf_cli": "retnet_hf_cli",
 }
-ROOMS = ["ops", "gpu", "state", "hub", "arguments", "modules", "retnet", "hybrid", "vision", "training"]  # the same, inside
+ROOMS = ["ops", "state", "hub", "arguments", "modules", "gpu", "retnet", "hybrid", "vision", "training"]  # the same, inside
 
 
 def file_of(module: str) -> Path:

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedModel,
 from transformers.image_processing_backends import PilBackend
 from transformers.utils import output_capturing
 
-from retnet_hf.retnet.pieces import RECORDER
+from retnet_hf.modules.hooks import RECORDER
 
 
 # The owner, the private name, arguments that we name or pass by place, and the sentence that a failure begins with.
@@ -56,6 +56,15 @@ METHODS: list[tuple[type, str, tuple[str, ...], str]] = [
         "_prepare_attention_mask_for_generation",
         ("self", "inputs_tensor", "generation_config", "model_kwargs"),
         "retnet_hf/retnet/generation_retnet.py wraps it where a state has read the tokens before",
+    ),
+    *(
+        (
+            GenerationMixin,
+            loop,
+            ("self", "input_ids"),
+            "retnet_hf/retnet/generation_retnet.py wraps it to capture decode steps",
+        )
+        for loop in ("_sample", "_beam_search")
     ),
     (PilBackend, "_standardize_kwargs", ("self",), "retnet_hf/vision/image_processing_retention.py wraps it to read sizes"),
     (PilBackend, "_preprocess", ("self", "images"), "retnet_hf/vision/image_processing_retention.py wraps it to resize"),
@@ -104,6 +113,23 @@ def hooks_are_listed() -> bool:
     return len(module._forward_hooks) == len(module._forward_pre_hooks) == 1 and not module._backward_hooks
 
 
+def compiled_modules_are_noticed() -> bool:
+    module = nn.Identity()
+    before = module._compiled_call_impl
+    module.compile()
+    return before is None and module._compiled_call_impl is not None
+
+
+def hooks_of_all_modules_are_listed() -> bool:
+    lists = torch.nn.modules.module._global_forward_hooks, torch.nn.modules.module._global_forward_pre_hooks
+    register = torch.nn.modules.module.register_module_forward_hook, torch.nn.modules.module.register_module_forward_pre_hook
+    handles = [each(lambda *arguments: None) for each in register]
+    found = [len(hooks) for hooks in lists]
+    for handle in handles:
+        handle.remove()
+    return found == [1, 1]
+
+
 def transforms_are_noticed() -> bool:
     inside = []
     torch.func.vmap(lambda x: inside.append(torch._C._are_functorch_transforms_active()) or x)(torch.ones(2))
@@ -140,9 +166,17 @@ BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     ),
     (
         recorders_are_known_by_their_module,
-        "hooks that record outputs come from another module: retnet_hf/retnet/pieces.py skips them",
+        "hooks that record outputs come from another module: retnet_hf/modules/hooks.py skips them",
     ),
-    (hooks_are_listed, "modules keep hooks elsewhere, and retnet_hf/ops/gradients.py and pieces.py look for them"),
+    (hooks_are_listed, "modules keep hooks elsewhere, and retnet_hf/modules/hooks.py looks for them"),
+    (
+        compiled_modules_are_noticed,
+        "compiled modules are not noticed, whose steps cuda_graphs.py leaves alone",
+    ),
+    (
+        hooks_of_all_modules_are_listed,
+        "hooks of all modules are kept elsewhere, and retnet_hf/gpu/cuda_graphs.py looks for them",
+    ),
     (transforms_are_noticed, "transforms of torch.func are not noticed, for which retention_forms.needs_autograd asks"),
     (modes_are_noticed, "modes of PyTorch are not noticed, for which retention_triton.launches_at_once asks"),
     (forward_derivatives_are_noticed, "forward derivatives are not noticed, for which launches_at_once asks"),

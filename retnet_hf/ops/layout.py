@@ -128,7 +128,7 @@ def layout_of(
             "there must be at least one new token. With a state and only the new ids, give generate() an attention_mask "
             "that also covers the tokens that the state has read."
         )
-    mask = None if attention_mask is None else _new_columns(shape, attention_mask, past)
+    mask = None if attention_mask is None else new_columns(shape, attention_mask, past)
     start = torch.zeros(1, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
     start = start[:, None]  # (B|1, 1)
 
@@ -172,7 +172,7 @@ def layout_of(
     return Layout(position, next_position, mask, reset)
 
 
-def _new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Tensor:
+def new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Tensor:
     batch, length = shape
     width = attention_mask.shape[-1]
     if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or width < length:

@@ -3,6 +3,8 @@
 """What `generate()` of transformers needs to be told about a model whose state is not a list of keys and values."""
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
+from ..modules.captured_steps import DEVICES
 from ..state.retention_state import RetNetState, install_retention_layers
 
 
@@ -20,6 +23,17 @@ logger = logging.get_logger(__name__)
 
 # The name of a state among the inputs and outputs of models: "cache" from transformers 5.24 on.
 CACHE = "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_values"
+
+
+def captured_steps(model: GenerationMixin, *call: Any) -> AbstractContextManager:
+    """Within, decode steps of a model on a GPU are captured and replayed. `call` is as in `cuda_graphs.captured_steps`."""
+    if model.device.type not in DEVICES:
+        return nullcontext()
+    try:
+        from ..gpu import cuda_graphs
+    except ImportError:  # of a model that carries its code, where Triton is not installed
+        return nullcontext()
+    return cuda_graphs.captured_steps(model, *call)
 
 
 class RetNetGeneration(GenerationMixin):
@@ -73,6 +87,16 @@ class RetNetGeneration(GenerationMixin):
             if generation_config.is_assistant:
                 state.activate_past_recording()
             model_kwargs[CACHE] = state
+
+    def _sample(self, input_ids: Tensor, *args, generation_config, **model_kwargs):
+        """As in transformers, with decode steps that are captured where that is possible."""
+        with captured_steps(self, model_kwargs.get(CACHE), input_ids, generation_config):
+            return super()._sample(input_ids, *args, generation_config=generation_config, **model_kwargs)
+
+    def _beam_search(self, input_ids: Tensor, *args, generation_config, **model_kwargs):
+        """As in transformers, with decode steps that are captured where that is possible."""
+        with captured_steps(self, model_kwargs.get(CACHE), input_ids, generation_config):
+            return super()._beam_search(input_ids, *args, generation_config=generation_config, **model_kwargs)
 
     def _assisted_decoding(self, *args, **model_kwargs):
         """As in transformers. What was recorded to take drafts back is dropped at the end, unless the caller recorded."""

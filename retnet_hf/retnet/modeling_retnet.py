@@ -40,6 +40,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ..arguments.call_arguments import require_known_arguments, with_arguments_of
 from ..hub.loading import SharedLoading
 from ..hub.saving import SavedWithCard
+from ..modules.captured_steps import replayed
 from ..modules.computed_buffers import ComputedBuffer
 from ..modules.initial_weights import draw_weights, projection
 from ..ops.gradients import gated, mean_cross_entropy, rms_norm
@@ -393,6 +394,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         self.post_init()
 
     @can_return_tuple
+    @replayed
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,

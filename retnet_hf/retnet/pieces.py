@@ -6,20 +6,17 @@ The model continues from its state, so that intermediate tensors are only as lar
 `prefill_chunk_size` does the same from outside.
 """
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
-from transformers.utils.output_capturing import capture_outputs
 
+from ..modules.hooks import has_hooks
 from ..ops.layout import layout_of
 from ..state.retention_state import RetNetState, first_in_use
 
 
 PIECE_SIZE_ON_CPU = 2**11  # tokens times sequences of a piece. Shorter sequences are one piece on every device.
 PIECE_SIZE_ELSEWHERE = 2**15
-RECORDER = capture_outputs.__module__  # of the hooks by which transformers records hidden states
 
 
 def pieces_of(
@@ -72,15 +69,3 @@ def read_pieces(
         plans = model.plan(part, None, None, state, retention_form, layout.of_tokens(tokens), **kwargs)
         output[:, tokens] = model.read(part, plans, state, **kwargs)
     return output
-
-
-def has_hooks(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of the modules has hooks, such as those that fetch offloaded weights.
-
-    Transformers leaves the hooks that record outputs in place after their use. They are ignored.
-    """
-    for module in modules:
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if "forward" in vars(module) or any(getattr(hook, "__module__", "") != RECORDER for hook in hooks):
-            return True
-    return False

@@ -1,0 +1,235 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Decode steps of `generate()` as CUDA graphs, without a compiler.
+
+On a GPU, Python takes longer to launch the operations of a step than the device to compute them. A state of retention stays
+at its place in memory and keeps its size, so that one captured step can be replayed for all further tokens. In each call of
+`generate()`, the first step of one token warms up, the second is captured, and that graph is replayed until the call ends. A
+graph never outlives a call: weights, adapters and options may change between two calls in any way.
+
+Whatever is not known to be safe is computed as ever: see `can_be_captured`, `CapturedStep.finds_memory` and `is_plain`.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers.generation import GenerationConfig
+from transformers.modeling_outputs import ModelOutput
+from transformers.utils import logging
+
+from ..modules.captured_steps import STEPS
+from ..modules.hooks import has_hooks
+from ..ops.layout import new_columns
+from ..ops.retention_forms import needs_autograd
+from ..state.retention_state import RetNetState, RetNetStateLayer, first_in_use
+
+
+logger = logging.get_logger(__name__)
+
+GRAPHS_VARIABLE = "RETNET_HF_CUDA_GRAPHS"  # of the environment; "0" turns graphs off
+FEWEST_TOKENS = 8  # a capture takes about as long as two steps
+# Modules of these packages compute by operations that are the same in each step, and do not wait for the device: a capture
+# that fails disturbs the process.
+PACKAGES = ("torch.nn.modules.", "transformers.activations.", "peft.tuners.lora.layer.", __name__.partition(".")[0] + ".")
+
+
+class CudaGraph:
+    """What a GPU computes in a call, captured once and replayed on the same memory."""
+
+    lock: ClassVar[threading.Lock] = threading.Lock()  # what another thread runs on the stream would be captured, too
+    streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}  # one for each device, since each has its workspaces
+    idle: ClassVar[dict[torch.device, list[torch.cuda.CUDAGraph]]] = {}  # of calls that ended: their memory is used again
+    broken: ClassVar[list[torch.cuda.CUDAGraph]] = []  # of captures that failed: the allocator may still refer to them
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.graph = device, None
+
+    @contextmanager
+    def aside(self) -> Iterator[torch.cuda.Stream]:
+        """Runs what is within on the stream of captures, in order with the current stream, which is returned."""
+        with self.lock, torch.cuda.device(self.device):
+            if self.device not in self.streams:
+                self.streams[self.device] = torch.cuda.Stream(self.device)
+            stream, current = self.streams[self.device], torch.cuda.current_stream()
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                yield current
+            current.wait_stream(stream)
+
+    def warm_up(self, call: Callable[[], Tensor]) -> Tensor:
+        """The result of the call, which makes everything that is made once: kernels, handles and workspaces."""
+        with self.aside() as current:
+            result = call()
+            result.record_stream(current)
+        return result
+
+    def capture(self, call: Callable[[], Tensor]) -> Tensor:
+        """The memory of the result of the call, which is not computed yet."""
+        with self.aside():
+            idle, graph = self.idle.setdefault(self.device, []), torch.cuda.CUDAGraph()
+            before = idle.pop() if idle else None
+            generator = torch.cuda.default_generators[self.device.index]
+            drawn = generator.graphsafe_get_state()
+            generator.graphsafe_set_state(torch.Generator(self.device))  # so that other threads may draw during a capture
+            try:
+                # `torch.cuda.graph` would also empty the cache of the allocator, and slow the next prompt down
+                graph.capture_begin(*(() if before is None else (before.pool(),)), capture_error_mode="thread_local")
+            finally:
+                generator.graphsafe_set_state(drawn)
+            self.broken.append(graph)
+            try:
+                result = call()
+            finally:
+                graph.capture_end()
+            self.broken.remove(graph)
+        self.graph = graph
+        return result
+
+    def replay(self) -> None:
+        """Computes the result."""
+        self.graph.replay()
+
+    def release(self) -> None:
+        """Leaves the memory to the next graph, when nothing refers to the result any more."""
+        if self.graph is not None:
+            torch.cuda.current_stream(self.device).synchronize()
+            with self.lock:
+                self.idle[self.device].append(self.graph)
+
+
+GRAPHS: dict[str, type[CudaGraph]] = {"cuda": CudaGraph}  # by the type of a device
+
+
+class CapturedStep:
+    """The steps of one token in one call of `generate()`, for one state."""
+
+    def __init__(self, model: nn.Module, state: RetNetState, graph: CudaGraph) -> None:
+        self.model, self.state, self.graph = model, state, graph
+        self.ids: Tensor | None = None  # (B, 1), what a replayed step reads
+        self.logits: Tensor | None = None  # (B, 1, vocabulary), what it writes
+        self.outputs: ModelOutput | None = None
+        self.memory: list[tuple[RetNetStateLayer, str, Tensor, int]] = []  # of the captured step, with its address
+        self.given_up = False
+
+    def __call__(self, forward: Callable[..., ModelOutput], inputs: dict[str, Any]) -> ModelOutput | None:
+        """The outputs of `forward`, or None where it has to compute them itself."""
+        input_ids, layers = inputs["input_ids"], self.state.layers
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(input_ids.device.type):
+            return None
+        if self.given_up or input_ids.shape[1] != 1 or not self.finds_memory():
+            return None
+        mask, past = inputs.get("attention_mask"), first_in_use(layers)
+        if mask is not None and not bool(new_columns(input_ids.shape, mask, past).all()):
+            return None
+        if self.ids is not None and (self.ids.shape, self.ids.dtype) != (input_ids.shape, input_ids.dtype):
+            return None
+
+        def compute() -> Tensor:
+            self.outputs = forward(self.model, input_ids=self.ids, past_key_values=self.state, use_cache=True)
+            return self.outputs.logits
+
+        if self.ids is None:
+            self.ids = input_ids.clone()
+            return self.with_logits(self.graph.warm_up(compute))
+        self.ids.copy_(input_ids)
+        if self.logits is None and not self.capture(compute):
+            return None
+        self.graph.replay()
+        past.remember_last(input_ids)
+        return self.with_logits(self.logits.clone())
+
+    def with_logits(self, logits: Tensor) -> ModelOutput:
+        """The outputs with these logits."""
+        return type(self.outputs)(**{**self.outputs, "logits": logits})
+
+    def capture(self, compute: Callable[[], Tensor]) -> bool:
+        """Captures a step. Nothing is computed, and the state remains as it is. Returns whether that was possible."""
+        held = [(layer, name, getattr(layer, name)) for layer in self.state.layers for name in layer.SAVED]
+        try:
+            self.logits = self.graph.capture(compute)
+            in_place = all(getattr(layer, name) is tensor for layer, name, tensor in held)
+        except Exception as error:  # whatever it is, nothing has been computed, and the model computes the step
+            in_place = False
+            if not isinstance(error, torch.OutOfMemoryError):
+                kind = self.ids.device.type
+                logger.warning_once(f"A decode step could not be captured as a graph of {kind}, none will be: {error}")
+                GRAPHS.pop(kind, None)
+        if in_place:
+            self.memory = [(*place, place[-1].data_ptr()) for place in held]
+        else:
+            self.given_up = True
+            for place in held:
+                setattr(*place)
+        return in_place
+
+    def finds_memory(self) -> bool:
+        """Whether the state may be written to, and is where the captured step reads and writes it.
+
+        Rows that were put in another order, as beams are, are copied to where they were.
+        """
+        for layer in self.state.layers:
+            if not layer.is_initialized or layer.record_past or layer.borrowed:
+                return False
+        for layer, name, tensor, pointer in self.memory:
+            now = getattr(layer, name)
+            if tensor.data_ptr() != pointer:
+                return False
+            if now is not tensor:
+                if (now.shape, now.dtype, now.device) != (tensor.shape, tensor.dtype, tensor.device):
+                    return False
+                setattr(layer, name, tensor.copy_(now))
+        return True
+
+    def release(self) -> None:
+        """Ends the use of the graph."""
+        self.logits = self.outputs = None
+        self.graph.release()
+
+
+@contextmanager
+def captured_steps(model: nn.Module, state: Any, input_ids: Tensor, generation_config: GenerationConfig) -> Iterator[None]:
+    """Within, `replayed` captures and replays the steps of one token that the model computes with this state."""
+    asked = os.environ.get(GRAPHS_VARIABLE) != "0" and not generation_config.disable_compile
+    asked = asked and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "0"  # which waits for each launch, and forbids captures
+    longest = generation_config.max_length
+    enough = (longest is None or longest - input_ids.shape[1] >= FEWEST_TOKENS) and id(state) not in STEPS
+    if not (asked and enough and can_be_captured(model, state)):
+        yield
+        return
+    STEPS[id(state)] = step = CapturedStep(model, state, GRAPHS[model.device.type](model.device))
+    try:
+        yield
+    finally:
+        del STEPS[id(state)]
+        step.release()
+
+
+def can_be_captured(model: nn.Module, state: Any) -> bool:
+    """Whether nothing but operations on one device happens in a step of this model, and the state stays at its place."""
+    config, device, modules = model.config, model.device, list(model.modules())
+    if device.type not in GRAPHS or type(state) is not RetNetState or state.is_compileable:
+        return False
+    if any(type(layer) is not RetNetStateLayer or layer.record_past for layer in state.layers):
+        return False
+    if torch.is_grad_enabled() or torch.is_autocast_enabled(device.type) or needs_autograd():
+        return False
+    if torch._C._len_torch_dispatch_stack() > 0 or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return False
+    if getattr(config, "num_experts", None) is not None or config.output_attentions or config.output_hidden_states:
+        return False
+    if model.model.context is not None or getattr(model, "hf_quantizer", None) is not None or has_hooks(modules):
+        return False
+    if torch.nn.modules.module._global_forward_hooks or torch.nn.modules.module._global_forward_pre_hooks:
+        return False
+    for module in modules:
+        known = f"{type(module).__module__}.".startswith(PACKAGES)
+        if module.training or module._compiled_call_impl is not None or not known:
+            return False
+    if any(type(parameter) is not nn.Parameter for parameter in model.parameters()):
+        return False
+    return all(tensor.device == device for tensor in (*model.parameters(), *model.buffers()))

@@ -1,0 +1,612 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Decode steps that are captured and replayed: the same tokens as without, in every use of `generate()`.
+
+On a CPU, `RecordedGraph` stands in for CUDA graphs. With a GPU, the same tests run with real graphs there, too.
+"""
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import pytest
+import torch
+from recorded_steps import RecordedGraph
+from small_models import PAD, detailed, greedy, left_padded, random_ids, small_llama, small_model
+from torch import Tensor, nn
+from transformers import DynamicCache, StaticCache
+from transformers.generation import LogitsProcessor, LogitsProcessorList
+from transformers.generation.streamers import BaseStreamer
+
+from retnet_hf import RetNetForCausalLM, RetNetState
+from retnet_hf.gpu import cuda_graphs
+from retnet_hf.modules import captured_steps
+from retnet_hf.retnet import generation_retnet
+
+
+CAPTURED = ["fla", "grouped", "from scratch", "torchscale", "transnormer"]  # without softmax attention and experts
+
+
+class Counts:
+    """What graphs have done since the last look."""
+
+    def __init__(self, graph: type, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.captures = self.replays = 0
+        for name in ("capture", "replay"):
+            monkeypatch.setattr(graph, name, self.counted(getattr(graph, name), f"{name}s"))
+
+    def counted(self, method: Callable, name: str) -> Callable:
+        def counting(*args):
+            setattr(self, name, getattr(self, name) + 1)
+            return method(*args)
+
+        return counting
+
+    def take(self) -> tuple[int, int]:
+        """Captures and replays."""
+        taken = self.captures, self.replays
+        self.captures = self.replays = 0
+        return taken
+
+
+class Place:
+    """A device, and the graphs that are captured there."""
+
+    def __init__(self, device: str, graph: type, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.device, self.kernels, self.counts = device, kernels, Counts(graph, monkeypatch)
+
+    def model(self, dialect: str = "fla", **options) -> RetNetForCausalLM:
+        return small_model(dialect, kernels=self.kernels, **options).to(self.device)
+
+    def ids(self, batch: int = 2, length: int = 7, seed: int = 0) -> Tensor:
+        return random_ids(batch, length, seed).to(self.device)
+
+
+def without(call: Callable[[], object]) -> object:
+    """What the call returns without graphs."""
+    with mock.patch.dict(os.environ, {cuda_graphs.GRAPHS_VARIABLE: "0"}):
+        return call()
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+PLACES = ["cpu", *(pytest.param(f"cuda, {kernels}", marks=on_a_gpu) for kernels in ("torch", "triton"))]
+
+
+@pytest.fixture(params=PLACES)
+def place(request, monkeypatch) -> Iterator[Place]:
+    device, _, kernels = request.param.partition(", ")
+    graph = cuda_graphs.CudaGraph if device == "cuda" else RecordedGraph
+    monkeypatch.setitem(cuda_graphs.GRAPHS, device, graph)
+    monkeypatch.setattr(generation_retnet, "DEVICES", {device})
+    yield Place(device, graph, kernels or "torch", monkeypatch)
+    assert not captured_steps.STEPS  # no call is left behind
+
+
+@pytest.mark.parametrize("dialect", CAPTURED)
+def test_greedy_tokens_are_the_same(place, dialect):
+    """The first step after the prompt warms up, the second is captured, and it and all later ones are replayed."""
+    model = place.model(dialect)
+    expected = without(lambda: greedy(model, place.ids(), 60))
+    assert place.counts.take() == (0, 0)
+    assert greedy(model, place.ids(), 60).equal(expected)
+    assert place.counts.take() == (1, 58)
+
+
+def test_scores_are_the_same_and_stay(place):
+    """Each step's scores, which the next replay must not change."""
+    model = place.model()
+    expected, found = without(lambda: detailed(model, place.ids(), 30)), detailed(model, place.ids(), 30)
+    assert place.counts.take() == (1, 28)
+    torch.testing.assert_close(found.scores, expected.scores, rtol=1e-5, atol=1e-4)
+
+
+USES = {
+    "sampling": {"do_sample": True, "temperature": 0.9, "top_k": 20},
+    "several samples": {"do_sample": True, "num_return_sequences": 3},
+    "beams": {"do_sample": False, "num_beams": 4, "num_return_sequences": 2},
+    "beam sampling": {"do_sample": True, "num_beams": 3},
+    "guidance": {"do_sample": False, "guidance_scale": 1.5},
+    "a prompt in pieces": {"do_sample": False, "prefill_chunk_size": 3},
+    "pieces of one token": {"do_sample": False, "prefill_chunk_size": 1},
+    "repetition penalty": {"do_sample": False, "repetition_penalty": 1.3},
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_uses(place, use):
+    model, ids = place.model(), place.ids()
+
+    def call() -> Tensor:
+        torch.manual_seed(3)
+        return model.generate(ids, max_new_tokens=24, **USES[use])
+
+    expected = without(call)
+    assert call().equal(expected)
+    captures, replays = place.counts.take()
+    assert captures == 1
+    assert replays >= 22
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_left_padding(place, beams):
+    model = place.model()
+    ids, mask = (tensor.to(place.device) for tensor in left_padded([random_ids(1, 4), random_ids(1, 9, 1)]))
+    options = {"attention_mask": mask, "num_beams": beams, "pad_token_id": PAD}
+    expected = without(lambda: greedy(model, ids, 24, **options))
+    assert greedy(model, ids, 24, **options).equal(expected)
+    assert place.counts.take() == (1, 22)
+    rows = [greedy(model, row.to(place.device), 24, num_beams=beams) for row in (random_ids(1, 4), random_ids(1, 9, 1))]
+    assert [row[0, -24:].tolist() for row in rows] == expected[:, -24:].tolist()
+
+
+def test_finished_rows_are_padded(place):
+    model = place.model()
+    end = int(without(lambda: greedy(model, place.ids(), 30))[0, 20])
+    expected = without(lambda: greedy(model, place.ids(), 30, eos_token_id=end, pad_token_id=PAD))
+    assert greedy(model, place.ids(), 30, eos_token_id=end, pad_token_id=PAD).equal(expected)
+
+
+def test_embeddings_of_a_prompt(place):
+    model = place.model()
+    embeddings = model.get_input_embeddings()(place.ids()).detach()
+    expected = without(lambda: greedy(model, tokens=20, inputs_embeds=embeddings))
+    assert greedy(model, tokens=20, inputs_embeds=embeddings).equal(expected)
+    assert place.counts.take() == (1, 18)
+
+
+@torch.inference_mode()
+def test_inference_mode(place):
+    model = place.model()
+    expected = without(lambda: greedy(model, place.ids(), 20))
+    assert greedy(model, place.ids(), 20).equal(expected)
+    assert place.counts.take() == (1, 18)
+
+
+def test_a_state_continues_after_its_call(place):
+    """A state that was kept is the caller's: no later call changes it, and it goes on as one call would have."""
+    model, ids = place.model(), place.ids()
+    whole = without(lambda: greedy(model, ids, 40))
+    first = detailed(model, ids, 20)
+    state, kept = first.past_key_values, copy.deepcopy(first.past_key_values)
+    other = detailed(model, place.ids(seed=5), 20).past_key_values
+    for layer, copied, foreign in zip(state.layers, kept.layers, other.layers):
+        assert layer.recurrent_states.equal(copied.recurrent_states)
+        assert layer.recurrent_states.data_ptr() != foreign.recurrent_states.data_ptr()
+    assert state.get_seq_length() == 26  # all but the last token of 27
+    place.counts.take()
+    assert greedy(model, first.sequences, 20, past_key_values=state).equal(whole)
+    assert place.counts.take() == (1, 19)
+    assert state.get_seq_length() == 46
+    state.require_read(whole)  # the last token that was read is known, and is this text's
+    last = whole[:, -2:-1].flip(0) + 1
+    with pytest.raises(ValueError, match="must begin with the 46 tokens"):
+        state.require_read(torch.cat([whole[:, :45], last, last], dim=1))
+
+
+def test_a_state_by_hand_is_not_captured(place):
+    """Outside of generate(), each step is computed, also after a call with this state."""
+    model, ids = place.model(), place.ids()
+    whole = without(lambda: greedy(model, ids, 40))
+    found = detailed(model, ids, 20)
+    place.counts.take()
+    token, tokens = found.sequences[:, -1:], []
+    with torch.no_grad():
+        for _ in range(20):
+            token = model(token, past_key_values=found.past_key_values).logits[:, -1:].argmax(-1)
+            tokens.append(token)
+    assert place.counts.take() == (0, 0)
+    assert torch.cat(tokens, dim=1).equal(whole[:, -20:])
+
+
+def test_a_state_that_records_is_not_captured(place):
+    """Steps that can be taken back are kept one by one."""
+    model = place.model()
+    state = RetNetState(model.config)
+    state.activate_past_recording()
+    found = greedy(model, place.ids(), 20, past_key_values=state)
+    assert place.counts.take() == (0, 0)
+    state.crop(-10)
+    assert state.get_seq_length() == 16
+    assert greedy(model, found[:, :17], 10, past_key_values=state.clone()).equal(found)
+
+
+class Inner(BaseStreamer):
+    """Keeps what it gets, and does something at the sixth token."""
+
+    def __init__(self, at_sixth: Callable[[], object]) -> None:
+        self.at_sixth, self.tokens, self.found = at_sixth, [], None
+
+    def put(self, value: Tensor) -> None:
+        self.tokens.append(value.flatten().tolist())
+        if len(self.tokens) == 6:
+            self.found = self.at_sixth()
+
+    def end(self) -> None:
+        self.tokens.append("end")
+
+
+def test_streaming_with_a_call_in_between(place):
+    """Two calls that run at the same time, with one model, do not disturb each other."""
+    model, ids, others = place.model(), place.ids(1), place.ids(1, seed=4)
+    expected, inner = without(lambda: [greedy(model, each, 20) for each in (ids, others)])
+    streamer = Inner(lambda: greedy(model, others, 20))
+    assert greedy(model, ids, 20, streamer=streamer).equal(expected)
+    assert streamer.found.equal(inner)
+    assert streamer.tokens == [ids[0].tolist(), *([token] for token in expected[0, 7:].tolist()), "end"]
+    assert place.counts.take() == (2, 36)
+
+
+def test_threads(place):
+    model = place.model()
+    expected = without(lambda: [greedy(model, place.ids(seed=seed), 30) for seed in range(4)])
+    found = [None] * 4
+
+    def work(seed: int) -> None:
+        found[seed] = greedy(model, place.ids(seed=seed), 30)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(one.equal(other) for one, other in zip(found, expected))
+    assert place.counts.take() == (4, 4 * 28)
+
+
+@pytest.mark.parametrize("batches", [(2, 3, 1, 2)])
+def test_batches_of_other_sizes(place, batches):
+    model = place.model()
+    for batch in batches:
+        expected = without(lambda batch=batch: greedy(model, place.ids(batch), 20))
+        assert greedy(model, place.ids(batch), 20).equal(expected)
+        assert place.counts.take() == (1, 18)
+
+
+def in_place(model: nn.Module) -> None:
+    model.lm_head.weight.data.mul_(-1.5)
+
+
+def replaced(model: nn.Module) -> None:
+    model.lm_head.weight = nn.Parameter(-model.lm_head.weight.detach())
+
+
+def another_option(model: nn.Module) -> None:
+    model.model.layers[0].mlp_multiplier = -3.0
+
+
+def another_type(model: nn.Module) -> None:
+    model.to(torch.float64)
+
+
+@pytest.mark.parametrize("change", [in_place, replaced, another_option, another_type])
+def test_a_changed_model(place, change):
+    """Nothing of a call is left for the next one, which finds the model as it is."""
+    model, ids = place.model(tie_word_embeddings=False), place.ids()
+    before = greedy(model, ids, 20)
+    change(model)
+    expected = without(lambda: greedy(model, ids, 20))
+    assert change is another_type or not expected.equal(before)
+    place.counts.take()
+    assert greedy(model, ids, 20).equal(expected)
+    assert place.counts.take() == (1, 18)
+
+
+def test_adapters(place):
+    """LoRA is captured, too. Turned off, or with other weights, it computes what it is then."""
+    peft = pytest.importorskip("peft")
+    model, ids = place.model(), place.ids()
+    plain = without(lambda: greedy(model, ids, 20))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", init_lora_weights=False)).eval()
+    expected = without(lambda: adapted.generate(input_ids=ids, max_new_tokens=20, do_sample=False))
+    assert not expected.equal(plain)
+    assert place.counts.take() == (0, 0)
+    assert adapted.generate(input_ids=ids, max_new_tokens=20, do_sample=False).equal(expected)
+    with adapted.disable_adapter():
+        assert adapted.generate(input_ids=ids, max_new_tokens=20, do_sample=False).equal(plain)
+    assert place.counts.take() == (2, 36)
+
+
+class OwnFeedForward(nn.Module):
+    """Adds something else at each call, which no graph would repeat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        self.calls += 1
+        return hidden_states * (1 + self.calls % 3)
+
+
+def hooked(model: nn.Module) -> None:
+    model.model.layers[0].register_forward_hook(lambda module, args, output: output)
+
+
+def patched(model: nn.Module) -> None:
+    forward = model.model.layers[0].mlp.forward
+    model.model.layers[0].mlp.forward = lambda *args: forward(*args)
+
+
+def with_own_module(model: nn.Module) -> None:
+    model.model.layers[1].mlp = OwnFeedForward()
+
+
+def training(model: nn.Module) -> None:
+    model.model.layers[1].train()
+
+
+def compiled_layer(model: nn.Module) -> None:
+    model.model.layers[0].compile(backend="eager")
+
+
+def showing_all(model: nn.Module) -> None:
+    model.config.output_hidden_states = True
+
+
+def of_another_type(model: nn.Module) -> None:
+    class Quantised(nn.Parameter):
+        pass
+
+    model.lm_head.weight = Quantised(model.lm_head.weight.detach())
+
+
+REASONS = [hooked, patched, with_own_module, training, compiled_layer, showing_all, of_another_type]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_what_is_not_captured(place, reason):
+    model = place.model()
+    reason(model)
+    greedy(model, place.ids(), 20)
+    assert place.counts.take() == (0, 0)
+
+
+@pytest.mark.parametrize("dialect", ["hybrid", "ring"])
+def test_other_layers_are_not_captured(place, dialect):
+    model = place.model(dialect)
+    greedy(model, place.ids(), 12)
+    assert place.counts.take() == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_cache": False},
+        {"disable_compile": True},
+        {"max_new_tokens": 7},
+        {"output_attentions": True, "return_dict_in_generate": True},
+        {"output_hidden_states": True, "return_dict_in_generate": True},
+        {"position_ids": torch.arange(7)[None]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_calls_that_are_not_captured(place, options):
+    options = {name: value.to(place.device) if isinstance(value, Tensor) else value for name, value in options.items()}
+    place.model().generate(place.ids(), **{"max_new_tokens": 20, "do_sample": False} | options)
+    assert place.counts.take() == (0, 0)
+
+
+def test_hidden_states_leave_nothing_that_prevents_it(place):
+    """Transformers leaves the hooks that record hidden states in place, where they do nothing."""
+    model = place.model()
+    greedy(model, place.ids(), 20, output_hidden_states=True, return_dict_in_generate=True)
+    greedy(model, place.ids(), 20)
+    assert place.counts.take() == (1, 18)
+
+
+def test_autocast_is_not_captured(place):
+    with torch.autocast(place.device, torch.bfloat16):
+        greedy(place.model(), place.ids(), 20)
+    assert place.counts.take() == (0, 0)
+
+
+def test_the_variable_turns_it_off(place, monkeypatch):
+    monkeypatch.setenv("RETNET_HF_CUDA_GRAPHS", "0")
+    greedy(place.model(), place.ids(), 20)
+    assert place.counts.take() == (0, 0)
+
+
+@pytest.mark.parametrize("cache_class", [DynamicCache, StaticCache])
+def test_caches_of_transformers(place, cache_class):
+    """As ever, without a graph of ours."""
+    model, ids = place.model(), place.ids()
+    expected = without(lambda: greedy(model, ids, 20))
+    room = {"max_cache_len": 40} if cache_class is StaticCache else {}
+    cache = cache_class(config=model.config, **room)
+    assert greedy(model, ids, 20, past_key_values=cache, disable_compile=True).equal(expected)
+    assert place.counts.take() == (0, 0)
+
+
+def test_the_static_implementation(place):
+    """It compiles where it can, and is left alone."""
+    model, ids = place.model(), place.ids()
+    expected = without(lambda: greedy(model, ids, 20))
+    with mock.patch.object(type(model), "get_compiled_call", lambda self, config: self.__call__):
+        assert greedy(model, ids, 20, cache_implementation="static").equal(expected)
+    assert place.counts.take() == (0, 0)
+
+
+@pytest.mark.parametrize("assistant", ["another", "prompt lookup", "a Llama"])
+def test_assisted_decoding(place, assistant):
+    """Several tokens a step, and drafts that are taken back: not captured, and the same tokens."""
+    model, ids = place.model(), place.ids(1)
+    expected = without(lambda: greedy(model, ids, 30))
+    draft = {
+        "another": lambda: {"assistant_model": place.model("fla", seed=3)},
+        "prompt lookup": lambda: {"prompt_lookup_num_tokens": 3},
+        "a Llama": lambda: {"assistant_model": small_llama().to(place.device)},
+    }[assistant]()
+    assert greedy(model, ids, 30, **draft).equal(expected)
+    assert place.counts.take() == (0, 0)
+
+
+class Meddling(LogitsProcessor):
+    """Does something with the state between two steps."""
+
+    def __init__(self, meddle: Callable[[RetNetState], object], state: RetNetState) -> None:
+        self.meddle, self.state, self.calls = meddle, state, 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 10:
+            self.meddle(self.state)
+        return scores
+
+
+def turned(state: RetNetState) -> None:
+    state.reorder_cache(torch.tensor([1, 0], device=state.layers[0].device))
+
+
+def elsewhere(state: RetNetState) -> None:
+    for layer in state.layers:
+        layer.recurrent_states = layer.recurrent_states.clone()
+
+
+def moved_memory(state: RetNetState) -> None:
+    for layer in state.layers:
+        layer.recurrent_states.data = layer.recurrent_states.clone()
+
+
+def recording(state: RetNetState) -> None:
+    state.activate_past_recording()
+
+
+def copied(state: RetNetState) -> None:
+    state.clone().layers[0].recurrent_states.fill_(float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("meddle", "replays"), [(turned, 22), (elsewhere, 22), (copied, 22), (moved_memory, 8), (recording, 8)]
+)
+def test_a_state_that_changes_between_steps(place, meddle, replays):
+    """A graph reads and writes the state wherever it is, or is not used any more."""
+    model, ids = place.model(), place.ids()
+
+    def call() -> Tensor:
+        state = RetNetState(model.config)
+        processors = LogitsProcessorList([Meddling(meddle, state)])
+        return greedy(model, ids, 24, past_key_values=state, logits_processor=processors)
+
+    expected = without(call)
+    assert call().equal(expected)
+    assert place.counts.take() == (1, replays)
+
+
+def test_absent_tokens_between_steps(place):
+    """A step whose token the mask removes is computed, and the graph goes on after it."""
+    model, (ids, mask) = place.model(), (each.to(place.device) for each in left_padded([random_ids(1, 4), random_ids(1, 7)]))
+
+    def call() -> list[Tensor]:
+        update, calls = model._update_model_kwargs_for_generation, []
+
+        def with_hole(*args, **kwargs):
+            kwargs = update(*args, **kwargs)
+            calls.append(1)
+            if len(calls) == 8:
+                kwargs["attention_mask"] = kwargs["attention_mask"].clone()
+                kwargs["attention_mask"][0, -1] = 0
+            return kwargs
+
+        with mock.patch.object(type(model), "_update_model_kwargs_for_generation", lambda self, *a, **k: with_hole(*a, **k)):
+            found = detailed(model, ids, 20, attention_mask=mask)
+        return [found.sequences, found.past_key_values.layers[0].next_position]
+
+    expected = without(call)
+    found = call()
+    assert all(one.equal(other) for one, other in zip(found, expected))
+    assert expected[1].tolist() == [22, 26]
+    assert place.counts.take() == (1, 17)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
+def test_a_capture_that_fails(place, error, monkeypatch):
+    """The model computes all steps. None is captured in this process from then on, unless memory alone was missing."""
+    model, ids = place.model(), place.ids()
+    expected, read = without(lambda: detailed(model, ids, 20)), type(model.model).read
+
+    def failing(self, *args, **kwargs) -> Tensor:
+        read(self, *args, **kwargs)
+        raise error("during the capture")
+
+    capture = cuda_graphs.GRAPHS[place.device].capture
+
+    def failing_capture(self, call: Callable[[], Tensor]) -> Tensor:
+        with mock.patch.object(type(model.model), "read", failing):
+            return capture(self, call)
+
+    monkeypatch.setattr(cuda_graphs.GRAPHS[place.device], "capture", failing_capture)
+    found = detailed(model, ids, 20)
+    assert found.sequences.equal(expected.sequences)
+    for one, other in zip(found.past_key_values.layers, expected.past_key_values.layers):
+        torch.testing.assert_close(one.recurrent_states, other.recurrent_states)
+    assert place.counts.take() == (1, 0)
+    assert (place.device in cuda_graphs.GRAPHS) == (error is torch.OutOfMemoryError)
+
+
+def test_a_call_that_fails_leaves_nothing(place):
+    model, ids = place.model(), place.ids()
+
+    def failing(_) -> None:
+        raise KeyError("between two steps")
+
+    state = RetNetState(model.config)
+    with pytest.raises(KeyError, match="between two steps"):
+        greedy(model, ids, 24, past_key_values=state, logits_processor=LogitsProcessorList([Meddling(failing, state)]))
+    assert not captured_steps.STEPS
+
+
+@on_a_gpu
+def test_graphs_use_the_memory_of_earlier_ones():
+    model, ids = small_model().cuda(), random_ids(2, 7).cuda()
+    greedy(model, ids, 20)
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    for _ in range(20):
+        greedy(model, ids, 20)
+    assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+
+
+@on_a_gpu
+def test_other_threads_draw_random_numbers_during_a_capture():
+    model, ids, ended, errors = small_model().cuda(), random_ids(2, 7).cuda(), threading.Event(), []
+
+    def draw() -> None:
+        while not ended.is_set():
+            try:
+                torch.rand(100, device="cuda")
+            except RuntimeError as error:
+                errors.append(error)
+            ended.wait(1e-4)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    for _ in range(20):
+        greedy(model, ids, 8)
+    ended.set()
+    thread.join()
+    assert not errors
+
+
+@on_a_gpu
+def test_a_failed_capture_leaves_random_numbers_usable(monkeypatch):
+    """A value that is read during a capture makes it invalid."""
+    monkeypatch.setitem(cuda_graphs.GRAPHS, "cuda", cuda_graphs.CudaGraph)
+    model, ids = small_model().cuda(), random_ids(2, 7).cuda()
+    expected, read = without(lambda: greedy(model, ids, 20)), type(model.model).read
+
+    def reading(self, hidden_states: Tensor, *args, **kwargs) -> Tensor:
+        hidden_states.sum().item()
+        return read(self, hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(type(model.model), "read", reading)
+    assert greedy(model, ids, 20).equal(expected)
+    assert "cuda" not in cuda_graphs.GRAPHS
+    assert model.generate(ids, max_new_tokens=20, do_sample=True).shape == (2, 27)
+
+
+def test_without_a_gpu_nothing_is_captured():
+    model = small_model()
+    with mock.patch.object(RecordedGraph, "capture", side_effect=AssertionError):
+        greedy(model, random_ids(1, 7), 20)
+    assert not cuda_graphs.can_be_captured(model, RetNetState(model.config))
