@@ -5,10 +5,12 @@
 A process of its own, since the variable that chooses the interpreter is read when triton is imported.
 
 Reads a dictionary of cases as JSON, and prints for each the largest error of every result in units of what it may be. Where
-there is a GPU, `python -m tests.triton_interpreter cuda` computes the cases of `test_retention_triton.py` there.
+there is a GPU, `python -m tests.triton_interpreter cuda` computes the cases of `test_retention_triton.py` there, or
+those of a part, such as `cuda 0 4`, the first of four.
 """
 
 import collections
+import functools
 import json
 import math
 import os
@@ -16,7 +18,7 @@ import sys
 from unittest import mock
 
 
-os.environ["TRITON_INTERPRET"] = "0" if sys.argv[1:] == ["cuda"] else "1"
+os.environ["TRITON_INTERPRET"] = "0" if sys.argv[1:2] == ["cuda"] else "1"
 
 import numpy as np
 import torch
@@ -394,15 +396,17 @@ if __name__ == "__main__":
         multiply_bfloat16_as_a_device_does()
     torch.set_num_threads(1)
     cases = json.loads(sys.stdin.read()) if DEVICE == "cpu" else cases_of_the_tests()
-    found = {name: Case(**case).errors() for name, case in cases["chunkwise"].items()}
-    found |= {name: steps(**case) for name, case in cases["steps"].items()}
-    found |= {name: rotation(**case) for name, case in cases["rotations"].items()}
-    found |= {name: TrainedModel(**options).errors() for name, options in MODELS.items()}
-    found["model, compiled"] = TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
-    found["wrong shapes"] = refused()
-    found["model, gradient checkpointing"] = TrainedModel().errors_checkpointed()
-    found["operators"] = operators()
-    found["left to PyTorch"] = left_to_pytorch()
+    work = {name: Case(**case).errors for name, case in cases["chunkwise"].items()}
+    work |= {name: functools.partial(steps, **case) for name, case in cases["steps"].items()}
+    work |= {name: functools.partial(rotation, **case) for name, case in cases["rotations"].items()}
+    work |= {name: lambda options=options: TrainedModel(**options).errors() for name, options in MODELS.items()}
+    work["model, compiled"] = lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
+    work["wrong shapes"] = refused
+    work["model, gradient checkpointing"] = lambda: TrainedModel().errors_checkpointed()
+    work["operators"] = operators
+    work["left to PyTorch"] = left_to_pytorch
+    part, parts = map(int, sys.argv[2:4] or (0, 1))
+    found = {name: work[name]() for name in list(work)[part::parts]}
     print(json.dumps(found))
     if DEVICE != "cpu":
         too_large = [name for name, errors in found.items() if any(error > 1 for error in errors.values())]
