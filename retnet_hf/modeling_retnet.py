@@ -46,7 +46,7 @@ from .gradients import gated, mean_cross_entropy, rms_norm
 from .head_decay import HeadDecay
 from .initial_weights import draw_weights, projection
 from .integer_angles import integer_frequencies, rotary_frequencies
-from .kernels import TORCH, load_kernels
+from .kernels import TORCH, Sizes, kernels_of_call, load_kernels
 from .loading import DialectLoading
 from .pieces import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
 from .plan import Layout, Plan, Rotation, Scaling, layout_of, plan_of_rows
@@ -416,8 +416,18 @@ class RetNetModel(RetNetPreTrainedModel):
         else:
             layout = layout_of(*call, past, **kwargs) if layout is None else layout
             options = {"with_final": past is not None, "bidirectional": config.bidirectional, "maps": maps}
-            plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, kernels=self.kernels, **options)
+            options["kernels"] = kernels_of_call(
+                self.kernels, device, dtype, self.kernel_sizes(decays[0]), bool(length == 1)
+            )
+            plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, **options)
         return [plan] * config.num_hidden_layers
+
+    def kernel_sizes(self, log_decay: Tensor) -> Sizes:
+        """What kernels are compiled for, by the decays (M,) of the first layer. Ranks may share its heads."""
+        config, matrices = self.config, log_decay.numel()
+        heads = matrices * self.decay.heads_per_state[0]
+        groups = max(1, heads * config.num_key_value_heads // config.num_attention_heads)
+        return heads, groups, matrices, config.head_dim, config.value_head_dim, self.chunk_size
 
     def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
         """The rotation in layers of retention, of positions (B|1, T). Options are those of `Rotation`."""

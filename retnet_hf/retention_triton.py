@@ -652,7 +652,8 @@ def chunkwise_retention_triton(
     """
     operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
     of_decay = torch.is_grad_enabled() and log_decay.requires_grad
-    if of_decay or query.shape[2] == 0 or compute_dtype(*operands) == torch.float64:
+    here = runs_on(query.device)  # a call may go on on another device than it began on
+    if not here or of_decay or query.shape[2] == 0 or compute_dtype(*operands) == torch.float64:
         return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)
     recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
     function = chunkwise_operator if recorded or not launches_at_once(query) else _chunkwise  # which costs less
@@ -731,7 +732,7 @@ def recurrent_step_triton_(
     """
     operands = [query, key, value] if state is None else [query, key, value, state]
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands)
-    if state is None or state.stride(-1) != 1 or recorded:
+    if state is None or state.stride(-1) != 1 or recorded or not runs_on(query.device):
         return recurrent_step_(query, key, value, state, decay)
     step = _step if launches_at_once(query) else step_operator  # which costs more
     output = step(query, key, value, decay.keep, decay.write, state)
