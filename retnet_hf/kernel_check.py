@@ -10,6 +10,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -57,7 +58,9 @@ def trusted(
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return False
     try:
-        reason = difference(kernels, device, dtype, sizes, part)
+        # in a thread of its own, in which no mode and no hook of the caller sees what is computed
+        with ThreadPoolExecutor(1) as thread:
+            reason = thread.submit(difference, kernels, device, dtype, sizes, part).result()
     except torch.OutOfMemoryError:  # says nothing about the kernels
         return False
     except Exception as error:
@@ -91,8 +94,7 @@ def difference(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes
         """(1, H, T, size), as a model has it: heads are a view."""
         return drawn(1, length, heads, size).to(dtype).transpose(1, 2)
 
-    autocast = torch.autocast(device.type, enabled=False)
-    with torch.inference_mode(False), torch.set_grad_enabled(trains), autocast:
+    with torch.set_grad_enabled(trains):
         operands = [normal(heads, key_dim), normal(groups, key_dim), normal(groups, value_dim)]
         log_decay = torch.log1p(-(2.0 ** -torch.arange(5, 5 + matrices, device=device, dtype=torch.float64).clamp(max=9)))
         angle, vectors = 100 * drawn(1, 1, length, key_dim // 2), normal(heads, key_dim)

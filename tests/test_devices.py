@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Every tensor is on the device of the model, and the host hardly waits for it: on a device whose tensors have no values."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -51,6 +52,17 @@ def test_language_models(found, case, dialect):
     assert isinstance(waits, dict), waits
     assert waits["copies"] == 0
     if dialect not in HYBRIDS:
+        assert waits["values"] <= ALLOWED[case]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton cannot be imported here")
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("case", ["training", "half precision", "generation", "a step"])
+def test_kernels_by_default(found, case, dialect):
+    waits = found[f"kernels, {case}, {dialect}"]
+    assert isinstance(waits, dict), waits
+    assert waits["copies"] == 0
+    if dialect not in HYBRIDS and case != "generation":
         assert waits["values"] <= ALLOWED[case]
 
 

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch.utils.checkpoint import checkpoint
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetModel, kernel_check
 from retnet_hf import kernels as kernels_module
@@ -309,6 +310,17 @@ def test_the_check_leaves_random_numbers_modes_and_gradients_as_they_are(device_
     with torch.autocast("cpu", torch.bfloat16):
         model(IDS, labels=IDS).loss.backward()
     assert {dtype for _, dtype, _ in kernel_check.checked} == {torch.float32, torch.bfloat16}
+
+
+def test_the_check_is_not_seen_by_a_call_that_is_computed_again(device_has, expected, heard):
+    """torch.utils.checkpoint around a whole model has hooks for what any backward pass keeps."""
+    device_has(StandIns())
+    model = model_of()
+    model.model.kernels = kernels_module.AUTO
+    loss = checkpoint(lambda: model(IDS, labels=IDS, use_cache=False).loss, use_reentrant=False)
+    loss.backward()
+    same([parameter.grad for parameter in model.parameters()], expected[1:-2])
+    assert heard == []
 
 
 def test_a_compiler_trusts_kernels_that_were_not_found_to_be_wrong(device_has, expected, heard):

@@ -32,10 +32,12 @@ from retnet_hf import (
     RetNetForCausalLM,
     RetNetHybridConfig,
     RetNetHybridForCausalLM,
+    kernel_check,
     retention_triton,
     rotation_triton,
 )
 from retnet_hf.gradients import rotate
+from retnet_hf.kernels import load_kernels
 from retnet_hf.retention_forms import recurrent_retention, recurrent_step_, step_decay
 
 
@@ -335,6 +337,23 @@ def operators() -> dict[str, float]:
     return {}
 
 
+def check_of_the_kernels() -> dict[str, float]:
+    """The comparison that comes before their first use: 1 for right kernels that it refuses, or wrong ones that it takes."""
+    kernels, found = load_kernels("triton"), {}
+    read_states = retention_triton.read_states
+
+    def of_the_chunk_before(scan, query, key, value, states, *rest, **options):
+        return read_states(scan, query, key, value, states.roll(1, 2), *rest, **options)
+
+    for dtype in ROUNDING:
+        use = torch.device(DEVICE), dtype, (4, 2, 2, 20, 24, 16)
+        for part in ("output", "gradients", "step"):
+            found[f"{part}, {dtype}"] = float(kernel_check.difference(kernels, *use, part) is not None)
+        with mock.patch.object(retention_triton, "read_states", of_the_chunk_before):
+            found[f"states of another chunk, {dtype}"] = float(kernel_check.difference(kernels, *use, "output") is None)
+    return found
+
+
 def is_refused(function, *operands) -> bool:
     try:
         function(*operands)
@@ -406,6 +425,7 @@ if __name__ == "__main__":
     work["wrong shapes"] = refused
     work["model, gradient checkpointing"] = lambda: TrainedModel().errors_checkpointed()
     work["operators"] = operators
+    work["check of the kernels"] = check_of_the_kernels
     work["left to PyTorch"] = left_to_pytorch
     part, parts = map(int, sys.argv[2:4] or (0, 1))
     found = {name: work[name]() for name in list(work)[part::parts]}
