@@ -9,7 +9,6 @@ from typing import NamedTuple
 from .measuring import Spread
 from .peers import REFERENCE
 from .race import Result
-from .retention_operators import OperatorResult
 
 
 class Outcome(NamedTuple):
@@ -102,33 +101,3 @@ def outcomes(results: list[Result]) -> Iterator[Outcome]:
         result = find(race, "ours", long, against="ours")
         alone = result is not None and result.reference.length == short
         yield _at_most(what, most, 1 / result.ratio.median if alone and result.ratio else None)
-
-
-def gpu_outcomes(
-    operators: list[OperatorResult], results: list[Result], utilization: dict[tuple[str, int], float]
-) -> Iterator[Outcome]:
-    """Of the goals for one H100 or H200 in bfloat16: heads of the 1.3B, and that model with our kernels.
-
-    Args:
-        utilization: of a data sheet's operations, by model and length of training.
-    """
-    find = Finder(results)
-    kernels = {
-        (result.length, result.batch): result
-        for result in operators
-        if (result.shape, result.way, result.training) == ("1.3B", "kernels", True) and not result.failure
-    }
-    for size in ((4096, 16), (65536, 1)):
-        what, result = "forward and backward, T = {:,} x {}".format(*size), kernels.get(size)
-        yield _at_most(f"{what}, ms", 5.8, None if result is None else 1e3 * median(result.seconds))
-        yield _at_most(f"{what}, peak GB", 7.0, None if result is None or result.peak is None else result.peak / 1e9)
-
-    own = find("training", "ours-triton", 8192)
-    for rival in ("llama", "fla"):
-        yield _at_least(f"training, T = 8,192, / {rival}", 1.0, times_as_fast(own, [find("training", rival, 8192)]))
-    yield _at_least("training, T = 8,192, model FLOPs utilization", 0.45, utilization.get(("ours-triton", 8192)))
-
-    alone = find("decoding", "ours-triton-graph", 65536, against="ours-triton-graph")
-    flat = 1 / alone.ratio.median if alone is not None and alone.ratio else None
-    yield _at_most("decoding time, T = 65,536, / T = 128", 1.02, flat)
-    yield _at_most("decoding time, T = 65,536, / limit", 1.3, _of(alone, lambda result: 1 / result.of_bound))

@@ -8,6 +8,7 @@ often the host waited for the device, or the end of the traceback.
 """
 
 import json
+import os
 import sys
 import traceback
 from collections import Counter
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationMixin
 
 from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM, RetNetHybridForCausalLM, RetNetState
+from retnet_hf.ops import kernels
 
 
 DEVICE = "fakegpu"
@@ -205,6 +207,15 @@ def pictures(family: str) -> None:
         model.eval()(pixel_values=pixels, output_hidden_states=True)
 
 
+def with_kernels(case: Callable[[str], None], dialect: str) -> None:
+    """The case on a device that has kernels by default, which a mode without values trusts."""
+    calls: list[kernels.Kernels] = []
+    has = {"AUTO": kernels.AUTO._replace(runs_on=lambda device: True), "_by_default": calls}
+    with mock.patch.multiple(kernels, **has), mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
+        case(dialect)
+    assert calls[0].checked  # were chosen
+
+
 CASES: dict[str, Callable[[], None]] = {
     **{f"training, {dialect}": lambda dialect=dialect: training(dialect) for dialect in DIALECTS},
     **{f"short training, {dialect}": lambda dialect=dialect: training(dialect, 10) for dialect in DIALECTS},
@@ -213,6 +224,16 @@ CASES: dict[str, Callable[[], None]] = {
     **{f"generation, {dialect}": lambda dialect=dialect: generation(dialect) for dialect in DIALECTS},
     **{f"a step, {dialect}": lambda dialect=dialect: decoding(dialect) for dialect in DIALECTS},
     **{f"state, {dialect}": lambda dialect=dialect: state_algebra(dialect) for dialect in DIALECTS},
+    **{
+        f"kernels, {name}, {dialect}": lambda case=case, dialect=dialect: with_kernels(case, dialect)
+        for name, case in {
+            "training": training,
+            "half precision": half,
+            "generation": generation,
+            "a step": decoding,
+        }.items()
+        for dialect in DIALECTS
+    },
     "packed": packed,
     "packed states": packed_states,
     "encoder": encoder,

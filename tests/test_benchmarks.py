@@ -22,23 +22,22 @@ from benchmarks import (
     decoding,
     generation,
     gpu,
+    gpu_rows,
     manhattan_retention,
     measuring,
     mixed_batches,
     mutations,
     prefill,
     race,
-    retention_operators,
     training,
     vision_resolution,
     vision_resolution_report,
 )
-from benchmarks.goals import gpu_outcomes, outcomes, times_as_fast
+from benchmarks.goals import outcomes, times_as_fast
 from benchmarks.measuring import Failure, Spread, Turn, attempt, in_its_own_process, in_turns
 from benchmarks.peers import CONTENDERS, SIZES, build, missing
 from benchmarks.quality.report import filled
-from benchmarks.race import Conditions, Entrant, Heat, Limits, Result, Work, heat_times, least_seconds, results_of
-from benchmarks.retention_operators import OperatorResult, Shape
+from benchmarks.race import Conditions, Entrant, Heat, Result, Work, heat_times, least_seconds, results_of
 from benchmarks.serving import report as serving_report
 from retnet_hf_cpu.fusing import FastLinear
 
@@ -64,7 +63,7 @@ def in_this_process(monkeypatch):
     def directly(function, *arguments, time_limit=None, memory_limit=None):
         return attempt(function, *arguments)
 
-    for module in (race, gpu, mixed_batches, vision_resolution):
+    for module in (race, mixed_batches, vision_resolution):
         monkeypatch.setattr(module, "in_its_own_process", directly)
     monkeypatch.setattr(measuring.PeakMemory, "nbytes", 2**30)
 
@@ -414,106 +413,70 @@ def test_quick_runs_the_same_races_with_less():
 
 # A GPU, without one
 
-
-@pytest.mark.usefixtures("in_this_process")
-def test_a_gpu_is_measured_from_operators_to_models(tmp_path, capsys):
-    words = "--device cpu --dtype float32 --presets tiny --lengths 16 --tokens 32 --batches 1 --size toy --model-lengths 16 "
-    words += "--contexts 8 --rounds 1 --seconds 0"
-    gpu.main([*words.split(), "--json", str(tmp_path / "gpu.json")])
-    text = capsys.readouterr().out
-    for title in ("retention alone", "errors against float64", "training step", "decoding", "prefill"):
-        assert title in text
-    assert "left out: kernels, which needs triton and a GPU" in text
-    content = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
-    measured = {(r["way"], r["length"], r["batch"], r["training"]) for r in content["operators"] if r["seconds"]}
-    sizes = [(16, 2), (16, 1)]
-    assert measured == {
-        (way, *size, training) for way in ("PyTorch", "attention") for size in sizes for training in (False, True)
-    }
-    assert max(content["errors"]["tiny"]["PyTorch"]) < 1e-5
-    assert {record["model"] for record in content["training"]} == {"ours", "llama"}
+TOY = "--device cpu --dtype float32 --size toy --rounds 2"
 
 
-@pytest.mark.usefixtures("in_this_process")
-def test_operators_that_there_is_no_time_for_are_named(capsys):
-    words = (
-        "--device cpu --dtype float32 --presets tiny --lengths 8 --tokens 8 --batches --size toy --model-lengths --contexts"
-    )
-    gpu.main([*words.split(), "--minutes", "0"])
-    text = capsys.readouterr().out
-    assert "left out: operators of the tiny, 8 tokens x 1: no time left" in text
-    assert "errors against float64" in text
+@pytest.fixture
+def table(tmp_path):
+    """Measures rows as on a GPU, and returns the file that they were written to."""
+
+    def measure(words: str) -> dict:
+        gpu.main([*f"{TOY} {words}".split(), "--json", str(tmp_path / "gpu.json")])
+        return json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+
+    return measure
 
 
-def test_what_a_killed_study_wrote_is_read(tmp_path):
-    file = tmp_path / "study"
-    assert retention_operators.read_study(file) == ([], {}, [])
-    inputs = (["PyTorch"], "cpu", "float32", 1, 0.0, time.time() + 60, file)
-    retention_operators.study("tiny", [(8, 1)], *inputs)
-    whole = retention_operators.read_study(file)
-    assert (len(whole.results), list(whole.errors), whole.finished) == (2, ["PyTorch"], [(8, 1)])
-    file.write_text(file.read_text(encoding="utf-8")[:-5], encoding="utf-8")
-    assert retention_operators.read_study(file) == (whole.results, whole.errors, [])
+def test_all_rows_of_a_gpu_are_measured(table, capfd):
+    content = table("--profile")
+    rows = {row["name"]: row for row in content["rows"]}
+    assert list(rows) == [row.name for row in gpu_rows.rows_of(gpu_rows.SCALES["toy"], profiled=True)]
+    for row in rows.values():
+        assert "error" not in row, row
+        assert not any("error" in record for record in row["contenders"].values()), row
+    training = rows["training, 1 x 48"]["contenders"]
+    assert list(training) == ["default", gpu_rows.other_kernels(), "Llama"]
+    assert [len(record["seconds"]) for record in training.values()] == [2, 2, 2]
+    ratios = [theirs / own for own, theirs in zip(training["default"]["seconds"], training["Llama"]["seconds"])]
+    assert training["default"]["times Llama"]["median"] == pytest.approx(sum(ratios) / 2)
+    generated = rows["generate, 4 tokens after 16, batch 1"]["contenders"]["default"]
+    assert generated["ms_a_token"] == pytest.approx(generated["median_ms"] / 4)
+    assert rows["profile of a step of decoding"]["contenders"]["default"]["kernels"][0]["launches"] > 0
+    assert "training, 1 x 48: default" in capfd.readouterr().out
 
 
-def test_who_fails_alone_leaves_the_other_operators_to_their_turns(monkeypatch, capfd):
-    def broken(*operands):
+def test_a_row_of_a_gpu_that_there_is_no_time_for_is_named(table):
+    (row,) = table("--rows operator --minutes 0")["rows"]
+    assert row["error"] == "no time left"
+
+
+def test_a_row_of_a_gpu_that_does_not_end_is_ended_and_the_next_one_is_measured(monkeypatch, tmp_path):
+    rows = [gpu_rows.Row("prompt, 16", "", None, 0, 0.0), gpu_rows.Row("prompt, 48", "", None, 0, 60)]
+    monkeypatch.setattr(gpu, "rows_of", lambda *_: rows)
+    gpu.main([*TOY.split(), "--json", str(tmp_path / "gpu.json")])
+    first, second = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["rows"]
+    assert first["error"] == "over 0 s"
+    assert second["contenders"]["Llama"]["seconds"]
+
+
+def test_who_fails_alone_leaves_the_other_contenders_to_their_turns(capfd):
+    def broken():
         raise RuntimeError("no kernel image")
 
-    monkeypatch.setitem(retention_operators.WAYS, "kernels", retention_operators.Way(broken))
-    shape, inputs = Shape.of_preset("tiny"), ("cpu", torch.float32)
-    results = retention_operators.race(shape, 8, 1, ["kernels", "PyTorch"], *inputs, rounds=1, turn_seconds=0.0)
-    assert {(each.way, each.failure) for each in results} == {("kernels", "RuntimeError"), ("PyTorch", None)}
-    assert retention_operators.errors(shape, ["kernels"], *inputs) == {"kernels": "RuntimeError"}
-    assert "no kernel image" in capfd.readouterr().err
+    bench = gpu_rows.Bench(gpu_rows.SCALES["toy"], "cpu", torch.float32, rounds=2)
+    found = gpu_rows.in_rounds(bench, {"own": broken, "other": lambda: None}, "other")
+    assert found["own"]["error"] == "RuntimeError: no kernel image"
+    assert len(found["other"]["seconds"]) == 2
+    with pytest.raises(RuntimeError, match="illegal"):
+        gpu_rows.in_rounds(bench, {"own": lost, "other": lambda: None}, "other")
 
 
-def test_a_device_that_is_lost_has_no_times(monkeypatch, capfd):
-    def lost():
-        raise RuntimeError("an illegal memory access")
-
-    monkeypatch.setattr(retention_operators, "matrix_product", lambda *_: (lost, 1))
-    results = retention_operators.race(Shape.of_preset("tiny"), 8, 1, ["PyTorch"], "cpu", torch.float32, 1, 0.0)
-    assert [each.failure for each in results] == ["RuntimeError"] * 2
-    assert "an illegal memory access" in capfd.readouterr().err
+def lost():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-def test_operations_and_bytes_of_operators_are_counted_by_hand():
-    shape = Shape("", hidden_size=64, heads=2, key_dim=8, value_dim=16, decays=(0.9, 0.99))
-    work = retention_operators.work_of("kernels", shape, length=10, batch=3, training=False, itemsize=2)
-    assert work == Work(flops=4 * 30 * 2 * 8 * 16, nbytes=30 * 2 * (8 + 8 + 16 + 16) * 2)
-    attention = retention_operators.work_of("attention", shape, length=10, batch=3, training=True, itemsize=2)
-    assert attention == Work(flops=3 * 3 * 2 * 10 * 10 * 64, nbytes=30 * 11 * 64 * 2)
-
-
-def test_model_flops_utilization_is_of_the_data_sheet():
-    assert gpu.peak_speed("NVIDIA H100 80GB HBM3") == 989e12
-    assert gpu.peak_speed("NVIDIA H100 PCIe") == 756e12
-    assert gpu.peak_speed("a processor") is None
-    own = result([1.0], of_bound=0.6)
-    assert gpu.model_flops_utilization(own, Limits(750.0, 1.0), 1000.0) == pytest.approx(0.45)
-    assert gpu.model_flops_utilization(own, None, 1000.0) is None
-    assert gpu.model_flops_utilization(result([1.0], failure="out of memory"), Limits(1.0, 1.0), 1.0) is None
-
-
-def test_goals_of_a_gpu_are_met_or_missed():
-    operator = OperatorResult("1.3B", 4096, 16, "kernels", True, seconds=(5e-3, 6e-3, 5.5e-3), bound=1e-3, peak=int(8e9))
-    of_llama = {"length": 8192, "reference": Entrant("llama", 8192)}
-    results = [result([1.0], "ours-triton", **of_llama), result([2.0], "llama", **of_llama)]
-    fields = {"race": "decoding", "length": 65536, "of_bound": 0.5, "ratio": Spread(1 / 1.01, 0.9, 1.1)}
-    results.append(result([1.0], "ours-triton-graph", reference=Entrant("ours-triton-graph", 128), **fields))
-    found = {each.goal: (each.reached, each.met) for each in gpu_outcomes([operator], results, {("ours-triton", 8192): 0.4})}
-    assert found == {
-        "forward and backward, T = 4,096 x 16, ms": ("5.50", True),
-        "forward and backward, T = 4,096 x 16, peak GB": ("8.00", False),
-        "forward and backward, T = 65,536 x 1, ms": ("not run", None),
-        "forward and backward, T = 65,536 x 1, peak GB": ("not run", None),
-        "training, T = 8,192, / llama": ("2.00 (2.00..2.00)", True),
-        "training, T = 8,192, / fla": ("not run", None),
-        "training, T = 8,192, model FLOPs utilization": ("0.40", False),
-        "decoding time, T = 65,536, / T = 128": ("1.01", True),
-        "decoding time, T = 65,536, / limit": ("2.00", False),
-    }
+def test_bytes_of_the_kernels_are_those_of_the_paper_s_shape():
+    assert gpu_rows.bytes_of_kernels(65536, 8, 256, 512, itemsize=2) == pytest.approx(18.5e9, rel=0.01)
 
 
 class Graph:

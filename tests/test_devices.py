@@ -2,14 +2,18 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Every tensor is on the device of the model, and the host hardly waits for it: on a device whose tensors have no values."""
 
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from small_models import DIALECTS
 from small_vision_models import VISION_FAMILIES
+
+from tests import on_a_card
 
 
 HERE = Path(__file__).parent
@@ -52,6 +56,17 @@ def test_language_models(found, case, dialect):
         assert case != "a step" or waits["sent"] == 0
 
 
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton cannot be imported here")
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("case", ["training", "half precision", "generation", "a step"])
+def test_kernels_by_default(found, case, dialect):
+    waits = found[f"kernels, {case}, {dialect}"]
+    assert isinstance(waits, dict), waits
+    assert waits["copies"] == 0
+    if dialect not in HYBRIDS and case != "generation":
+        assert waits["values"] <= ALLOWED[case]
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_generation(found, dialect):
     """Six tokens. Transformers asks for values, too: whether there is padding, and whether all sequences have ended."""
@@ -68,3 +83,24 @@ def test_other_models(found, case):
     assert isinstance(waits, dict), waits
     assert waits["copies"] == 0
     assert waits["values"] <= ALLOWED[case.partition(",")[0]]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_the_script_for_one_says_why_it_does_nothing(capsys):
+    on_a_card.main([])
+    assert capsys.readouterr().out.startswith("skipped: PyTorch sees no GPU here")
+
+
+@pytest.mark.parametrize("name", ["training, grouped", "generation, hybrid", "states, fla", "documents", "half, fla"])
+def test_the_script_for_a_gpu_finds_what_differs(name, monkeypatch):
+    """Two runs on a CPU are alike; the second is wrong where its results are changed."""
+    assert on_a_card.errors_of(name, "", "cpu") == []
+    case, runs = on_a_card.cases()[name], []
+
+    def wrong_at_last(device):
+        runs.append(device)
+        results = case(device)
+        return results if len(runs) == 1 else {what: 1.5 * result for what, result in results.items()}
+
+    monkeypatch.setattr(on_a_card, "cases", lambda: {name: wrong_at_last})
+    assert "differs by" in on_a_card.errors_of(name, "", "cpu")[0]

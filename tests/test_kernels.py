@@ -2,14 +2,21 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Who chooses the code that computes retention, and what happens where it cannot be had."""
 
+import subprocess
 import sys
+from collections import Counter, defaultdict
 
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from torch.utils.checkpoint import checkpoint
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
-from retnet_hf.ops.kernels import KERNELS_VARIABLE, TORCH, load_kernels, logger
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetModel
+from retnet_hf.gpu import kernel_check
+from retnet_hf.ops import kernels as kernels_module
+from retnet_hf.ops.gradients import rotate
+from retnet_hf.ops.kernels import AUTO, KERNELS_VARIABLE, TORCH, Kernels, load_kernels, logger
+from retnet_hf.ops.retention_forms import chunkwise_retention, recurrent_step_
 
 
 SIZES = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -21,6 +28,9 @@ def nothing_said(monkeypatch):
     monkeypatch.delenv(KERNELS_VARIABLE, raising=False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     logger.warning_once.cache_clear()
+    monkeypatch.setattr(kernels_module, "_by_default", [])
+    monkeypatch.setattr(kernel_check, "checked", defaultdict(set))
+    monkeypatch.setattr(kernel_check, "wrong", {})
 
 
 @pytest.fixture
@@ -32,7 +42,7 @@ def no_triton(monkeypatch):
 
 
 def test_a_name_that_is_none_is_refused():
-    with pytest.raises(StrictDataclassError, match="kernels must be one of torch, triton, fla, got 'cuda'"):
+    with pytest.raises(StrictDataclassError, match="kernels must be one of auto, triton, fla, torch, got 'cuda'"):
         RetNetConfig(**SIZES, kernels="cuda")
 
 
@@ -40,7 +50,7 @@ def test_the_environment_goes_before_the_configuration(monkeypatch):
     monkeypatch.setenv(KERNELS_VARIABLE, "torch")
     assert load_kernels("triton") is TORCH
     monkeypatch.setenv(KERNELS_VARIABLE, "cuda")
-    with pytest.raises(ValueError, match=f"{KERNELS_VARIABLE} must be one of torch, triton, fla, got 'cuda'"):
+    with pytest.raises(ValueError, match=f"{KERNELS_VARIABLE} must be one of auto, triton, fla, torch, got 'cuda'"):
         load_kernels("torch")
 
 
@@ -84,3 +94,260 @@ def test_where_kernels_do_not_run_pytorch_computes():
 
 def test_an_encoder_has_none():
     assert RetNetModel(RetNetConfig(**SIZES, kernels="triton", bidirectional=True)).kernels is TORCH
+
+
+# kernels="auto", without a GPU: stand-ins for kernels, on a device that is said to have them
+
+
+class StandIns:
+    """Kernels that are PyTorch's operations, or are wrong in one of them. Counts their calls."""
+
+    def __init__(self, broken: str | None = None, wrong=None) -> None:
+        self.calls = Counter()
+        functions = {
+            "chunkwise": chunkwise_retention,
+            "step_": recurrent_step_,
+            "rotate": lambda vectors, cos, sin: rotate(vectors, cos, sin).to(vectors.dtype),
+        }
+        for name, function in functions.items():
+            functions[name] = self.counted(name, function, wrong if name == broken else None)
+        self.kernels = Kernels(lambda device: True, **functions, checked=True)
+
+    def counted(self, name, function, wrong):
+        def call(*operands, **options):
+            self.calls[name] += 1
+            return function(*operands, **options) if wrong is None else wrong(function, *operands, **options)
+
+        return call
+
+
+@pytest.fixture
+def device_has(monkeypatch):
+    """Makes the CPU a device that has these kernels."""
+
+    def has(stand_ins: StandIns) -> StandIns:
+        monkeypatch.setattr(kernels_module, "AUTO", AUTO._replace(runs_on=lambda device: True))
+        monkeypatch.setattr(kernels_module, "_import_kernels", lambda name: stand_ins.kernels)
+        return stand_ins
+
+    return has
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """What was said of kernels."""
+    messages = []
+    monkeypatch.setattr(kernel_check.logger, "warning", messages.append)
+    return messages
+
+
+IDS = torch.arange(3, 30)[None]
+
+
+def model_of(**options) -> RetNetForCausalLM:
+    torch.manual_seed(0)
+    return RetNetForCausalLM(RetNetConfig(**SIZES, chunk_size=8, **options)).eval()
+
+
+def results_of(model: RetNetForCausalLM) -> list[torch.Tensor]:
+    """Of training, of a prompt and of a step."""
+    model.zero_grad()
+    output = model(IDS, labels=IDS, use_cache=False)
+    output.loss.backward()
+    found = [output.logits.detach(), *(parameter.grad for parameter in model.parameters())]
+    with torch.no_grad():
+        prompt = model(IDS, use_cache=True)
+        step = model(IDS[:, :1], past_key_values=prompt.past_key_values, use_cache=True)
+    return [*found, prompt.logits, step.logits]
+
+
+def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return results_of(model_of(kernels="torch"))
+
+
+def test_kernels_are_the_default():
+    assert RetNetConfig(**SIZES).kernels == "auto"
+    assert RetNetHybridConfig(**SIZES, layer_types=["linear_attention"]).kernels == "auto"
+
+
+def test_a_model_on_a_cpu_never_imports_triton():
+    program = f"""
+import sys, torch
+from retnet_hf import RetNetConfig, RetNetForCausalLM
+model = RetNetForCausalLM(RetNetConfig(**{SIZES}))
+model(torch.arange(3, 30)[None]).logits.sum().backward()
+model.generate(torch.arange(3, 30)[None], max_new_tokens=2)
+assert not [name for name in sys.modules if name.startswith("retnet_hf") and "triton" in name or "kernel_check" in name]
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_device_that_has_kernels_uses_them_by_default(device_has, expected, heard):
+    """A model that was made before, too: the device of the call decides."""
+    model = model_of()
+    stand_ins = device_has(StandIns())
+    model.model.kernels = kernels_module.AUTO
+    same(results_of(model), expected)
+    checks = stand_ins.calls.copy()
+    same(results_of(model), expected)
+    again = stand_ins.calls - checks
+    assert again == {"chunkwise": 2, "rotate": 6, "step_": 1}  # no check any more
+    assert checks - again == {"chunkwise": 1, "rotate": 2, "step_": 1}  # of training, and of a step
+    assert heard == []
+
+
+def scaled(by):
+    return lambda function, *operands, **options: tuple(by * result for result in function(*operands, **options))
+
+
+def of_other_decays(function, query, key, value, log_decay, *rest, **options):
+    return function(query, key, value, 2 * log_decay, *rest, **options)
+
+
+def without_the_last_tokens(function, *operands, **options):
+    output, state = function(*operands, **options)
+    return torch.cat([output[:, :, :-3], torch.zeros_like(output[:, :, -3:])], dim=2), state
+
+
+def with_a_number_that_is_none(function, *operands, **options):
+    output, state = function(*operands, **options)
+    return output.clone().index_fill_(2, torch.tensor([5]), float("nan")), state
+
+
+def with_another_gradient(function, query, *rest, **options):
+    return function(query.detach() + 0.5 * (query - query.detach()), *rest, **options)
+
+
+def with_another_state(function, *operands, **options):
+    output, state = function(*operands, **options)
+    return output, 1.5 * state
+
+
+MUTANTS = {
+    "decays": ("chunkwise", of_other_decays, "differs by"),
+    "the last tokens": ("chunkwise", without_the_last_tokens, "differs by"),
+    "not a number": ("chunkwise", with_a_number_that_is_none, "the output differs by nan"),
+    "the gradient": ("chunkwise", with_another_gradient, "the gradient of the queries differs by 0.5"),
+    "the state": ("chunkwise", with_another_state, "the state differs by 0.5"),
+    "the step": ("step_", scaled(1.5), "differs by 0.5"),
+    "the rotation": ("rotate", lambda function, vectors, cos, sin: function(vectors, cos, -sin), "the rotation differs by"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_kernel_that_is_wrong_is_never_used(device_has, expected, heard, mutant):
+    broken, wrong, said = MUTANTS[mutant]
+    stand_ins = device_has(StandIns(broken, wrong))
+    model = model_of()
+    model.model.kernels = kernels_module.AUTO
+    same(results_of(model), expected)
+    (message,) = heard
+    assert said in message
+    assert "in torch.float32 on cpu" in message
+    checks = stand_ins.calls.copy()
+    same(results_of(model), expected)
+    assert stand_ins.calls == checks
+    assert len(heard) == 1
+
+
+def failing(function, *operands, **options):
+    raise RuntimeError("PassManager::run failed\nand a page of more")
+
+
+@pytest.mark.parametrize("broken", ["chunkwise", "step_", "rotate"])
+def test_a_kernel_that_does_not_compile_is_left_to_pytorch_with_one_warning(device_has, expected, heard, broken):
+    device_has(StandIns(broken, failing))
+    model = model_of()
+    model.model.kernels = kernels_module.AUTO
+    for _ in range(2):
+        same(results_of(model), expected)
+    (message,) = heard
+    assert "they fail with RuntimeError: PassManager::run failed. Please report it" in message
+
+
+def test_kernels_that_are_asked_for_are_checked_too(monkeypatch, expected, heard):
+    monkeypatch.setattr(kernels_module, "_import_kernels", lambda name: StandIns("chunkwise", scaled(2)).kernels)
+    same(results_of(model_of(kernels="triton")), expected)
+    assert len(heard) == 1
+
+
+@pytest.mark.parametrize("how", ["configuration", "environment"])
+def test_a_device_that_has_kernels_does_without_where_it_is_told_to(device_has, monkeypatch, how):
+    stand_ins = device_has(StandIns())
+    if how == "environment":
+        monkeypatch.setenv(KERNELS_VARIABLE, "torch")
+    results_of(model_of(kernels="torch" if how == "configuration" else "auto"))
+    assert stand_ins.calls == {}
+
+
+def test_memory_that_is_short_says_nothing_about_kernels(device_has, heard):
+    def short(function, *operands, **options):
+        raise torch.OutOfMemoryError("out of memory")
+
+    device_has(StandIns("chunkwise", short))
+    model = model_of()
+    model.model.kernels = kernels_module.AUTO
+    results_of(model)
+    assert (heard, kernel_check.wrong) == ([], {})
+
+
+def test_the_check_leaves_random_numbers_modes_and_gradients_as_they_are(device_has, expected):
+    device_has(StandIns())
+    model = model_of()
+    model.model.kernels = kernels_module.AUTO
+    before = torch.get_rng_state()
+    with torch.inference_mode():
+        logits = model(IDS).logits
+    assert torch.equal(torch.get_rng_state(), before)
+    assert logits.is_inference()
+    same([logits], expected[:1])
+    with torch.autocast("cpu", torch.bfloat16):
+        model(IDS, labels=IDS).loss.backward()
+    assert {dtype for _, dtype, _ in kernel_check.checked} == {torch.float32, torch.bfloat16}
+
+
+def test_the_check_is_not_seen_by_a_call_that_is_computed_again(device_has, expected, heard):
+    """torch.utils.checkpoint around a whole model has hooks for what any backward pass keeps."""
+    device_has(StandIns())
+    model = model_of()
+    model.model.kernels = kernels_module.AUTO
+    loss = checkpoint(lambda: model(IDS, labels=IDS, use_cache=False).loss, use_reentrant=False)
+    loss.backward()
+    same([parameter.grad for parameter in model.parameters()], expected[1:-2])
+    assert heard == []
+
+
+def test_a_compiler_trusts_kernels_that_were_not_found_to_be_wrong(device_has, expected, heard):
+    """And does not check them, in one graph."""
+    stand_ins = device_has(StandIns("chunkwise", scaled(2.0)))
+    model = model_of()
+    model.model.kernels = kernels_module.AUTO
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        doubled = compiled(IDS, use_cache=False).logits
+        assert not torch.allclose(doubled, expected[0], atol=1e-3)
+        same([model(IDS, use_cache=False).logits], expected[:1])  # finds that they are wrong
+        torch.compiler.reset()
+        before = stand_ins.calls["chunkwise"]
+        same([torch.compile(model, backend="eager", fullgraph=True)(IDS, use_cache=False).logits], expected[:1])
+    assert stand_ins.calls["chunkwise"] == before
+    assert len(heard) == 1
+
+
+def test_what_kernels_do_not_compute_is_left_to_pytorch(device_has):
+    """Numbers of float64, transforms of functions, and programs that are exported."""
+    stand_ins = device_has(StandIns())
+    model = model_of()
+    model.model.kernels = kernels_module.AUTO
+    with torch.no_grad():
+        torch.func.vmap(lambda ids: model(ids[None], use_cache=False).logits)(IDS)
+        torch.export.export(model, (IDS,), {"use_cache": False}, strict=False)
+        model.double()(IDS)
+    assert stand_ins.calls == {}

@@ -204,7 +204,7 @@ def test_two_files_travel_with_a_model(family, saved_with_code):
     """No name is bound twice, no file hides a package, and nothing but the standard library and requirements is imported."""
     _, folder, files = saved_with_code(family)
     travelling = {path.name for path in folder.glob("*.py")}
-    assert travelling - {"retnet_triton.py"} == files
+    assert travelling - {"retnet_gpu.py"} == files
     allowed = {"torch", "transformers", "huggingface_hub", "safetensors", "numpy", *sys.stdlib_module_names}
     for path in folder.glob("*.py"):
         names = top_level_names(path)
@@ -292,7 +292,7 @@ def test_a_derived_class_travels_with_what_it_is_derived_from(tmp_path, tmp_path
     folder = tmp_path_factory.mktemp("saved")
     model.save_pretrained(folder / "own")
     files = {"own_retnet.py", "own_names.py", "configuration_retnet.py", "modeling_retnet.py"}
-    assert {path.name for path in (folder / "own").glob("*.py")} - {"retnet_triton.py"} == files
+    assert {path.name for path in (folder / "own").glob("*.py")} - {"retnet_gpu.py"} == files
     torch.save(ids := random_ids(1, 9), folder / "ids.pt")
     answers = run(
         'answers["logits"] = load(AutoModelForCausalLM, "own")(ids).logits.detach()\n',

@@ -111,6 +111,10 @@ def test_operands_that_do_not_belong_together_are_refused(interpreted):
     assert not any(interpreted["wrong shapes"].values()), interpreted["wrong shapes"]
 
 
+def test_the_check_before_the_first_use_accepts_these_kernels_and_no_wrong_ones(interpreted):
+    assert not any(interpreted["check of the kernels"].values()), interpreted["check of the kernels"]
+
+
 def test_operators_are_what_pytorch_asks_for(interpreted):
     """The process would have failed otherwise."""
     assert interpreted["operators"] == {}

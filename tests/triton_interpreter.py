@@ -5,10 +5,12 @@
 A process of its own, since the variable that chooses the interpreter is read when triton is imported.
 
 Reads a dictionary of cases as JSON, and prints for each the largest error of every result in units of what it may be. Where
-there is a GPU, `python -m tests.triton_interpreter cuda` computes the cases of `test_retention_triton.py` there.
+there is a GPU, `python -m tests.triton_interpreter cuda` computes the cases of `test_retention_triton.py` there, or
+those of a part, such as `cuda 0 4`, the first of four.
 """
 
 import collections
+import functools
 import json
 import math
 import os
@@ -16,7 +18,7 @@ import sys
 from unittest import mock
 
 
-os.environ["TRITON_INTERPRET"] = "0" if sys.argv[1:] == ["cuda"] else "1"
+os.environ["TRITON_INTERPRET"] = "0" if sys.argv[1:2] == ["cuda"] else "1"
 
 import numpy as np
 import torch
@@ -30,10 +32,10 @@ from retnet_hf import (
     RetNetForCausalLM,
     RetNetHybridConfig,
     RetNetHybridForCausalLM,
-    retention_triton,
-    rotation_triton,
 )
+from retnet_hf.gpu import kernel_check, retention_triton, rotation_triton
 from retnet_hf.ops.gradients import rotate
+from retnet_hf.ops.kernels import load_kernels
 from retnet_hf.ops.retention_forms import recurrent_retention, recurrent_step_, step_decay
 
 
@@ -281,7 +283,9 @@ class TrainedModel:
 
             return call
 
-        self.with_kernels.model.kernels = kernels._replace(chunkwise=counted("chunkwise"), rotate=counted("rotate"))
+        self.with_kernels.model.kernels = kernels._replace(
+            chunkwise=counted("chunkwise"), rotate=counted("rotate"), checked=False
+        )
         expected, actual = self.trained(self.plain), self.trained(self.with_kernels)
         found = {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
         expected, actual = self.generated(self.plain), self.generated(self.with_kernels)
@@ -320,7 +324,7 @@ def operators() -> dict[str, float]:
     torch.library.opcheck(retention_triton.chunkwise_operator, nothing_else, test_utils=quick)
     token = [operand[:, :, 0:1].detach() for operand in leaves[:3]]
     step = step_decay(case.log_decay)
-    torch.library.opcheck(retention_triton.step_operator, (*token, step.keep, step.write, leaves[3].detach()))
+    torch.library.opcheck(retention_triton.recurrent_step_operator, (*token, step.keep, step.write, leaves[3].detach()))
     with FakeTensorMode(), torch.no_grad():  # as tools have it that measure a model's memory without computing
         vectors, angles, decays = torch.empty(1, 2, 5, 16), torch.empty(1, 1, 5, 8), torch.empty(2)
         assert rotation_triton.rotate_triton(vectors, angles, angles).shape == vectors.shape
@@ -329,6 +333,23 @@ def operators() -> dict[str, float]:
         read, _ = retention_triton.recurrent_step_triton_(*[vectors[:, :, :1]] * 3, state, step_decay(decays))
         assert read.shape == (1, 2, 1, 16)
     return {}
+
+
+def check_of_the_kernels() -> dict[str, float]:
+    """The comparison that comes before their first use: 1 for right kernels that it refuses, or wrong ones that it takes."""
+    kernels, found = load_kernels("triton"), {}
+    read_states = retention_triton.read_states
+
+    def of_the_chunk_before(scan, query, key, value, states, *rest, **options):
+        return read_states(scan, query, key, value, states.roll(1, 2), *rest, **options)
+
+    for dtype in ROUNDING:
+        use = torch.device(DEVICE), dtype, (4, 2, 2, 20, 24, 16)
+        for part in ("output", "gradients", "step"):
+            found[f"{part}, {dtype}"] = float(kernel_check.difference(kernels, *use, part) is not None)
+        with mock.patch.object(retention_triton, "read_states", of_the_chunk_before):
+            found[f"states of another chunk, {dtype}"] = float(kernel_check.difference(kernels, *use, "output") is None)
+    return found
 
 
 def is_refused(function, *operands) -> bool:
@@ -394,15 +415,18 @@ if __name__ == "__main__":
         multiply_bfloat16_as_a_device_does()
     torch.set_num_threads(1)
     cases = json.loads(sys.stdin.read()) if DEVICE == "cpu" else cases_of_the_tests()
-    found = {name: Case(**case).errors() for name, case in cases["chunkwise"].items()}
-    found |= {name: steps(**case) for name, case in cases["steps"].items()}
-    found |= {name: rotation(**case) for name, case in cases["rotations"].items()}
-    found |= {name: TrainedModel(**options).errors() for name, options in MODELS.items()}
-    found["model, compiled"] = TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
-    found["wrong shapes"] = refused()
-    found["model, gradient checkpointing"] = TrainedModel().errors_checkpointed()
-    found["operators"] = operators()
-    found["left to PyTorch"] = left_to_pytorch()
+    work = {name: Case(**case).errors for name, case in cases["chunkwise"].items()}
+    work |= {name: functools.partial(steps, **case) for name, case in cases["steps"].items()}
+    work |= {name: functools.partial(rotation, **case) for name, case in cases["rotations"].items()}
+    work |= {name: lambda options=options: TrainedModel(**options).errors() for name, options in MODELS.items()}
+    work["model, compiled"] = lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
+    work["wrong shapes"] = refused
+    work["model, gradient checkpointing"] = lambda: TrainedModel().errors_checkpointed()
+    work["operators"] = operators
+    work["check of the kernels"] = check_of_the_kernels
+    work["left to PyTorch"] = left_to_pytorch
+    part, parts = map(int, sys.argv[2:4] or (0, 1))
+    found = {name: work[name]() for name in list(work)[part::parts]}
     print(json.dumps(found))
     if DEVICE != "cpu":
         too_large = [name for name, errors in found.items() if any(error > 1 for error in errors.values())]

@@ -26,7 +26,7 @@ class Ours(TransformersPeer):
         compiled: bool = False,
         programs: bool = False,
         bits: int | None = None,
-        kernels: str = "torch",
+        kernels: str = "auto",
         graphed: bool = False,
         from_scratch: bool = False,
     ) -> None:

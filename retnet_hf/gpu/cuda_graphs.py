@@ -192,7 +192,7 @@ class CapturedStep:
 
 
 @contextmanager
-def captured_steps(model: nn.Module, state: Any, input_ids: Tensor, generation_config: GenerationConfig) -> Iterator[None]:
+def capturing(model: nn.Module, state: Any, input_ids: Tensor, generation_config: GenerationConfig) -> Iterator[None]:
     """Within, `replayed` captures and replays the steps of one token that the model computes with this state."""
     asked = os.environ.get(GRAPHS_VARIABLE) != "0" and not generation_config.disable_compile
     asked = asked and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "0"  # which waits for each launch, and forbids captures

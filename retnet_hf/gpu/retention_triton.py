@@ -24,6 +24,7 @@ output, which like that of the other forms is no average and could overflow. Sta
 """
 
 import os
+import re
 from typing import NamedTuple
 
 import torch
@@ -546,16 +547,17 @@ def _chunkwise(
         return read_states(scan, query, key, value, states, value, torch.float32), final
 
 
-chunkwise_operator = torch.library.custom_op("retnet_hf::chunkwise_retention", _chunkwise, mutates_args=())
+NAMESPACE = re.sub(r"\W", "_", __name__)  # of operators: code that travels with models defines them again
+chunkwise_operator = torch.library.custom_op(f"{NAMESPACE}::chunkwise_retention", _chunkwise, mutates_args=())
 
 
 @chunkwise_operator.register_fake
-def _(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
+def _shapes_of_output(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
     check_shapes(query, key, value, log_decay, initial_state, mask, reset)
     return empty_rows(with_dense_rows(value), query.shape[1], torch.float32), empty_state(query, key, value, log_decay)
 
 
-@torch.library.custom_op("retnet_hf::chunkwise_retention_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::chunkwise_retention_backward", mutates_args=())
 def chunkwise_backward_operator(
     output_gradient: Tensor,
     state_gradient: Tensor,
@@ -584,7 +586,9 @@ def chunkwise_backward_operator(
 
 
 @chunkwise_backward_operator.register_fake
-def _(output_gradient, state_gradient, query, key, value, log_decay, initial_state, mask, reset, chunk_size):
+def _shapes_of_gradients(
+    output_gradient, state_gradient, query, key, value, log_decay, initial_state, mask, reset, chunk_size
+):
     operands = [with_dense_rows(operand) for operand in (query, key, value)]
     gradients = [empty_rows(operand, operand.shape[1], operand.dtype) for operand in operands]
     state = empty_state(query, key, value, log_decay)
@@ -652,7 +656,8 @@ def chunkwise_retention_triton(
     """
     operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
     of_decay = torch.is_grad_enabled() and log_decay.requires_grad
-    if of_decay or query.shape[2] == 0 or compute_dtype(*operands) == torch.float64:
+    here = runs_on(query.device)  # a call may go on on another device than it began on
+    if not here or of_decay or query.shape[2] == 0 or compute_dtype(*operands) == torch.float64:
         return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)
     recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
     function = chunkwise_operator if recorded or not launches_at_once(query) else _chunkwise  # which costs less
@@ -710,14 +715,16 @@ def step_kernel(
         tl.store(output + (batch * M * READERS + reading) * V + columns, found, mask=columns < V)
 
 
-@torch.library.custom_op("retnet_hf::recurrent_step_", mutates_args=("state",))
-def step_operator(query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tensor | None, state: Tensor) -> Tensor:
+@torch.library.custom_op(f"{NAMESPACE}::recurrent_step_", mutates_args=("state",))
+def recurrent_step_operator(
+    query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tensor | None, state: Tensor
+) -> Tensor:
     """`recurrent_step_triton_`, with the parts of a `StepDecay`."""
     return _step(query, key, value, left, written, state)
 
 
-@step_operator.register_fake
-def _(query, key, value, left, written, state):
+@recurrent_step_operator.register_fake
+def _shape_of_step(query, key, value, left, written, state):
     check_step(query, key, value, left, state)
     return state.new_empty(query.shape[0], query.shape[1], 1, value.shape[-1])
 
@@ -731,9 +738,9 @@ def recurrent_step_triton_(
     """
     operands = [query, key, value] if state is None else [query, key, value, state]
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands)
-    if state is None or state.stride(-1) != 1 or recorded:
+    if state is None or state.stride(-1) != 1 or recorded or not runs_on(query.device):
         return recurrent_step_(query, key, value, state, decay)
-    step = _step if launches_at_once(query) else step_operator  # which costs more
+    step = _step if launches_at_once(query) else recurrent_step_operator  # which costs more
     output = step(query, key, value, decay.keep, decay.write, state)
     return output if decay.write is None else output * decay.write, state
 

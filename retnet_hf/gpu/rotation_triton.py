@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops.gradients import rotate
-from .retention_triton import empty_rows, launches_at_once, with_dense_rows
+from .retention_triton import empty_rows, launches_at_once, runs_on, with_dense_rows
 
 
 TOKENS_OF_TILE = 16
@@ -109,7 +109,7 @@ def rotate_triton(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     PyTorch computes float64, and calls in which `launches_at_once` is False. A compiler makes one kernel of its operations.
     """
     wide = torch.float64 in (vectors.dtype, cos.dtype)
-    if wide or vectors.numel() == 0 or not launches_at_once(vectors):
+    if wide or vectors.numel() == 0 or not launches_at_once(vectors) or not runs_on(vectors.device):
         return rotate(vectors, cos, sin).to(vectors.dtype)
     if torch.is_grad_enabled() and vectors.requires_grad:
         return TritonRotation.apply(vectors, cos, sin, False)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The Python files that go to the Hub with a model: one for its configuration, one for the model, one for kernels.
+"""The Python files that go to the Hub with a model: one for its configuration, one for the model, one for GPUs.
 
 Each is made of modules of this package, in the order in which they import each other. Transformers copies single modules,
 and only those of one folder.
@@ -25,8 +25,8 @@ PACKAGE = __name__.split(".")[0]
 ROOT = Path(__file__).parents[2]
 WIDTH = 120
 ROOMS = ("ops", "state", "modules", "arguments", "hub")  # in which order a reader meets them, before the model itself
-KERNELS = ("gpu.retention_triton", "gpu.rotation_triton")
-KERNELS_FILE = "retnet_triton"
+GPU = [f"{PACKAGE}.gpu.{name}" for name in ("retention_triton", "rotation_triton", "kernel_check", "cuda_graphs")]
+GPU_FILE = "retnet_gpu"
 
 
 class Module:
@@ -34,6 +34,7 @@ class Module:
 
     Attributes:
         needs: the modules of this package that it imports, with the names that it imports.
+        later: those that it imports in functions.
         imports: its other imports: module, or None for `import name`, and names.
         heading, summary: its file, and the first line of its docstring.
     """
@@ -45,6 +46,7 @@ class Module:
         self.docstring = ast.get_docstring(tree)
         self.heading, self.summary = self.path.relative_to(ROOT).as_posix(), self.docstring.splitlines()[0]
         self.needs: dict[str, set[str]] = {}
+        self.later: set[str] = set()
         self.imports: set[tuple[str | None, str]] = set()
         statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
         for node in sorted(statements, key=lambda node: node.lineno, reverse=True):  # so that line numbers stay right
@@ -67,11 +69,12 @@ class Module:
             self.imports |= {(getattr(node, "module", None), name) for name in names}
 
     def _import_later(self, node: ast.ImportFrom) -> list[str]:
-        """An import in a function: of kernels from their file, of all else from the package, which must be installed."""
+        """An import in a function: from the file for GPUs what is in it, all else from the package, if it is installed."""
         names, indent = ", ".join(alias.name for alias in node.names), " " * node.col_offset
         module = self.absolute(node)
-        if module.removeprefix(f"{PACKAGE}.") in KERNELS:
-            return [f"{indent}from .{KERNELS_FILE} import {names}"]
+        self.later.add(module)
+        if module in GPU:
+            return [f"{indent}from .{GPU_FILE} import {names}"]
         return [
             f"{indent}try:",
             f"{indent}    from {module} import {names}",
@@ -141,7 +144,7 @@ def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str
 
 
 def files_of(cls: type) -> dict[str, str]:
-    """The files of a class of this package, by their names without ".py": that of the class is the last but for kernels'."""
+    """The files of a class of this package, by their names without ".py"."""
     main, config_class = cls.__module__, getattr(cls, "config_class", None)
     of_config, files = {}, {}
     if config_class is not None:
@@ -150,11 +153,11 @@ def files_of(cls: type) -> dict[str, str]:
     modules = {name: module for name, module in in_order(main).items() if name not in of_config}
     others = dict.fromkeys(of_config, next(iter(files), ""))
     files[last_part(main)] = merged(modules, others, main)
-    if any(f"from .{KERNELS_FILE} import" in module.body for module in modules.values()):
-        kernels = in_order(*(f"{PACKAGE}.{name}" for name in KERNELS))
+    asked = [name for name in GPU if any(name in module.later for module in modules.values())]
+    if asked:
         others |= dict.fromkeys(modules, last_part(main))
-        kernels = {name: module for name, module in kernels.items() if name not in others}
-        files[KERNELS_FILE] = merged(kernels, others, next(iter(kernels)))
+        kernels = {name: module for name, module in in_order(*asked).items() if name not in others}
+        files[GPU_FILE] = merged(kernels, others, next(iter(kernels)))
     return files
 
 

@@ -3,4 +3,4 @@
 """What configurations, calls and the environment may name."""
 
 FORMS = ("auto", "parallel", "recurrent", "chunkwise")  # of retention
-KERNELS = ("torch", "triton", "fla")  # what computes on a GPU
+KERNELS = ("auto", "triton", "fla", "torch")  # what computes on a GPU

@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Which code computes retention on a GPU: PyTorch's operations, or kernels on request."""
+"""Which code computes retention on a GPU: kernels where they run and are right, otherwise PyTorch's operations."""
 
-import importlib
+import functools
 import os
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,6 +19,11 @@ from .retention_forms import recurrent_step_
 logger = logging.get_logger(__name__)
 
 KERNELS_VARIABLE = "RETNET_HF_KERNELS"  # of the environment; overrides config.kernels
+LARGEST_KEY = 1024  # size of a head whose state a step holds in registers
+AMD = ("gfx90a", "gfx942", "gfx950")
+
+
+Sizes = tuple[int, int, int, int, int, int]  # H, G, M, K, V, C, for which kernels are compiled; a constant of compilers
 
 
 class Kernels(NamedTuple):
@@ -28,17 +33,61 @@ class Kernels(NamedTuple):
     chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # as `chunkwise_retention`; None: `retention_in_chunks`
     step_: Callable[..., tuple[Tensor, Tensor]]  # as `recurrent_step_`
     rotate: Callable[..., Tensor]  # as `gradients.rotate`; a kernel returns the type of the vectors
+    checked: bool = False  # whether they are compared with PyTorch's operations before they are used
 
 
-def _everywhere(device: torch.device) -> bool:
-    return True
+@functools.cache
+def has_kernels(device: torch.device) -> bool:
+    """Whether Triton's kernels are the default on a device: GPUs of NVIDIA from 8.0, and those of AMD for data centres."""
+    if device.type != "cuda":
+        return False
+    if torch.version.hip is not None:
+        return torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0] in AMD
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-TORCH = Kernels(_everywhere, None, recurrent_step_, rotate)
+def _nowhere(device: torch.device) -> bool:
+    return False
+
+
+TORCH = Kernels(_nowhere, None, recurrent_step_, rotate)
+AUTO = Kernels(has_kernels, None, recurrent_step_, rotate)  # chosen at each call
+_NOT_TO_BE_HAD = (ImportError, OSError, RuntimeError)  # fla asks for a device's properties where it is imported
+_by_default: list[Kernels] = []  # what AUTO stands for, known from the first call on a device that has kernels
+
+
+def _use(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, *call: bool) -> bool:
+    """Whether the kernels, or those that AUTO stands for, compute a call. Further arguments as in `kernel_check.trusted`."""
+    if not kernels.runs_on(device) or torch._C._are_functorch_transforms_active() or torch.jit.is_tracing():
+        return False
+    if kernels.chunkwise is None:
+        if sizes[3] > LARGEST_KEY or getattr(torch.compiler, "is_exporting", bool)():
+            return False  # an exported program runs without this package
+        if not _by_default:
+            try:
+                _by_default.append(_import_kernels("triton"))
+            except _NOT_TO_BE_HAD:
+                _by_default.append(TORCH)
+        [kernels] = _by_default
+    if not kernels.checked:
+        return kernels.runs_on(device)
+    from ..gpu.kernel_check import trusted
+
+    return trusted(kernels, device, dtype, sizes, *call)
+
+
+_use._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, which imports the compiler
+
+
+def kernels_of_call(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, one_token: bool) -> Kernels:
+    """What computes a call on a device, of what its model may use: kernels or `TORCH`."""
+    if kernels.runs_on is _nowhere or not _use(kernels, device, dtype, sizes, one_token, torch.compiler.is_compiling()):
+        return TORCH
+    return kernels if kernels.chunkwise is not None else _by_default[0]
 
 
 def load_kernels(name: str) -> Kernels:
-    """The kernels of that name, or those that the environment names.
+    """The kernels of that name, or those that the environment names. "auto" decides at each call, by its device.
 
     Falls back to PyTorch's operations if Triton, or fla for its kernels, is not installed, and warns if there is a GPU.
 
@@ -48,15 +97,23 @@ def load_kernels(name: str) -> Kernels:
     asked = os.environ.get(KERNELS_VARIABLE) or name
     if asked not in KERNELS:
         raise ValueError(f"{KERNELS_VARIABLE} must be one of {', '.join(KERNELS)}, got {asked!r}.")
-    if asked == "torch":
-        return TORCH
+    if asked in ("auto", "torch"):
+        return AUTO if asked == "auto" else TORCH
     try:
-        # imported by name, since code that travels with a model must not require triton
-        module = importlib.import_module(f"retnet_hf.gpu.retention_{asked}")
-        rotation = importlib.import_module("retnet_hf.gpu.rotation_triton")
-    except (ImportError, OSError, RuntimeError) as error:  # fla asks for a device's properties where it is imported
+        return _import_kernels(asked)
+    except _NOT_TO_BE_HAD as error:
         if torch.cuda.is_available():
             logger.warning_once(f"kernels={asked!r} cannot be used here, PyTorch's operations are used: {error}.")
         return TORCH
-    functions = (getattr(module, each) for each in (f"chunkwise_retention_{asked}", f"recurrent_step_{asked}_"))
-    return Kernels(module.runs_on, *functions, rotation.rotate_triton)
+
+
+def _import_kernels(name: str) -> Kernels:
+    from ..gpu.retention_triton import chunkwise_retention_triton, recurrent_step_triton_, runs_on
+    from ..gpu.rotation_triton import rotate_triton
+
+    if name == "triton":
+        return Kernels(runs_on, chunkwise_retention_triton, recurrent_step_triton_, rotate_triton, checked=True)
+    from ..gpu import retention_fla
+
+    names = ("runs_on", "chunkwise_retention_fla", "recurrent_step_fla_")
+    return Kernels(*(getattr(retention_fla, each) for each in names), rotate_triton)

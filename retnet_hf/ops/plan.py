@@ -173,8 +173,6 @@ def plan_of_rows(
         maps: whether the retention maps are asked for. Other arguments as in `operators_of`.
     """
     device, length, narrows = layout.position.device, layout.position.shape[1], ()
-    if kernels.chunkwise is not None and not kernels.runs_on(device):
-        kernels = TORCH
     if kernels.chunkwise is not None:
         narrows = HALF_PRECISION
     elif not torch.compiler.is_compiling() and length > chunk_size and multiplies_bfloat16(device):

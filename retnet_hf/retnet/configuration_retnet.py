@@ -118,9 +118,10 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         initializer_range (`float`): standard deviation of embeddings and, but for "fan_in", of the head, and of "normal".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head sizes if absent.
-        kernels (`str`): what computes retention on a GPU: "torch", operations of PyTorch; "triton", kernels of this package;
-            or "fla", those of flash-linear-attention. What they do not cover, and where they do not run, PyTorch computes.
-            Read when a model is made; the environment variable RETNET_HF_KERNELS overrides it.
+        kernels (`str`): what computes retention on a GPU: "auto", kernels of this package where the device of a call has
+            them; "torch", operations of PyTorch; "triton", kernels of this package; or "fla", those of
+            flash-linear-attention. What they do not cover, and where they do not run or are wrong, PyTorch computes. Read
+            when a model is made; the environment variable RETNET_HF_KERNELS overrides it.
         max_position_embeddings (`int`, *optional*): the length trained on, for tools that ask. Nothing is limited by it. The
             attribute exists only where it is given.
         tie_word_embeddings (`bool`), use_cache (`bool`), pad_token_id, bos_token_id, eos_token_id: as everywhere.
@@ -190,7 +191,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     initializer_range: float = 0.02
     retention_form: str = "auto"
     chunk_size: int | None = None
-    kernels: str = "torch"
+    kernels: str = "auto"
     use_cache: bool = True
     tie_word_embeddings: bool = False
     pad_token_id: int | None = None

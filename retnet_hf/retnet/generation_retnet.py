@@ -26,14 +26,14 @@ CACHE = "cache" if hasattr(BaseModelOutputWithPast, "cache") else "past_key_valu
 
 
 def captured_steps(model: GenerationMixin, *call: Any) -> AbstractContextManager:
-    """Within, decode steps of a model on a GPU are captured and replayed. `call` is as in `cuda_graphs.captured_steps`."""
+    """Within, decode steps of a model on a GPU are captured and replayed. `call` is as in `capturing`."""
     if model.device.type not in DEVICES:
         return nullcontext()
     try:
-        from ..gpu import cuda_graphs
+        from ..gpu.cuda_graphs import capturing
     except ImportError:  # of a model that carries its code, where Triton is not installed
         return nullcontext()
-    return cuda_graphs.captured_steps(model, *call)
+    return capturing(model, *call)
 
 
 class RetNetGeneration(GenerationMixin):

@@ -44,7 +44,7 @@ from ..modules.captured_steps import replayed
 from ..modules.computed_buffers import ComputedBuffer
 from ..modules.initial_weights import draw_weights, projection
 from ..ops.gradients import gated, mean_cross_entropy, rms_norm
-from ..ops.kernels import TORCH, load_kernels
+from ..ops.kernels import TORCH, Sizes, kernels_of_call, load_kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan, Rotation, Scaling, plan_of_rows
 from ..ops.retention_forms import default_chunk_size, form_of_call, needs_autograd
@@ -357,8 +357,10 @@ class RetNetModel(RetNetPreTrainedModel):
         packed = past is not None and past.is_initialized and kwargs.get("cu_seq_lens_q") is not None
         if self.context is None and not packed:
             layout = layout_of(*call, past, **kwargs) if layout is None else layout
+            sizes = self.kernel_sizes(decays[0])
+            kernels = kernels_of_call(self.kernels, device, dtype, sizes, bool(length == 1))
             options = {"with_final": past is not None, "bidirectional": config.bidirectional, "maps": maps}
-            plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, kernels=self.kernels, **options)
+            plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, kernels=kernels, **options)
             return [plan] * config.num_hidden_layers
         options = {"rotation": rotation, "log_decays": decays, "chunk_size": self.chunk_size}
         options |= {"retention_form": retention_form, "output_attentions": maps, **kwargs}
@@ -367,6 +369,13 @@ class RetNetModel(RetNetPreTrainedModel):
         from ..state.packed_documents import plan_of_documents  # of serving engines: does not travel with a model
 
         return [plan_of_documents(config, layers, *call, **options)] * config.num_hidden_layers
+
+    def kernel_sizes(self, log_decay: Tensor) -> Sizes:
+        """What kernels are compiled for, by the decays (M,) of the first layer. Ranks may share its heads."""
+        config, matrices = self.config, log_decay.numel()
+        heads = matrices * self.decay.heads_per_state[0]
+        groups = max(1, heads * config.num_key_value_heads // config.num_attention_heads)
+        return heads, groups, matrices, config.head_dim, config.value_head_dim, self.chunk_size
 
     def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
         """The rotation in layers of retention, of positions (B|1, T). Options are those of `Rotation`."""
