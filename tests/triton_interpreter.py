@@ -247,6 +247,7 @@ class TrainedModel:
         config = (RetNetHybridConfig if hybrid else RetNetConfig)(**(sizes | options))
         model_class = RetNetHybridForCausalLM if hybrid else RetNetForCausalLM
         torch.manual_seed(0)
+        config.kernels = "torch"
         self.plain = model_class(config).eval().to(DEVICE)
         config = type(config).from_dict(config.to_dict() | {"kernels": kernels})
         self.with_kernels = model_class(config).eval().to(DEVICE)
@@ -268,6 +269,7 @@ class TrainedModel:
     def generated(self, model) -> torch.Tensor:
         ids = self.ids[:, :20]
         options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "output_logits": True}
+        options["disable_compile"] = True  # a captured step would call kernels unseen
         found = model.generate(
             ids, attention_mask=self.mask[:, :20], pad_token_id=0, return_dict_in_generate=True, **options
         )

@@ -12,6 +12,7 @@ Whatever is not known to be safe is computed as ever: see `can_be_captured`, `Ca
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -102,6 +103,8 @@ class CudaGraph:
                 self.idle[self.device].append(self.graph)
 
 
+ALONE = threading.Lock()  # held during a capture: no other call begins
+RUNNING: Counter[int] = Counter()  # calls of `generate()` on GPUs, by thread
 GRAPHS: dict[str, type[CudaGraph]] = {"cuda": CudaGraph}  # by the type of a device
 
 
@@ -137,7 +140,7 @@ class CapturedStep:
             self.ids = input_ids.clone()
             return self.with_logits(self.graph.warm_up(compute))
         self.ids.copy_(input_ids)
-        if self.logits is None and not self.capture(compute):
+        if self.logits is None and not self.captured(compute):
             return None
         self.graph.replay()
         past.remember_last(input_ids)
@@ -146,6 +149,11 @@ class CapturedStep:
     def with_logits(self, logits: Tensor) -> ModelOutput:
         """The outputs with these logits."""
         return type(self.outputs)(**{**self.outputs, "logits": logits})
+
+    def captured(self, compute: Callable[[], Tensor]) -> bool:
+        """Captures a step unless another thread generates, whose draws of random numbers would fail."""
+        with ALONE:
+            return len(RUNNING) == 1 and self.capture(compute)
 
     def capture(self, compute: Callable[[], Tensor]) -> bool:
         """Captures a step. Nothing is computed, and the state remains as it is. Returns whether that was possible."""
@@ -194,6 +202,22 @@ class CapturedStep:
 @contextmanager
 def capturing(model: nn.Module, state: Any, input_ids: Tensor, generation_config: GenerationConfig) -> Iterator[None]:
     """Within, `replayed` captures and replays the steps of one token that the model computes with this state."""
+    thread = threading.get_ident()
+    with ALONE:
+        RUNNING[thread] += 1
+    try:
+        with replaying(model, state, input_ids, generation_config):
+            yield
+    finally:
+        with ALONE:
+            RUNNING[thread] -= 1
+            if not RUNNING[thread]:
+                del RUNNING[thread]
+
+
+@contextmanager
+def replaying(model: nn.Module, state: Any, input_ids: Tensor, generation_config: GenerationConfig) -> Iterator[None]:
+    """`capturing` of one call, whichever others there are."""
     asked = os.environ.get(GRAPHS_VARIABLE) != "0" and not generation_config.disable_compile
     asked = asked and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "0"  # which waits for each launch, and forbids captures
     longest = generation_config.max_length

@@ -36,11 +36,13 @@ class Kernels(NamedTuple):
     checked: bool = False  # whether they are compared with PyTorch's operations before they are used
 
 
-@functools.cache
 def has_kernels(device: torch.device) -> bool:
     """Whether Triton's kernels are the default on a device: GPUs of NVIDIA from 8.0, and those of AMD for data centres."""
-    if device.type != "cuda":
-        return False
+    return device.type == "cuda" and _is_supported(device)
+
+
+@functools.cache
+def _is_supported(device: torch.device) -> bool:
     if torch.version.hip is not None:
         return torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0] in AMD
     return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -51,7 +53,7 @@ def _nowhere(device: torch.device) -> bool:
 
 
 TORCH = Kernels(_nowhere, None, recurrent_step_, rotate)
-AUTO = Kernels(has_kernels, None, recurrent_step_, rotate)  # chosen at each call
+AUTO = Kernels(has_kernels, None, recurrent_step_, rotate)  # chosen at each call; of plain functions, which compilers know
 _NOT_TO_BE_HAD = (ImportError, OSError, RuntimeError)  # fla asks for a device's properties where it is imported
 _by_default: list[Kernels] = []  # what AUTO stands for, known from the first call on a device that has kernels
 
