@@ -589,6 +589,7 @@ def test_no_step_is_captured_while_another_thread_generates(place):
     assert place.counts.take() == (0, 0)
     ended.set()
     other.join()
+    place.counts.take()
     assert greedy(model, place.ids(), 20).equal(expected)
     assert place.counts.take()[0] == 1
 
