@@ -15,7 +15,7 @@ from .machine import describe
 from .peers import CONTENDERS, REFERENCE, SIZES, missing
 from .plots import draw
 from .race import Conditions, Limits, Race, Result, run
-from .report import goals_table, sizes_of, table_of, write_json
+from .result_tables import goals_table, sizes_of, table_of, write_json
 
 
 # What is raced unless the command line says otherwise: in full, and with --quick.

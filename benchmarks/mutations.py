@@ -205,8 +205,8 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("before.masked_fill(layout.begins[:, None, None, None], 0)", "before"),
         ],
     ),
-    "pieces": (
-        "pieces",
+    "long_sequences": (
+        "long_sequences",
         [
             ("tokens = -(-chunks // pieces) * chunk_size", "tokens = -(-chunks // pieces) * chunk_size - 1"),
             ("recorded = any(asked) or", "recorded ="),

@@ -27,11 +27,11 @@ from retnet_hf import RetNetForCausalLM, StateTuning
 
 from .machine import describe
 from .quality import texts
-from .quality.report import filled
 from .quality.rivals import of_equal_size
 from .quality.settings import SETTINGS
 from .quality.tables import table
 from .quality.training import BETAS, batches, fit, parameter_groups, rate_of, train
+from .quality.write_tables import filled
 from .whole_files import write_whole
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from . import vision_resolution as study
-from .quality.report import filled
 from .quality.tables import table
+from .quality.write_tables import filled
 from .whole_files import write_whole
 
 

@@ -7,7 +7,7 @@ One file per format. Each has
     NAME                                what the format is called on the command line
     DESCRIPTION                         whose it is
     recognises(names, config)           whether tensors of these names, with this config.json (or None), are of the format
-    plan(shapes, config)                what becomes what, as a `Plan`: decided from names and shapes, before a value is read
+    plan(shapes, config)                what becomes what, as a `Conversion`, before a value is read
     from_<format>(state_dict, config)   the model
     to_<format>(model)                  (state_dict, config) of the format again, for the language models
 """

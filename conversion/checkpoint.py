@@ -18,9 +18,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from .checkpoint_location import PICKLES, SAFETENSORS, require_no_adapter
 from .errors import CheckpointError, first_line
 from .shapes import shapes_of
-from .source import PICKLES, SAFETENSORS, require_no_adapter
 
 
 # in the order in which from_pretrained looks for them

@@ -17,7 +17,7 @@ from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 from .changes import Tied
 from .dialect import Dialect, is_fused
 from .errors import CheckpointError
-from .plan import Move, Plan, dialect_moves, model_from, saved_tensors, written
+from .moves import Conversion, Move, dialect_moves, model_from, saved_tensors, written
 from .requirements import fields_of_transformers
 from .shapes import Shape
 
@@ -43,7 +43,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return FLA.names_any_of(names) and (config is None or config.get("model_type", "retnet") == "retnet")
 
 
-def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     if config is None:
         raise CheckpointError("the format fla needs a config.json beside the weights: the number of heads is in no tensor")
     ours = RetNetConfig(**config)
@@ -61,7 +61,7 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
             moves.append(Move((name, "lm_head.weight"), targets, Tied()))
         else:
             moves.append(Move((name,), targets, change))
-    return Plan(NAME, RetNetForCausalLM if complete else RetNetModel, ours, moves)
+    return Conversion(NAME, RetNetForCausalLM if complete else RetNetModel, ours, moves)
 
 
 def from_fla(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM | RetNetModel:
@@ -111,4 +111,4 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
     moves = dialect_moves(
         FLA, ours, saved_tensors(model), theirs, copy="lm_head.weight" if ours.tie_word_embeddings else None
     )
-    return written(Plan(NAME, RetNetForCausalLM, ours, moves), model, config | fields_of_transformers(model), plan)
+    return written(Conversion(NAME, RetNetForCausalLM, ours, moves), model, config | fields_of_transformers(model), plan)

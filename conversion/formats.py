@@ -22,7 +22,7 @@ from . import (
 )
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
-from .plan import Plan
+from .moves import Conversion
 from .shapes import Shape
 
 
@@ -32,7 +32,7 @@ class Format(Protocol):
     NAME: str
     DESCRIPTION: str
     recognises: Callable[[Collection[str], dict[str, Any] | None], bool]
-    plan: Callable[[Mapping[str, Shape], dict[str, Any] | None], Plan]
+    plan: Callable[[Mapping[str, Shape], dict[str, Any] | None], Conversion]
 
 
 # The first that recognises a checkpoint has it: the vision formats have names that torchscale's also has.
@@ -75,7 +75,7 @@ def format_of(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Plan:
+def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversion:
     """The checked plan for a checkpoint, of the format given or the one that is recognised.
 
     Raises:

@@ -20,7 +20,7 @@ from retnet_hf.hybrid.modeling_hybrid import RetNetHybridForCausalLM
 from .dialect import Dialect
 from .errors import CheckpointError
 from .foreign_config import ForeignConfig, alibi_schedule
-from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
+from .moves import Conversion, Move, dialect_moves, empty_model, model_from, saved_tensors, written
 from .requirements import fields_of_transformers, hybrid_config
 from .shapes import Shape
 
@@ -147,11 +147,11 @@ def planned_moves(ours: RetNetHybridConfig, tied_twice: bool) -> list[Move]:
     return dialect_moves(HYPENET, ours, saved_tensors(empty_model(RetNetHybridForCausalLM, ours)), copy=copy)
 
 
-def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     if config is None:
         raise CheckpointError("the format hypenet needs a config.json beside the weights")
     ours = RetNetHybridConfig(**fields_of_hypenet(config))
-    return Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours, tied_twice="lm_head.weight" in shapes))
+    return Conversion(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours, tied_twice="lm_head.weight" in shapes))
 
 
 def from_hypenet(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetHybridForCausalLM:
@@ -206,4 +206,6 @@ def to_hypenet(model: RetNetHybridForCausalLM) -> tuple[dict[str, Tensor], dict[
         "lightning_scale": scale,
         **{name: True for name, value in FIXED_IN_HYPENET.items() if value is True},
     }
-    return written(Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours, tied_twice=False)), model, config, plan)
+    return written(
+        Conversion(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours, tied_twice=False)), model, config, plan
+    )

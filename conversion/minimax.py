@@ -27,7 +27,7 @@ from .changes import HeadsApart, Known, Scaled
 from .dialect import Dialect, rotated_first
 from .errors import CheckpointError
 from .foreign_config import ForeignConfig, decays_with_factors
-from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
+from .moves import Conversion, Move, dialect_moves, empty_model, model_from, saved_tensors, written
 from .requirements import fields_of_transformers, hybrid_config, require_fields
 from .shapes import Shape
 
@@ -200,14 +200,14 @@ def decay_buffers(ours: RetNetHybridConfig, block_size: int) -> list[Move]:
     return moves
 
 
-def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     if config is None:
         raise CheckpointError("the format minimax needs a config.json beside the weights")
     ours = RetNetHybridConfig(**fields_beside_factors(config))
     betas = factors_of_branches(config)
     together = any(name.endswith(".mlp.experts.down_proj") for name in shapes)
     buffers = [move for move in decay_buffers(ours, config.get("block_size", 256)) if move.sources[0] in shapes]
-    return Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours, betas, together) + buffers)
+    return Conversion(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours, betas, together) + buffers)
 
 
 def from_minimax(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetHybridForCausalLM:
@@ -263,4 +263,4 @@ def to_minimax(model: RetNetHybridForCausalLM) -> tuple[dict[str, Tensor], dict[
         **({"rotary_dim": int(ours.head_dim * partial)} if partial != 1 else {}),
     }
     moves = planned_moves(ours, dict.fromkeys(FACTORS, 1.0), together=True) + decay_buffers(ours, block_size=256)
-    return written(Plan(NAME, RetNetHybridForCausalLM, ours, moves), model, config, plan)
+    return written(Conversion(NAME, RetNetHybridForCausalLM, ours, moves), model, config, plan)

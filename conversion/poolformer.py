@@ -22,7 +22,7 @@ from retnet_hf.vision.modeling_metaformer import (
 
 from .changes import Change, Reshaped
 from .errors import CheckpointError
-from .plan import Move, Plan, backbone_moves, empty_model, model_from, saved_tensors, written
+from .moves import Conversion, Move, backbone_moves, empty_model, model_from, saved_tensors, written
 from .requirements import image_meaning
 from .shapes import Shape, body_of, shape_of
 
@@ -73,7 +73,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return any(_OF_THE_AUTHORS.search(name) for name in names)
 
 
-def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     of_transformers = any(_OF_TRANSFORMERS.search(name) for name in shapes)
     prefix = "backbone." if any(name.startswith("backbone.network.") for name in shapes) else ""
     theirs = body_of(shapes, prefix)
@@ -87,7 +87,7 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
         if any(re.match(r"norm\d", name) for name in theirs):
             model_class = MetaFormerBackbone
     moves = planned_moves(ours, model_class, of_transformers)
-    return Plan(NAME, model_class, ours, backbone_moves(moves, prefix, shapes))
+    return Conversion(NAME, model_class, ours, backbone_moves(moves, prefix, shapes))
 
 
 def image_processor_options(config: MetaFormerConfig) -> dict[str, Any]:
@@ -214,5 +214,5 @@ def to_poolformer(
     fields = {field: config[field] for field in _SAME_FIELDS if field in config}
     name = "PoolFormerModel" if isinstance(model, MetaFormerModel) else "PoolFormerForImageClassification"
     theirs = {"architectures": [name], "model_type": "poolformer", "num_encoder_blocks": len(ours.depths)}
-    planned = Plan(NAME, type(model), ours, planned_moves(ours, type(model), of_transformers=True))
+    planned = Conversion(NAME, type(model), ours, planned_moves(ours, type(model), of_transformers=True))
     return written(planned, model, theirs | fields, plan, lambda config: image_meaning(config, *_OF_OTHER_MIXERS))

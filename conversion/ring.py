@@ -17,7 +17,7 @@ from .changes import Change
 from .dialect import Dialect, joint_rows, rotated_first
 from .errors import CheckpointError
 from .foreign_config import ForeignConfig, alibi_schedule, decays_with_factors
-from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
+from .moves import Conversion, Move, dialect_moves, empty_model, model_from, saved_tensors, written
 from .requirements import fields_of_transformers, hybrid_config, require_fields
 from .shapes import Shape
 
@@ -161,11 +161,11 @@ def planned_moves(ours: RetNetHybridConfig) -> list[Move]:
     return dialect_moves(RING, ours, saved_tensors(empty_model(RetNetHybridForCausalLM, ours)))
 
 
-def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     if config is None:
         raise CheckpointError("the format ring needs a config.json beside the weights")
     ours = RetNetHybridConfig(**fields_of_ring(config))
-    return Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours))
+    return Conversion(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours))
 
 
 def from_ring(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetHybridForCausalLM:
@@ -226,4 +226,4 @@ def to_ring(model: RetNetHybridForCausalLM) -> tuple[dict[str, Tensor], dict[str
         "routed_scaling_factor": ours.routed_scaling_factor,
         **{name: value for name, value in FIXED.items() if value is not None},
     }
-    return written(Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours)), model, config, plan)
+    return written(Conversion(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours)), model, config, plan)

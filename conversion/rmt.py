@@ -17,7 +17,7 @@ from retnet_hf.vision.modeling_rmt import RMTBackbone, RMTForImageClassification
 
 from .changes import Change, Dropped, PairsApart, Reshaped
 from .errors import CheckpointError
-from .plan import Move, Plan, backbone_moves, empty_model, model_from, saved_tensors, written, xpos_buffers
+from .moves import Conversion, Move, backbone_moves, empty_model, model_from, saved_tensors, written, xpos_buffers
 from .requirements import image_meaning, require_fields
 from .shapes import Shape, body_of, renamed, shape_of
 
@@ -49,7 +49,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return any(re.search(r"^(backbone\.)?layers\.0\.blocks\.0\.retention\.lepe\.conv\.weight$", name) for name in names)
 
 
-def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     prefix = "backbone." if any(name.startswith("backbone.layers.") for name in shapes) else ""
     theirs = body_of(shapes, prefix)
     ours = config_from(theirs, config or {})
@@ -63,7 +63,7 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
         elif name.startswith("extra_norms."):
             moves.append(Move((name,), (), Dropped("its stage is not among out_indices")))
     model_class = RMTBackbone if dense else RMTForImageClassification
-    return Plan(NAME, model_class, ours, backbone_moves(moves, prefix, shapes))
+    return Conversion(NAME, model_class, ours, backbone_moves(moves, prefix, shapes))
 
 
 def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RMTConfig:
@@ -196,5 +196,5 @@ def to_rmt(model: RMTForImageClassification | RMTBackbone) -> tuple[dict[str, Te
         token_label = ours.token_classifier_input is not None
         arguments |= {"num_classes": ours.num_labels, "projection": ours.projection_size, "token_label": token_label}
     without = ("projection_size", "projection_act", "token_classifier_input") if dense else ()
-    planned = Plan(NAME, type(model), ours, planned_moves(ours, dense))
+    planned = Conversion(NAME, type(model), ours, planned_moves(ours, dense))
     return written(planned, model, arguments, plan, lambda config: image_meaning(config, *without))

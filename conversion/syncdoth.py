@@ -13,7 +13,7 @@ from torch import Tensor
 
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
-from .plan import Plan, model_from, written
+from .moves import Conversion, model_from, written
 from .requirements import fields_of_transformers
 from .shapes import Shape
 from .torchscale import TORCHSCALE, of_syncdoth, plan_with_prefixes, planned_moves, torchscale_arguments
@@ -29,7 +29,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return of_syncdoth(names, config) and (config is None or "decoder_embed_dim" in config)
 
 
-def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     complete = any(name.startswith("model.") for name in shapes)
     body, model_class = ("model.", RetNetForCausalLM) if complete else ("", RetNetModel)
     return plan_with_prefixes(NAME, shapes, config, body, "lm_head.weight", model_class)
@@ -64,4 +64,4 @@ def to_syncdoth(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, 
         "forward_impl": "parallel",
     }
     moves = planned_moves(ours, body="model.", head="lm_head.weight", tied_twice=True)
-    return written(Plan(NAME, RetNetForCausalLM, ours, moves), model, config | fields_of_transformers(model), plan)
+    return written(Conversion(NAME, RetNetForCausalLM, ours, moves), model, config | fields_of_transformers(model), plan)

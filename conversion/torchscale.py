@@ -16,7 +16,7 @@ from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
 from .dialect import Dialect
 from .errors import CheckpointError
-from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written, xpos_buffers
+from .moves import Conversion, Move, dialect_moves, empty_model, model_from, saved_tensors, written, xpos_buffers
 from .shapes import Shape
 
 
@@ -63,7 +63,7 @@ def of_syncdoth(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return any(name.startswith("model.") for name in names) or (headless and (config or {}).get("model_type") == "retnet")
 
 
-def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     if config is not None:
         config = {name: value for name, value in config.items() if name in _ARGUMENTS}
     prefix = "decoder." if any(name.startswith("decoder.layers.") for name in shapes) else ""
@@ -77,7 +77,7 @@ def plan_with_prefixes(
     body: str,
     head: str,
     model_class: type[RetNetForCausalLM | RetNetModel] = RetNetForCausalLM,
-) -> Plan:
+) -> Conversion:
     """The plan of torchscale's layout, and of syncdoth's, which puts the same tensors under other prefixes."""
     if config is None:
         raise CheckpointError(
@@ -89,10 +89,10 @@ def plan_with_prefixes(
     ours = RetNetConfig(**config)
     moves = planned_moves(ours, body, head, tied_twice=head in shapes, model_class=model_class)
     used = {source for move in moves for source in move.sources}
-    # a checkpoint without the buffers loses nothing; Plan.check reports tensors that are left over
+    # a checkpoint without the buffers loses nothing; Conversion.check reports tensors that are left over
     moves = [move for move in moves if move.targets or move.sources[0] in shapes]
     moves += [Move((name,), (TORCHSCALE.ours(name),)) for name in shapes if name not in used]
-    return Plan(target_format, model_class, ours, moves)
+    return Conversion(target_format, model_class, ours, moves)
 
 
 def refuse_biases(target_format: str, shapes: Collection[str]) -> None:
@@ -151,7 +151,7 @@ def to_torchscale(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str
     """
     config = torchscale_arguments(model.config)
     moves = planned_moves(model.config, body="", head="output_projection.weight", tied_twice=True)
-    return written(Plan(NAME, RetNetForCausalLM, model.config, moves), model, config, plan)
+    return written(Conversion(NAME, RetNetForCausalLM, model.config, moves), model, config, plan)
 
 
 def torchscale_arguments(ours: RetNetConfig) -> dict[str, Any]:

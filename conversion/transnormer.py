@@ -18,7 +18,7 @@ from .changes import Split, Squeezed
 from .dialect import Dialect
 from .errors import CheckpointError
 from .foreign_config import ForeignConfig, alibi_schedule, decays_with_factors
-from .plan import Move, Plan, dialect_moves, empty_model, model_from, saved_tensors, written
+from .moves import Conversion, Move, dialect_moves, empty_model, model_from, saved_tensors, written
 from .requirements import fields_of_transformers, hybrid_config, require_fields
 from .shapes import Shape
 
@@ -114,11 +114,11 @@ def planned_moves(ours: RetNetHybridConfig) -> list[Move]:
     return dialect_moves(TRANSNORMER, ours, saved_tensors(empty_model(RetNetHybridForCausalLM, ours)))
 
 
-def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     if config is None:
         raise CheckpointError("the format transnormer needs a config.json beside the weights")
     ours = RetNetHybridConfig(**fields_of_transnormer(config))
-    return Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours))
+    return Conversion(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours))
 
 
 def from_transnormer(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetHybridForCausalLM:
@@ -162,4 +162,4 @@ def to_transnormer(model: RetNetHybridForCausalLM) -> tuple[dict[str, Tensor], d
         "init_std": ours.initializer_range,
         "bias": False,
     }
-    return written(Plan(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours)), model, config, plan)
+    return written(Conversion(NAME, RetNetHybridForCausalLM, ours, planned_moves(ours)), model, config, plan)

@@ -19,7 +19,7 @@ from retnet_hf.vision.modeling_vir import ViRForImageClassification
 
 from .changes import Change, Dropped, Known, Split
 from .errors import CheckpointError
-from .plan import Move, Plan, empty_model, model_from, saved_tensors, written
+from .moves import Conversion, Move, empty_model, model_from, saved_tensors, written
 from .requirements import image_meaning
 from .shapes import Shape, renamed, shape_of
 
@@ -73,7 +73,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return any(re.search(r"^blocks\.0\.retention\.qkv\.weight$", name) for name in names)
 
 
-def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     ours, position_of_class_token = config_from(shapes, config or {})
     moves = planned_moves(ours, norm="fc_norm" if "fc_norm.weight" in shapes else "norm")
     if position_of_class_token:
@@ -83,7 +83,7 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
         moves.append(Move(names, targets, ClassTokenPosition()))
     elif "cls_token" in shapes and ours.pooling != "class_token":
         moves.append(Move(("cls_token",), (), Dropped("it is not put into the sequence")))
-    return Plan(NAME, ViRForImageClassification, ours, moves)
+    return Conversion(NAME, ViRForImageClassification, ours, moves)
 
 
 def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tuple[ViRConfig, bool]:
@@ -198,4 +198,4 @@ def to_vir_official(model: ViRForImageClassification) -> tuple[dict[str, Tensor]
     moves = planned_moves(ours, "fc_norm" if mean else "norm")
     if ours.pooling == "mean_but_first":  # a parameter that it has and does not use
         moves.append(Move(("cls_token",), (), Known(torch.zeros(1, 1, ours.hidden_size, dtype=model.dtype))))
-    return written(Plan(NAME, type(model), ours, moves), model, arguments, plan, image_meaning)
+    return written(Conversion(NAME, type(model), ours, moves), model, arguments, plan, image_meaning)

@@ -19,7 +19,7 @@ from retnet_hf.vision.modeling_vir import ViRForImageClassification
 
 from .changes import Change, Known
 from .errors import CheckpointError
-from .plan import Move, Plan, empty_model, model_from, saved_tensors, written
+from .moves import Conversion, Move, empty_model, model_from, saved_tensors, written
 from .requirements import image_meaning, require_fields
 from .shapes import Shape, body_of, renamed, shape_of
 
@@ -72,12 +72,14 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
     return any(re.search(r"^(model\.)?blocks\.0\.retention\.heads\.0\.qkv\.weight$", name) for name in names)
 
 
-def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Plan:
+def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     body = "model." if any(name.startswith("model.") for name in shapes) else ""
     theirs = body_of(shapes, body)
     ours = config_from(theirs, config or {}, num_labels=shapes.get("head.weight", (0,))[0])
     moves = planned_moves(ours, body, positions=theirs["pos_embed"][1])
-    return Plan(NAME, ViRForImageClassification, ours, [move for move in moves if move.targets or move.sources[0] in shapes])
+    return Conversion(
+        NAME, ViRForImageClassification, ours, [move for move in moves if move.targets or move.sources[0] in shapes]
+    )
 
 
 def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any], num_labels: int) -> ViRConfig:
@@ -183,6 +185,6 @@ def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], 
         "alphas": ours.decays(),
         "dropout": ours.hidden_dropout,
     }
-    planned = Plan(NAME, type(model), ours, planned_moves(ours, "model.", positions))
+    planned = Conversion(NAME, type(model), ours, planned_moves(ours, "model.", positions))
     theirs, arguments = written(planned, model, arguments, plan, image_meaning)
     return {name: tensor.clone() for name, tensor in theirs.items()}, arguments  # masks of different layers are one tensor

@@ -10,9 +10,9 @@ The modules `measures`, `recall`, `parts` and `report` say what a model has lost
 from .alignment import AlignmentTrainer, LayersBefore, align, prepare_for_alignment
 from .distillation import DistillationTrainer, StoredTeacher, divergence_from, prepare_for_distillation, store_teacher
 from .gguf import gguf_file, unpacked
-from .heads import HeadMeasures, measure_heads
 from .kept_layers import costliest_layers, layer_costs, spread_layers
-from .sources import SOURCES, SourceError, softmax_config
+from .reach_of_heads import HeadMeasures, measure_heads
+from .teachers import SOURCES, SourceError, softmax_config
 from .transfer import linearized_config, transfer
 
 

@@ -16,7 +16,7 @@ import torch
 from huggingface_hub import ModelCard, ModelCardData, constants
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .sources import SourceError
+from .teachers import SourceError
 
 
 PACKAGE = "package:"

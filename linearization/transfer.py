@@ -13,8 +13,8 @@ from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNe
 from retnet_hf.arguments.decay_schedules import scheduled_decays
 from retnet_hf.retnet.configuration_retnet import OF_HYBRIDS
 
-from .heads import HeadMeasures
-from .sources import SourceError, softmax_config
+from .reach_of_heads import HeadMeasures
+from .teachers import SourceError, softmax_config
 
 
 NAMES = {"input_layernorm": "retention_norm", "post_attention_layernorm": "mlp_norm"}

@@ -11,9 +11,9 @@ from retnet_hf.ops.retention_forms import needs_autograd
 from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer
 from retnet_hf.state.retention_state import RetNetState
 
+from .changed_modules import ModuleSnapshot, warn_of_change
 from .programs import LayerProgram
 from .prompts import PromptPrograms
-from .snapshots import ModuleSnapshot, warn_of_change
 
 
 logger = logging.get_logger(__name__)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetMLP, RetNetTokenMixer
 
+from .changed_modules import ModuleSnapshot, warn_of_change
 from .products import TRIAL_BYTES, Products, is_clearly_faster, is_linear
-from .snapshots import ModuleSnapshot, warn_of_change
 
 
 is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # new in PyTorch 2.7

@@ -46,9 +46,9 @@ from retnet_hf.ops.plan import Plan, Rotation, Scaling
 from retnet_hf.ops.retention_forms import StepDecay, recurrent_step_
 from retnet_hf.state.retention_state import RetNetStateLayer
 
+from .changed_modules import ModuleSnapshot
 from .fusing import linear_groups
 from .products import OneOfProducts, Product, Products, is_clearly_faster, products_of, sums
-from .snapshots import ModuleSnapshot
 
 
 logger = logging.get_logger(__name__)

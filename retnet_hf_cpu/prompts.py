@@ -26,8 +26,8 @@ from retnet_hf.ops.gradients import rotate
 from retnet_hf.ops.plan import MappedPlan, Plan, Rotation, Scaling
 from retnet_hf.state.retention_state import RetNetState
 
+from .changed_modules import ModuleSnapshot
 from .programs import Run, TracedRotation, TracedStep, program_path, programs_of, shallow_copy, turns
-from .snapshots import ModuleSnapshot
 
 
 EXAMPLE = 512  # tokens that a program is traced with. The compiler decides by it which loops several threads share

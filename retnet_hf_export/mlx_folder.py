@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from retnet_hf import RetNetForCausalLM
 
 from .errors import ExportError
+from .export_folder import made_beside
 from .exportable import require_exportable
-from .folder import made_beside
 
 
 MODEL_FILE = "retnet_mlx.py"

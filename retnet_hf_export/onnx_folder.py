@@ -15,8 +15,8 @@ from retnet_hf import RetNetForCausalLM
 from .causal_graph import CausalGraph, in_float32
 from .check import GREEDY, check
 from .errors import ExportError
+from .export_folder import made_beside
 from .exportable import KINDS, require_exportable
-from .folder import made_beside
 from .image_graph import check_classifier, write_classifier
 from .onnx_file import quietly, write_causal
 from .quantization import SUFFIXES, quantize

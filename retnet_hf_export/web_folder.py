@@ -18,8 +18,8 @@ from retnet_hf.state.state_file import weights_mark
 
 from .causal_graph import state_tensors
 from .errors import ExportError
+from .export_folder import made_beside
 from .exportable import require_exportable
-from .folder import made_beside
 from .npm_packages import copy_packages
 from .onnx_folder import ExportedFile, write_files
 

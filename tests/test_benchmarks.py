@@ -36,9 +36,9 @@ from benchmarks import (
 from benchmarks.goals import outcomes, times_as_fast
 from benchmarks.measuring import Failure, Spread, Turn, attempt, in_its_own_process, in_turns
 from benchmarks.peers import CONTENDERS, SIZES, build, missing
-from benchmarks.quality.report import filled
+from benchmarks.quality.write_tables import filled
 from benchmarks.race import Conditions, Entrant, Heat, Result, Work, heat_times, least_seconds, results_of
-from benchmarks.serving import report as serving_report
+from benchmarks.serving import write_tables as serving_report
 from retnet_hf_cpu.fusing import FastLinear
 
 

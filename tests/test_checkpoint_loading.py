@@ -17,7 +17,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf.hub.loading import names_in, tensor_parallel_share
-from retnet_hf_conversion import loading
+from retnet_hf_conversion import dialect_loading
 from retnet_hf_conversion.families import dialect_of
 from retnet_hf_conversion.fla import to_fla
 from retnet_hf_conversion.syncdoth import to_syncdoth
@@ -247,7 +247,9 @@ def test_transformers_still_has_the_settings_of_a_loading_that_we_read():
 def test_transformers_still_keeps_the_transforms_of_a_loading_where_we_remove_them(tmp_path, monkeypatch):
     _, state_dict, config = foreign("fla of 2024")
     kept = []
-    monkeypatch.setattr(loading, "forget_transforms", lambda model, transforms: kept.extend(model._weight_conversions))
+    monkeypatch.setattr(
+        dialect_loading, "forget_transforms", lambda model, transforms: kept.extend(model._weight_conversions)
+    )
     AutoModelForCausalLM.from_pretrained(write_folder(tmp_path, state_dict, config))
     assert kept, "transformers keeps its transforms elsewhere: unless forget_transforms removes them, saving reverses them."
 

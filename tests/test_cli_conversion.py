@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from retnet_hf import MetaFormerImageProcessorPil, RMTBackbone, RMTModel
-from retnet_hf_conversion.card import how_to_load
+from retnet_hf_conversion.converted_card import how_to_load
 from retnet_hf_conversion.fla import to_fla
 from retnet_hf_conversion.poolformer import to_poolformer
 from retnet_hf_conversion.torchscale import to_torchscale

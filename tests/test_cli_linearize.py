@@ -32,14 +32,14 @@ from retnet_hf import RetNetForCausalLM
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.linearizing.budget import Speed, planned
 from retnet_hf_cli.linearizing.recipe import KeptLayers, Recipe
-from retnet_hf_cli.linearizing.source import source_digest
 from retnet_hf_cli.linearizing.stages import StageRun
+from retnet_hf_cli.linearizing.teacher import source_digest
 from retnet_hf_cli.main import main
 from retnet_hf_cli.text.corpus import encode, hold_out, read_documents, read_enough, train_tokenizer
 from retnet_hf_cli.training.schedule import Supervisor
 from retnet_hf_linearization import costliest_layers, layer_costs, measure_heads
 from retnet_hf_linearization.measures import losses_of, score
-from retnet_hf_linearization.report import Extent, measured_part
+from retnet_hf_linearization.what_was_kept import Extent, measured_part
 
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
@@ -78,7 +78,7 @@ def make_source(folder: Path) -> None:
 def little_is_measured():
     """The clock is read for a moment: what it says is in no test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf_linearization.report.DECODED", 1)
+        patch.setattr("retnet_hf_linearization.what_was_kept.DECODED", 1)
         yield
 
 

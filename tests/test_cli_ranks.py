@@ -105,7 +105,7 @@ def test_two_processes_train_what_one_does_and_stop_on_one_ctrl_c(workplace):
 
 def test_two_processes_linearize_as_one_does(workplace, monkeypatch):
     """Stage 1 changes nothing here: its loss is relative to what a process reads, which is not the same for one and two."""
-    monkeypatch.setattr("retnet_hf_linearization.report.DECODED", 1)
+    monkeypatch.setattr("retnet_hf_linearization.what_was_kept.DECODED", 1)
     run_alone(f"{LINEARIZE} -o one")
     said = run(f"{LINEARIZE} -o two")
     assert said.count("stage 1 of 2, align") == said.count("stage 2 of 2, distill") == said.count("linearized in") == 1

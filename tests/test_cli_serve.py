@@ -24,7 +24,7 @@ from torchrun import free_port
 from retnet_hf import RetNetForMaskedLM, RetNetState
 from retnet_hf_cli.commands import serve
 from retnet_hf_cli.errors import InputError
-from retnet_hf_cli.serving.models import dtype_of, state_bytes, vllm_arguments
+from retnet_hf_cli.serving.served_model import dtype_of, state_bytes, vllm_arguments
 
 
 END = VOCAB_SIZE - 1

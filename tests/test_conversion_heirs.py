@@ -34,7 +34,7 @@ from retnet_hf_conversion import hypenet, minimax, ring, transnormer
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.hypenet import from_hypenet, to_hypenet
 from retnet_hf_conversion.minimax import from_minimax, to_minimax
-from retnet_hf_conversion.plan import Plan
+from retnet_hf_conversion.moves import Conversion
 from retnet_hf_conversion.ring import from_ring, to_ring
 from retnet_hf_conversion.shapes import shapes_of
 from retnet_hf_conversion.transnormer import from_transnormer, to_transnormer
@@ -56,7 +56,7 @@ def read(case: str) -> tuple[RetNetHybridForCausalLM, Golden]:
     return READERS[family_of(case)](data.state_dict, data.config), data
 
 
-def plan_of(case: str) -> Plan:
+def plan_of(case: str) -> Conversion:
     data = golden(case, SMALL)
     return FORMATS[family_of(case)].plan(shapes_of(data.state_dict), data.config)
 
@@ -616,7 +616,7 @@ MEMORY_OF_A_CONVERSION = """
 import sys, threading, time
 from pathlib import Path
 from retnet_hf_conversion.checkpoint import Checkpoint
-from retnet_hf_conversion.folder import write_folder
+from retnet_hf_conversion.converted_folder import write_folder
 from retnet_hf_conversion.formats import plan_of
 
 def anonymous():

@@ -18,8 +18,8 @@ from transformers import AutoModelForImageClassification, PoolFormerConfig, Pool
 
 from retnet_hf import MetaFormerBackbone, MetaFormerConfig, MetaFormerForImageClassification, MetaFormerModel
 from retnet_hf_conversion.checkpoint import Checkpoint
+from retnet_hf_conversion.converted_folder import write_folder
 from retnet_hf_conversion.errors import CheckpointError
-from retnet_hf_conversion.folder import write_folder
 from retnet_hf_conversion.formats import format_of, plan_of
 from retnet_hf_conversion.poolformer import from_poolformer, plan, to_poolformer
 from retnet_hf_conversion.shapes import shapes_of

@@ -12,7 +12,7 @@ from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf_conversion.changes import Known, PairsApart
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.fla import FLA, from_fla, to_fla
-from retnet_hf_conversion.plan import Move, Plan
+from retnet_hf_conversion.moves import Conversion, Move
 from retnet_hf_conversion.shapes import shapes_of
 from retnet_hf_conversion.syncdoth import from_syncdoth, to_syncdoth
 from retnet_hf_conversion.torchscale import TORCHSCALE, from_torchscale, to_torchscale
@@ -278,7 +278,7 @@ def test_a_tensor_that_would_be_used_twice_is_refused():
     model = small_model()
     shapes = shapes_of(model.state_dict())
     moves = [Move((name,), (name,)) for name in shapes]
-    plan = Plan("ours", RetNetForCausalLM, model.config, moves)
+    plan = Conversion("ours", RetNetForCausalLM, model.config, moves)
     plan.check(shapes)
     norms = Move(("model.layers.0.mlp_norm.weight",), ("model.norm.weight",))
     plan = replace(plan, moves=[norms if move.targets == norms.targets else move for move in moves])

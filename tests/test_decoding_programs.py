@@ -356,7 +356,7 @@ def test_hidden_states_of_another_type_are_an_error_as_in_the_model(made, tmp_pa
 
 
 def test_long_prompts_are_read_in_pieces_as_by_the_model(made, tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf.retnet.pieces.PIECE_SIZE_ON_CPU", 16)
+    monkeypatch.setattr("retnet_hf.retnet.long_sequences.PIECE_SIZE_ON_CPU", 16)
     monkeypatch.setattr("retnet_hf.retnet.modeling_retnet.PIECE_SIZE_ON_CPU", 16)
     model, calls = small_model(), []
     fast = compiled(model, tmp_path)

@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounter
 from retnet_hf import RetNetHybridForCausalLM
 from retnet_hf.hybrid.experts import MixtureOfExperts, Router
 from retnet_hf.hybrid.modeling_hybrid import RetNetExperts
-from retnet_hf.retnet import modeling_retnet, pieces
+from retnet_hf.retnet import long_sequences, modeling_retnet
 
 
 FAMILIES = ("minimax", "ring")
@@ -152,7 +152,7 @@ def test_router_logits_of_a_long_text_are_those_of_all_its_tokens(monkeypatch):
     model, ids = small_model("minimax", chunk_size=8), random_ids(2, 40)
     with torch.no_grad():
         expected = model(ids, output_router_logits=True)
-        for module in (pieces, modeling_retnet):
+        for module in (long_sequences, modeling_retnet):
             monkeypatch.setattr(module, "PIECE_SIZE_ON_CPU", 32)
         output = model(ids, labels=ids, attention_mask=torch.ones_like(ids), output_router_logits=True)
     for logits, whole in zip(output.router_logits, expected.router_logits, strict=True):

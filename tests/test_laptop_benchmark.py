@@ -9,7 +9,7 @@ import pytest
 from test_cli_linearize import TEXT, make_source
 
 from benchmarks.laptop import __main__ as laptop
-from benchmarks.laptop import beyond, report, texts
+from benchmarks.laptop import beyond, texts, write_tables
 from benchmarks.whole_files import write_whole
 
 
@@ -40,7 +40,7 @@ def test_texts_are_documents_of_some_length_in_an_order_that_stays(readers, tmp_
 
 
 def test_a_run_keeps_its_report_and_the_page_has_its_row(readers, tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf_linearization.report.DECODED", 1)
+    monkeypatch.setattr("retnet_hf_linearization.what_was_kept.DECODED", 1)
     make_source(tmp_path)
     name = "8-kept-window-64"
     further = ("--window", "8", "--block-size", "32", "--batch-size", "4", "--align-steps", "3", "--distill-steps", "3")
@@ -49,7 +49,7 @@ def test_a_run_keeps_its_report_and_the_page_has_its_row(readers, tmp_path, monk
     found = json.loads((tmp_path / "results" / f"{name}.json").read_text(encoding="utf-8"))
     assert found["unseen"] == ["work/python.jsonl"]
     assert list(found["teacher"]["by_text"]) == ["work/bible.jsonl", "work/other.jsonl", "work/python.jsonl"]
-    table = report.tables(tmp_path / "results")["laptop"]
+    table = write_tables.tables(tmp_path / "results")["laptop"]
     [_, _, row] = table.splitlines()
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     longest = max(found["teacher"]["perplexity"], key=int)
@@ -62,7 +62,7 @@ def test_a_run_keeps_its_report_and_the_page_has_its_row(readers, tmp_path, monk
 
 
 def test_long_texts_are_measured_beyond_what_the_source_was_made_for(readers, tmp_path, monkeypatch):
-    monkeypatch.setattr("retnet_hf_linearization.report.DECODED", 1)
+    monkeypatch.setattr("retnet_hf_linearization.what_was_kept.DECODED", 1)
     make_source(tmp_path)
     texts.write_texts(tmp_path)
     source = str(tmp_path / "llama")
@@ -73,7 +73,7 @@ def test_long_texts_are_measured_beyond_what_the_source_was_made_for(readers, tm
     found["student"]["perplexity"] = {length: 2 * value for length, value in found["student"]["perplexity"].items()}
     name = "none-kept-window-256"
     write_whole(tmp_path / "beyond" / f"{name}.json", json.dumps(found))
-    [_, _, row] = report.tables(tmp_path / "nothing", tmp_path / "beyond")["beyond"].splitlines()
+    [_, _, row] = write_tables.tables(tmp_path / "nothing", tmp_path / "beyond")["beyond"].splitlines()
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:4] == ["none kept window 256", "2.000", "2.000", "2.000"]
     assert cells[4] == cells[5] != ""

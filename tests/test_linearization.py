@@ -28,7 +28,7 @@ from retnet_hf_linearization import (
     transfer,
 )
 from retnet_hf_linearization.distillation import divergence, divergence_of_top
-from retnet_hf_linearization.heads import attention_implementation
+from retnet_hf_linearization.reach_of_heads import attention_implementation
 from retnet_hf_linearization.transfer import _copy, decays_by_distance
 
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.linearization import cells, report, source, work
+from benchmarks.linearization import cells, teacher, work, write_tables
 from benchmarks.linearization.cells import FROM_SCRATCH, WAYS, LinearizationCell
 from benchmarks.quality import texts
 from benchmarks.quality.statistics import Estimate
@@ -22,16 +22,16 @@ def small_texts(monkeypatch):
     chapters = SAMPLE_TEXT.read_text(encoding="utf-8")[:120_000].split("\n")
     split = texts.Split(chapters[60:], chapters[:30], chapters[30:60])
     tokenizer = train_tokenizer(chapters, 600)
-    monkeypatch.setattr(source, "tokenizer", lambda learned="text": tokenizer)
+    monkeypatch.setattr(teacher, "tokenizer", lambda learned="text": tokenizer)
     monkeypatch.setattr(texts, "documents", lambda name: split)
     return tokenizer
 
 
 def test_lists_say_the_same_pairs_twice_in_words_that_stay_whole(small_texts):
-    assert len(set(source.words().tolist())) == source.WORDS
-    documents = source.lists_of_pairs(500, seed=0)
-    known = set(source.words().tolist())
-    for document, pairs in zip(documents, source.PAIRS):
+    assert len(set(teacher.words().tolist())) == teacher.WORDS
+    documents = teacher.lists_of_pairs(500, seed=0)
+    known = set(teacher.words().tolist())
+    for document, pairs in zip(documents, teacher.PAIRS):
         ids = small_texts(document)["input_ids"]
         assert len(ids) == 4 * pairs
         assert set(ids) <= known
@@ -42,14 +42,14 @@ def test_lists_say_the_same_pairs_twice_in_words_that_stay_whole(small_texts):
 
 def test_the_text_has_its_share_of_lists(small_texts, tmp_path):
     file = tmp_path / "text.jsonl"
-    source.write_text(file, "lists")
+    teacher.write_text(file, "lists")
     documents = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
     chapters = set(texts.documents("king-james").training)
     tokens = {True: 0, False: 0}
     for text in documents:
         tokens[text in chapters] += len(small_texts(text)["input_ids"])
-    assert tokens[False] / sum(tokens.values()) == pytest.approx(source.SHARE, abs=0.03)
-    assert source.training_documents("text") == texts.documents("king-james").training
+    assert tokens[False] / sum(tokens.values()) == pytest.approx(teacher.SHARE, abs=0.03)
+    assert teacher.training_documents("text") == texts.documents("king-james").training
 
 
 def test_attention_that_learns_lists_leaves_everything_else_trainable(small_texts, monkeypatch):
@@ -58,9 +58,9 @@ def test_attention_that_learns_lists_leaves_everything_else_trainable(small_text
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=600, **sizes))
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    monkeypatch.setattr(source, "ALONE_STEPS", 3)
-    monkeypatch.setattr(source, "ALONE_TOKENS", 128)
-    source.learn_to_recall(model, torch.Generator().manual_seed(0))
+    monkeypatch.setattr(teacher, "ALONE_STEPS", 3)
+    monkeypatch.setattr(teacher, "ALONE_TOKENS", 128)
+    teacher.learn_to_recall(model, torch.Generator().manual_seed(0))
     assert len(model.model.layers) == 3
     assert all(parameter.requires_grad for parameter in model.parameters())
     changed = {name for name, weight in model.named_parameters() if not weight.equal(before[name])}
@@ -97,7 +97,7 @@ def test_the_table_sets_each_way_beside_its_source(tmp_path, learned):
         write("source", seed, result_of(theirs, 1.0))
         write(one, seed, result_of(ours, 0.5))
     write(other, 0, result_of(30.0, 1.0))  # of one seed alone
-    header, _, first, second, third = report.of_source(learned, tmp_path).splitlines()
+    header, _, first, second, third = write_tables.of_source(learned, tmp_path).splitlines()
     assert header.split(" | ")[1:6] == ["seeds", "perplexity", "ratio", "at 4x", "at 8x"]
     assert first.startswith("| source | 3 | 22.0 ± 1.2 | |")
     assert third.startswith(f"| {other} | 1 | 30.0 | 1.500 |")
@@ -113,9 +113,9 @@ def test_an_estimate_is_shown_with_its_error():
 
 
 def test_the_table_of_the_guide_is_that_of_the_committed_cells():
-    page = report.PAGE.read_text(encoding="utf-8")
-    assert report.filled(page, report.tables()) == page
-    for learned, table in report.tables().items():
+    page = write_tables.PAGE.read_text(encoding="utf-8")
+    assert write_tables.filled(page, write_tables.tables()) == page
+    for learned, table in write_tables.tables().items():
         seeds = {row.split(" | ")[0].strip("| "): int(row.split(" | ")[1]) for row in table.splitlines()[2:]}
         files = {
             model: sum(

@@ -12,9 +12,9 @@ from test_linearization import source_of
 
 from retnet_hf_linearization import costliest_layers, measure_heads, spread_layers, transfer
 from retnet_hf_linearization.alignment import measure_layers
-from retnet_hf_linearization.card import markdown
+from retnet_hf_linearization.linearized_card import markdown
 from retnet_hf_linearization.measures import losses_of, repeats, score, token_losses
-from retnet_hf_linearization.parts import parts_of, switched_off
+from retnet_hf_linearization.parts_switched_off import parts_of, switched_off
 from retnet_hf_linearization.recall import (
     CUE,
     NEEDLE,
@@ -23,7 +23,7 @@ from retnet_hf_linearization.recall import (
     needle_examples,
     needle_recall,
 )
-from retnet_hf_linearization.report import (
+from retnet_hf_linearization.what_was_kept import (
     Extent,
     Measures,
     Report,
@@ -173,7 +173,7 @@ def test_layers_are_chosen_by_share():
 @pytest.fixture(scope="module")
 def report() -> Report:
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("retnet_hf_linearization.report.DECODED", 2)
+        patch.setattr("retnet_hf_linearization.what_was_kept.DECODED", 2)
         teacher = source_of("Llama 3")
         blocks = random_ids(8, 32)
         student = transfer(teacher, kept=[1], measures=measure_heads(teacher, [blocks]))

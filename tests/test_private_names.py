@@ -157,7 +157,7 @@ def forward_derivatives_are_noticed() -> bool:
 BEHAVIOURS: list[tuple[Callable[[], bool], str]] = [
     (
         conversions_are_kept,
-        "transformers keeps conversions of weights elsewhere, and conversion/loading.py removes its own",
+        "transformers keeps conversions of weights elsewhere, and conversion/dialect_loading.py removes its own",
     ),
     (implementation_is_kept, "`set_attn_implementation` no longer sets `config._attn_implementation`, which plans read"),
     (

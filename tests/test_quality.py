@@ -11,7 +11,7 @@ import torch
 from transformers.models.rwkv import modeling_rwkv
 
 from benchmarks.quality import __main__ as quality_command
-from benchmarks.quality import delta_chunks, images, induction, recall, report, speed, statistics, tables, texts
+from benchmarks.quality import delta_chunks, images, induction, recall, speed, statistics, tables, texts, write_tables
 from benchmarks.quality.h3 import H3, DiagonalStateSpace, ShiftStateSpace
 from benchmarks.quality.hyena import Hyena
 from benchmarks.quality.language import LanguageCell
@@ -130,7 +130,7 @@ def test_a_rival_sees_what_is_before_a_token_and_nothing_after(model):
 @torch.no_grad()
 def test_a_window_beside_retention_is_given_whole_sequences(monkeypatch):
     """Also where a model with retention alone would read the sequence in pieces."""
-    monkeypatch.setattr("retnet_hf.retnet.pieces.PIECE_SIZE_ON_CPU", 64)
+    monkeypatch.setattr("retnet_hf.retnet.long_sequences.PIECE_SIZE_ON_CPU", 64)
     monkeypatch.setattr("retnet_hf.retnet.modeling_retnet.PIECE_SIZE_ON_CPU", 64)
     torch.manual_seed(0)
     network = RIVALS["retnet"](SMALL, 16, window=4).eval()
@@ -339,21 +339,21 @@ def test_speed_is_measured_in_turns_and_stands_in_a_table(tmp_path, monkeypatch)
 
 
 def test_the_tables_of_the_pages_are_those_of_the_committed_cells():
-    built = tables.Report(Plan("laptop", report.RESULTS)).tables()
+    built = tables.Report(Plan("laptop", write_tables.RESULTS)).tables()
     assert all(len(table.splitlines()) > 2 for table in built.values())
     named = []
-    for path in report.PAGES:
+    for path in write_tables.PAGES:
         page = path.read_text(encoding="utf-8")
-        named += [match["name"] for match in report.TABLE.finditer(page)]
-        assert report.filled(page, built) == page, path
+        named += [match["name"] for match in write_tables.TABLE.finditer(page)]
+        assert write_tables.filled(page, built) == page, path
     assert sorted(named) == sorted(built)  # each on one page
 
 
 def test_the_page_is_not_filled_from_another_setting(tmp_path, monkeypatch, capsys):
-    page, before = report.PAGES[0], report.PAGES[0].read_bytes()
+    page, before = write_tables.PAGES[0], write_tables.PAGES[0].read_bytes()
     monkeypatch.setattr("sys.argv", ["report", "--setting", "quick"])
     with pytest.raises(SystemExit) as stopped:
-        report.main()
+        write_tables.main()
     assert stopped.value.code == 2
     assert "docs/results.md is of the setting laptop" in capsys.readouterr().err
     assert page.read_bytes() == before
@@ -362,7 +362,7 @@ def test_the_page_is_not_filled_from_another_setting(tmp_path, monkeypatch, caps
     copy.write_bytes(before)
     words = ["--setting", "quick", "--page", str(copy), "--images", str(tmp_path), "--results", str(tmp_path / "none")]
     monkeypatch.setattr("sys.argv", ["report", *words])
-    report.main()
+    write_tables.main()
     assert page.read_bytes() == before != copy.read_bytes()
 
 
@@ -370,7 +370,7 @@ def test_the_command_says_what_is_left(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(quality_command, "work_side_by_side", lambda *arguments: None)
     monkeypatch.setattr("sys.argv", ["quality"])
     quality_command.main()
-    assert f"Nothing is missing in {report.RESULTS}; with --results another folder" in capsys.readouterr().out
+    assert f"Nothing is missing in {write_tables.RESULTS}; with --results another folder" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["quality", "recall", "--quick", "--results", str(tmp_path)])
     quality_command.main()
     assert re.match(rf"\d+ cells or more are missing yet in {tmp_path}: the same command goes on", capsys.readouterr().out)
@@ -391,7 +391,7 @@ def test_guessing_is_naming_one_of_the_values_not_asked_for_yet():
 
 
 def test_committed_cells_are_what_their_names_say():
-    for path in sorted(report.RESULTS.rglob("*.json")):
+    for path in sorted(write_tables.RESULTS.rglob("*.json")):
         cell = dict(json.loads(path.read_text(encoding="utf-8"))["cell"])
         kinds = {kind.kind: kind for kind in (LanguageCell, SearchCell, recall.RecallCell, images.ImageCell)}
-        assert kinds[cell.pop("kind")](**cell).path(report.RESULTS) == path
+        assert kinds[cell.pop("kind")](**cell).path(write_tables.RESULTS) == path

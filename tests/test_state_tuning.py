@@ -11,7 +11,7 @@ from small_models import greedy, random_ids, small_model
 from transformers import Trainer, TrainingArguments
 
 from benchmarks import state_tuning
-from benchmarks.quality.report import filled
+from benchmarks.quality.write_tables import filled
 from retnet_hf import RetNetState, StateTuning
 
 

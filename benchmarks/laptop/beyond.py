@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from retnet_hf_cli.linearizing.source import dequantised
+from retnet_hf_cli.linearizing.teacher import dequantised
 from retnet_hf_cli.text.corpus import document_end, encode, read_enough
 from retnet_hf_cli.text.generation import load_model
 from retnet_hf_linearization.measures import losses_of, score
-from retnet_hf_linearization.report import Extent, Measures, measure_decoding
+from retnet_hf_linearization.what_was_kept import Extent, Measures, measure_decoding
 
 from ..whole_files import write_whole
 from .__main__ import BEYOND, RUNS, SOURCE, WORK

@@ -3,7 +3,7 @@
 """`python -m benchmarks.linearization`: trains small transformers, linearizes each in several ways, and measures all.
 
 Seeds side by side, in as many processes. What was measured is kept, and a command that was stopped goes on
-where it was. `python -m benchmarks.linearization.report` makes the table of it.
+where it was. `python -m benchmarks.linearization.write_tables` makes the table of it.
 """
 
 import argparse

@@ -13,13 +13,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from retnet_hf_cli.main import main as retnet_hf
-from retnet_hf_linearization.report import measure_text
+from retnet_hf_linearization.what_was_kept import measure_text
 
 from ..quality.cells import Cell
 from ..quality.rivals import of_equal_size
 from ..quality.training import train
 from ..whole_files import write_whole
-from . import source
+from . import teacher
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -69,8 +69,8 @@ class Processor:
 
 def measured(model: PreTrainedModel, learned: str) -> dict[str, Any]:
     """Perplexity at the trained length and beyond, and recall, of words, on what was held out."""
-    stream = source.stream(learned, "reporting")
-    return vars(measure_text(model.eval(), stream, source.SETTING.block, source.words(learned)))
+    stream = teacher.stream(learned, "reporting")
+    return vars(measure_text(model.eval(), stream, teacher.SETTING.block, teacher.words(learned)))
 
 
 @dataclass(frozen=True)
@@ -106,18 +106,26 @@ class LinearizationCell(Cell):
         if not record.is_file():
             began = time.perf_counter()
             self.source.mkdir(parents=True, exist_ok=True)
-            source.write_source(self.source, self.seed, self.learned)
+            teacher.write_source(self.source, self.seed, self.learned)
             write_whole(record, json.dumps({"seconds": time.perf_counter() - began}))
         trained = json.loads(record.read_text(encoding="utf-8"))
         return trained | measured(AutoModelForCausalLM.from_pretrained(self.source), self.learned)
 
     def linearized(self) -> dict[str, Any]:
-        text = self.source / source.FILE
+        text = self.source / teacher.FILE
         if not text.is_file():
-            source.write_text(text, self.learned)
+            teacher.write_text(text, self.learned)
         with tempfile.TemporaryDirectory() as output:
-            arguments = ["linearize", self.source, text, "--output", f"{output}/model", "--block-size", source.SETTING.block]
-            arguments += ["--batch-size", source.SETTING.batch, "--seed", self.seed, "--threads", torch.get_num_threads()]
+            arguments = [
+                "linearize",
+                self.source,
+                text,
+                "--output",
+                f"{output}/model",
+                "--block-size",
+                teacher.SETTING.block,
+            ]
+            arguments += ["--batch-size", teacher.SETTING.batch, "--seed", self.seed, "--threads", torch.get_num_threads()]
             for stage, steps in STEPS.items():
                 arguments += [f"--{stage}-steps", steps]
             options = WAYS[self.learned][self.model]
@@ -143,12 +151,12 @@ class LinearizationCell(Cell):
         measured_ones = [LinearizationCell("pure retention", seed=seed).result(RESULTS) for seed in range(self.seed + 1)]
         wanted = min(one["seconds"] for one in measured_ones if one is not None)
         schedule = FROM_SCRATCH[self.model.removeprefix("from scratch, ")]
-        tokens, ids = TRIAL_TOKENS, source.stream(self.learned)
+        tokens, ids = TRIAL_TOKENS, teacher.stream(self.learned)
         for _ in range(TRIALS):
             torch.manual_seed(self.seed)
-            model = of_equal_size("retnet", {"schedule": schedule}, source.SETTING)
+            model = of_equal_size("retnet", {"schedule": schedule}, teacher.SETTING)
             processor = Processor()
-            run = train(model, ids, tokens, SCRATCH_RATE, self.seed, source.SETTING.block, source.SETTING.batch)
+            run = train(model, ids, tokens, SCRATCH_RATE, self.seed, teacher.SETTING.block, teacher.SETTING.batch)
             seconds = run.seconds * processor.share
             if abs(seconds - wanted) <= SAME_TIME * wanted:
                 break
@@ -156,7 +164,7 @@ class LinearizationCell(Cell):
         return {"seconds": seconds, "tokens": run.curve[-1][0], **measured(model, self.learned)}
 
     def cost(self, result: dict[str, Any]) -> float:
-        return result["perplexity"][str(source.SETTING.block)]
+        return result["perplexity"][str(teacher.SETTING.block)]
 
     def headline(self, result: dict[str, Any]) -> str:
         figures = ", ".join(f"{length}: {perplexity:.2f}" for length, perplexity in result["perplexity"].items())

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """`python -m benchmarks.quality [STUDY ...]`: trains and measures what is missing of these tables, cell by cell.
 
-What was measured is kept, and a command that was stopped goes on where it was. `python -m benchmarks.quality.report` makes
-tables of it.
+What was measured is kept, and a command that was stopped goes on where it was. `python -m benchmarks.quality.write_tables`
+makes tables of it.
 """
 
 import argparse

@@ -22,7 +22,7 @@ from transformers import (
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf.arguments.decay_schedules import scheduled_decays
 
-from . import delta_chunks, parts, rwkv_sums
+from . import delta_chunks, other_mixers, rwkv_sums
 from .decoder import Decoder
 from .h3 import H3
 from .hyena import Hyena
@@ -74,7 +74,7 @@ def retnet(
         exchanged: parts that `parts.exchange` puts in the place of its own.
     """
     heads = heads or size.heads
-    parts.install_features()
+    other_mixers.install_features()
     fields = sizes(size, width) | {
         "num_attention_heads": heads,
         "decay_schedule": decays(schedule, heads),
@@ -88,7 +88,7 @@ def retnet(
         for layer in model.model.layers:
             beside = WindowAttention(size.hidden_size, size.hidden_size // size.heads, window)
             add_window(layer.retention, beside)
-    return model if exchanged is None else parts.exchange(model, exchanged, width)
+    return model if exchanged is None else other_mixers.exchange(model, exchanged, width)
 
 
 def retnet_from_scratch(size: Setting, width: int, **options: Any) -> nn.Module:
@@ -217,5 +217,5 @@ def of_equal_size(model: str, options: dict[str, Any], size: Setting) -> nn.Modu
 def start_by_fan_in(model: nn.Module, hidden_size: int) -> nn.Module:
     """The model with a norm of its embeddings, and with matrices of PyTorch's start, U(±1/√fan_in)."""
     model.set_input_embeddings(nn.Sequential(model.get_input_embeddings(), nn.RMSNorm(hidden_size, eps=1e-6)))
-    parts.restart(model, "torch")
+    other_mixers.restart(model, "torch")
     return model

@@ -20,12 +20,12 @@ from .. import machine
 from ..measuring import Failure, PeakMemory, Spread, Turn, in_its_own_process, in_turns
 from ..whole_files import write_whole
 from .cells import rounded
-from .report import RESULTS
 from .rivals import of_equal_size
 from .settings import SETTINGS
 from .state import decode_step
 from .studies import BEST, COMPARISON, LLAMA, Row
 from .tables import SPEED_FILE
+from .write_tables import RESULTS
 
 
 FILE = RESULTS.parent / SPEED_FILE

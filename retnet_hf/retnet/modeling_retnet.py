@@ -52,7 +52,7 @@ from ..state.retention_state import UpdatedOnce, computes_layers_again, first_in
 from .configuration_retnet import RetNetConfig
 from .decay_and_rotation import RetNetDecay, RetNetRotaryEmbedding
 from .generation_retnet import CACHE, RetNetGeneration
-from .pieces import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
+from .long_sequences import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
 
 
 class RetNetRMSNorm(nn.RMSNorm):

@@ -14,9 +14,9 @@ from retnet_hf_conversion.errors import first_line, printable
 
 from ..errors import InputError
 from ..interrupts import handling
-from ..libraries import loading
+from ..named_inputs import model_source
 from ..options import Model, RepetitionPenalty, Temperature, TopK, TopP, WriterThreads, run_option, sampling_option
-from ..sources import model_source
+from ..slow_imports import loading
 
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from retnet_hf_conversion.checkpoint_location import locate
 from retnet_hf_conversion.replaced_folder import claim, locked
-from retnet_hf_conversion.source import locate
 
 from ..errors import require_one_of
 from ..interrupts import leaving_order, litter
-from ..libraries import loading
+from ..named_inputs import require_checkpoint
 from ..options import Overwrite, argument
-from ..sources import require_checkpoint
+from ..slow_imports import loading
 
 
 def convert(
@@ -45,11 +45,11 @@ def convert(
     with loading(console):
         from rich.progress import track
 
-        from retnet_hf_conversion.card import how_to_load
         from retnet_hf_conversion.checkpoint import Checkpoint
-        from retnet_hf_conversion.folder import write_folder
+        from retnet_hf_conversion.conversion_tables import moves_table
+        from retnet_hf_conversion.converted_card import how_to_load
+        from retnet_hf_conversion.converted_folder import write_folder
         from retnet_hf_conversion.formats import FORMATS, plan_of
-        from retnet_hf_conversion.report import moves_table
 
     require_one_of("--from", format_name, FORMATS)
     checkpoint = Checkpoint(path := locate(source))

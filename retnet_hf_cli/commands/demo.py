@@ -13,11 +13,11 @@ from rich.console import Console
 
 from ..errors import Interrupted
 from ..interrupts import leaving_order
-from ..libraries import loading
+from ..named_inputs import require_data
 from ..options import Overwrite, data_option, run_option, training_option
-from ..sources import require_data
+from ..slow_imports import loading
 from ..text.corpus import SAMPLE_TEXT, read_documents
-from ..training.folder import TrainingFolder
+from ..training.run_folder import TrainingFolder
 from .generate import emit, invite
 
 

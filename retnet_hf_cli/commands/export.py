@@ -13,9 +13,9 @@ from retnet_hf_conversion.replaced_folder import claim, locked
 
 from ..errors import InputError
 from ..interrupts import leaving_order, litter
-from ..libraries import loading
+from ..named_inputs import load, model_source
 from ..options import Model, Overwrite, argument
-from ..sources import load, model_source
+from ..slow_imports import loading
 
 
 def export(

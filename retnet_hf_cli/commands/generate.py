@@ -12,9 +12,9 @@ from typing import Annotated
 from rich.console import Console
 
 from ..errors import InputError
-from ..libraries import loading
+from ..named_inputs import model_source
 from ..options import Model, RepetitionPenalty, Temperature, TopK, TopP, WriterThreads, argument, run_option, sampling_option
-from ..sources import model_source
+from ..slow_imports import loading
 
 
 def generate(

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from rich.console import Console
 
-from retnet_hf_conversion.source import locate
+from retnet_hf_conversion.checkpoint_location import locate
 
-from ..libraries import loading
+from ..named_inputs import require_checkpoint
 from ..options import argument
-from ..sources import require_checkpoint
+from ..slow_imports import loading
 
 
 def inspect(
@@ -28,7 +28,7 @@ def inspect(
     console = Console(highlight=False, markup=False)
     with loading(console):
         from retnet_hf_conversion.checkpoint import Checkpoint
-        from retnet_hf_conversion.report import describe
+        from retnet_hf_conversion.conversion_tables import describe
 
     facts, decays = describe(Checkpoint(locate(source)))
     console.print(facts, soft_wrap=True)

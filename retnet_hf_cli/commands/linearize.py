@@ -10,10 +10,10 @@ from rich.console import Console
 
 from .. import options, ranks
 from ..errors import InputError, require_one_of
-from ..libraries import loading
+from ..named_inputs import model_source, require_data
 from ..options import argument, data_option, model_option, run_option, training_option
-from ..sources import model_source, require_data
-from ..training.folder import TrainingFolder
+from ..slow_imports import loading
+from ..training.run_folder import TrainingFolder
 
 
 DEFAULT_TEXT, DEFAULT_SUBSET = "HuggingFaceFW/fineweb-edu", "sample-10BT"
@@ -140,8 +140,8 @@ def linearize(
         from ..linearizing.budget import as_begun, measured_speed, planned, sentence
         from ..linearizing.pipeline import Linearization
         from ..linearizing.recipe import Recipe
-        from ..linearizing.source import dequantised, source_config
         from ..linearizing.stages import StageRun
+        from ..linearizing.teacher import dequantised, source_config
         from ..linearizing.texts import read_texts
         from ..text.corpus import load_tokenizer
         from ..training.run import room_for

@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 
 from ..errors import InputError, how_to_install
-from ..libraries import loading
+from ..named_inputs import model_source
 from ..options import Model, run_option
-from ..sources import model_source
+from ..slow_imports import loading
 
 
 ENGINES = {"vllm": ("vllm",), "transformers": ("fastapi", "uvicorn", "openai")}  # and the packages that each needs
@@ -61,7 +61,7 @@ def serve(
             raise InputError(f"{option} is for the other engine: --engine vllm")
     require_free(host, port)
     with loading(console):
-        from ..serving.models import dtype_of, retnet_config, vllm_arguments
+        from ..serving.served_model import dtype_of, retnet_config, vllm_arguments
         from ..text.corpus import load_tokenizer
 
     config = retnet_config(name)

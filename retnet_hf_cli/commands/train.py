@@ -10,10 +10,10 @@ from rich.console import Console
 
 from .. import options, ranks
 from ..errors import InputError
-from ..libraries import loading
+from ..named_inputs import require_data
 from ..options import argument, data_option, model_option, run_option, training_option
-from ..sources import require_data
-from ..training.folder import TrainingFolder
+from ..slow_imports import loading
+from ..training.run_folder import TrainingFolder
 from .generate import invite
 
 

@@ -19,7 +19,7 @@ from transformers.image_utils import load_image
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
-from ..sources import load_data, require_data
+from ..named_inputs import load_data, require_data
 
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from ..errors import InputError
-from ..training.folder import TrainingFolder
 from ..training.run import TrainingRun
+from ..training.run_folder import TrainingFolder
 from ..training.schedule import Course
 from ..training.start import Start
 from .corpus import ImageCorpus, LabelledImages

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from retnet_hf_linearization import align, divergence_from, prepare_for_alignment, prepare_for_distillation, transfer
-from retnet_hf_linearization.report import Extent
+from retnet_hf_linearization.what_was_kept import Extent
 
 from .. import ranks
 from ..errors import InputError

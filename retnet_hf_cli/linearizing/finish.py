@@ -19,11 +19,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from retnet_hf.hub.cards import model_card
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
-from retnet_hf_conversion.card import licence_of
+from retnet_hf_conversion.converted_card import licence_of
 from retnet_hf_conversion.replaced_folder import replace
 from retnet_hf_linearization.alignment import measure_layers
-from retnet_hf_linearization.card import markdown
-from retnet_hf_linearization.report import (
+from retnet_hf_linearization.linearized_card import markdown
+from retnet_hf_linearization.what_was_kept import (
     Extent,
     Report,
     Training,
@@ -38,7 +38,7 @@ from retnet_hf_linearization.report import (
 
 from ..text.conversation import Conversation
 from ..text.generation import sampling
-from ..training.report import axes_of
+from ..training.figures import axes_of
 from .stages import FIGURES, TRAINING
 
 

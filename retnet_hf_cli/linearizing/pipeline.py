@@ -35,9 +35,9 @@ from .. import ranks
 from ..interrupts import leaving_order
 from ..text.generation import device, load_model
 from ..text.training import blocks_of
-from ..training.folder import TrainingFolder, write_whole
 from ..training.progress import show_training
 from ..training.run import room_for
+from ..training.run_folder import TrainingFolder, write_whole
 from ..training.start import Start
 from .budget import REPORT
 from .finish import finish

@@ -20,12 +20,12 @@ from retnet_hf_linearization import (
     prepare_for_alignment,
     prepare_for_distillation,
 )
-from retnet_hf_linearization.report import Training, is_worse
+from retnet_hf_linearization.what_was_kept import Training, is_worse
 
 from .. import ranks
 from ..errors import SAVED, Interrupted
 from ..text.training import collate
-from ..training.report import draw_loss_curve, perplexity
+from ..training.figures import draw_loss_curve, perplexity
 from ..training.run import TrainingRun
 from .recipe import Recipe
 

@@ -16,7 +16,7 @@ from retnet_hf_linearization.measures import SCORED_TOKENS
 from ..errors import InputError
 from ..text.corpus import digest_of, document_end, encode, held_out_whole, hold_out, read_enough, streams
 from .recipe import Recipe
-from .source import source_digest
+from .teacher import source_digest
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from retnet_hf.retnet.generation_retnet import CACHE
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
-from ..training.folder import write_whole
+from ..training.run_folder import write_whole
 from .generation import continue_text, encode_prompt, load_state
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
-from ..sources import TEXT_SUFFIXES, load, load_data, looks_like_path, require_data
+from ..named_inputs import TEXT_SUFFIXES, load, load_data, looks_like_path, require_data
 
 
 if TYPE_CHECKING:

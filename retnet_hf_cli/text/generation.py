@@ -17,7 +17,7 @@ from retnet_hf.retnet.generation_retnet import CACHE
 from retnet_hf_conversion.errors import first_line
 
 from ..errors import InputError
-from ..sources import load
+from ..named_inputs import load
 from .corpus import load_tokenizer
 
 

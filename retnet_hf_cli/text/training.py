@@ -16,9 +16,9 @@ from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM
 
 from .. import ranks
-from ..training.folder import TrainingFolder
-from ..training.report import perplexity
+from ..training.figures import perplexity
 from ..training.run import TrainingRun, config_of
+from ..training.run_folder import TrainingFolder
 from ..training.schedule import Course
 from ..training.start import Start
 from .corpus import digest_of, hold_out, load_tokenizer, streams, train_tokenizer

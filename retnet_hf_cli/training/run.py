@@ -20,8 +20,8 @@ from retnet_hf_conversion.replaced_folder import replace
 
 from .. import ranks
 from ..errors import SAVED, InputError, Interrupted, is_full
-from .folder import step_of
-from .report import CURVE, draw_loss_curve
+from .figures import CURVE, draw_loss_curve
+from .run_folder import step_of
 from .schedule import Supervisor
 from .start import Start
 

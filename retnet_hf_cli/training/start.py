@@ -11,7 +11,7 @@ import torch
 
 from .. import ranks
 from ..errors import InputError
-from .folder import TrainingFolder
+from .run_folder import TrainingFolder
 from .schedule import Course
 
 

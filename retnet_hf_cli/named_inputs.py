@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from retnet_hf_conversion.checkpoint_location import is_repository_name, require_no_adapter
 from retnet_hf_conversion.errors import first_line
-from retnet_hf_conversion.source import is_repository_name, require_no_adapter
 
 from .errors import InputError
 

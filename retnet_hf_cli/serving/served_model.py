@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from retnet_hf import RetNetConfig
 
 from ..errors import InputError
-from ..sources import load
+from ..named_inputs import load
 
 
 def retnet_config(name: str) -> RetNetConfig:

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.quality.report`: writes the tables and figures of docs/results.md and README.md anew, from cells."""
+"""`python -m benchmarks.quality.write_tables`: writes tables and figures of docs/results.md and README.md, from cells."""
 
 import argparse
 import re

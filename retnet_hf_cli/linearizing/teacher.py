@@ -14,7 +14,7 @@ from retnet_hf_linearization import SourceError, linearized_config, softmax_conf
 from retnet_hf_linearization.gguf import gguf_file, unpacked
 
 from ..errors import InputError
-from ..sources import load
+from ..named_inputs import load
 from .recipe import Recipe
 
 

@@ -16,11 +16,11 @@ from .changes import Change
 from .checkpoint import Checkpoint
 from .errors import CheckpointError, printable
 from .formats import FORMATS, OURS, format_of, plan_of, reason_of
-from .plan import Move, Plan
+from .moves import Conversion, Move
 from .shapes import Shape
 
 
-def moves_table(plan: Plan, shapes: dict[str, Shape]) -> Table:
+def moves_table(plan: Conversion, shapes: dict[str, Shape]) -> Table:
     """What became what; layers that are alike share a row."""
     rows: dict[tuple[str, ...], list[Move]] = {}
     for move in plan.moves:

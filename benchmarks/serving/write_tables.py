@@ -1,13 +1,13 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.serving.report`: writes the table of docs/guides/serve.md anew, from what was measured."""
+"""`python -m benchmarks.serving.write_tables`: writes the table of docs/guides/serve.md anew, from what was measured."""
 
 import argparse
 import json
 from pathlib import Path
 
-from ..quality.report import filled
 from ..quality.tables import table
+from ..quality.write_tables import filled
 from ..whole_files import write_whole
 
 

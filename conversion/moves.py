@@ -40,7 +40,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Conversion:
     """All moves of one checkpoint, and the model they make.
 
     Args:
@@ -253,10 +253,10 @@ def experts_move(parts: tuple[str, str, str], name: str, experts: int, theirs: C
 
 
 def written(
-    planned: Plan,
+    planned: Conversion,
     model: PreTrainedModel,
     config: dict[str, Any],
-    plan: Callable[[dict[str, Shape], dict | None], Plan],
+    plan: Callable[[dict[str, Shape], dict | None], Conversion],
     meaning: Callable[[PreTrainedConfig], dict[str, Any]] = meaning,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What every `to_<format>` returns: the foreign state dict, and `config`, once they were read back.
@@ -293,11 +293,11 @@ def written(
     return state_dict, config
 
 
-def model_from(plan: Callable[[dict[str, Shape], dict | None], Plan], state_dict: Mapping[str, Tensor], config: Any):
+def model_from(plan: Callable[[dict[str, Shape], dict | None], Conversion], state_dict: Mapping[str, Tensor], config: Any):
     """What every `from_<format>` does: plans, checks, and builds. What is not changed is not copied: it stays shared.
 
     Raises:
-        CheckpointError: as `Plan.check` and `Plan.build`.
+        CheckpointError: as `Conversion.check` and `Conversion.build`.
     """
     shapes = shapes_of(state_dict)
     planned = plan(shapes, config)

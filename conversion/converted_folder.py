@@ -15,12 +15,12 @@ from transformers.modeling_utils import PreTrainedModel
 
 from retnet_hf.vision.image_processing_retention import MetaFormerImageProcessor, RMTImageProcessor, ViRImageProcessor
 
-from .card import converted_card, licence_of
 from .checkpoint import Checkpoint
+from .converted_card import converted_card, licence_of
 from .errors import CheckpointError, first_line
 from .formats import FORMATS
 from .model_files import TOKENIZER
-from .plan import Move, Plan
+from .moves import Conversion, Move
 from .replaced_folder import claim, replace
 
 
@@ -44,7 +44,7 @@ class Computed:
 
 def write_folder(
     checkpoint: Checkpoint,
-    plan: Plan,
+    plan: Conversion,
     output: Path,
     licence: str | None = None,
     overwrite: bool = False,

@@ -15,7 +15,7 @@ from retnet_hf import RetNetForCausalLM, RetNetState
 from retnet_hf.retnet.generation_retnet import CACHE
 
 from .measures import SCORED_TOKENS, edges_of, losses_of, mean_divergence, perplexity, score
-from .parts import parts_of, switched_off
+from .parts_switched_off import parts_of, switched_off
 from .recall import CHOICES, CUE, NEEDLE, NEEDLES, SEQUENCES, associative_recall, needle_recall
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from .recall import CHOICES
-from .report import Report, is_worse
+from .what_was_kept import Report, is_worse
 
 
 def markdown(report: Report) -> str:

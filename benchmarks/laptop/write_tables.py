@@ -1,14 +1,14 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.laptop.report`: writes the tables of docs/guides/linearize.md anew, from the reports of the runs."""
+"""`python -m benchmarks.laptop.write_tables`: writes the tables of docs/guides/linearize.md anew, from the runs."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..quality.report import filled
 from ..quality.tables import table
+from ..quality.write_tables import filled
 from ..whole_files import write_whole
 from .__main__ import BEYOND, RESULTS, ROOT, RUNS
 
