@@ -8,7 +8,17 @@ from small_models import close
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast, pipeline
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetForMaskedLM, RetNetModel, bidirectional_retention
+from retnet_hf import (
+    RetNetConfig,
+    RetNetForCausalLM,
+    RetNetForMaskedLM,
+    RetNetModel,
+    bidirectional_retention,
+    chunkwise_retention,
+)
+from retnet_hf.ops.kernels import TORCH
+from retnet_hf.ops.layout import layout_of
+from retnet_hf.ops.operators import operators_of
 
 
 def masked_product(query, key, value, log_decay, mask, reset):
@@ -146,3 +156,35 @@ def test_fill_mask_pipeline_from_a_folder(tmp_path):
     best = model(ids).logits[0, 2].softmax(-1).topk(3)
     assert [answer["token"] for answer in answers] == best.indices.tolist()
     assert [answer["score"] for answer in answers] == pytest.approx(best.values.tolist(), rel=1e-4)
+
+
+@settings(max_examples=20)
+@given(
+    length=st.integers(1, 70),
+    chunk_size=st.sampled_from([16, 32]),
+    form=st.sampled_from(["auto", "parallel", "recurrent", "chunkwise"]),
+    marks=st.sampled_from(["all", "padded", "packed"]),
+)
+def test_kernels_compute_both_ways(length, chunk_size, form, marks):
+    """A kernel scans ahead and back, in the forms that it is for."""
+    generator = torch.Generator().manual_seed(length)
+    operands = [torch.randn(2, 3, length, size, generator=generator) for size in (8, 8, 6)]
+    mask = torch.ones(2, length, dtype=torch.int64)
+    mask[0, : length // 3] = 0
+    position = (torch.arange(length) % 20)[None] if marks == "packed" else None
+    layout = layout_of((2, length), torch.device("cpu"), mask if marks == "padded" else None, position)
+    calls, log_decay = [], torch.tensor([-0.5, -0.1, 0.0])
+
+    def kernel(*arguments, **options):
+        calls.append(len(arguments))
+        return chunkwise_retention(*arguments, **options)
+
+    kernels = TORCH._replace(chunkwise=kernel)
+    found, expected = (
+        operators_of([log_decay], layout, form, chunk_size, with_final=False, bidirectional=True, kernels=each)[0][0](
+            *operands, None
+        )[0]
+        for each in (kernels, TORCH)
+    )
+    close(found, expected)
+    assert len(calls) == (2 if form in ("auto", "chunkwise") and length > 1 else 0)

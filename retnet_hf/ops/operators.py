@@ -151,10 +151,12 @@ def operators_of(
     def ahead(log_decay: Tensor, layout: Layout, with_final: bool) -> Operator:
         if form == "recurrent":
             return Function(recurrent_retention, log_decay, layout)
+        if kernel is not None:
+            return Function(kernel, log_decay, layout, chunk_size=chunk_size)
         return Chunks(log_decay, layout, size, with_final, keeps_tables=keeps_tables)
 
     def make(log_decay: Tensor) -> Operator:
-        if bidirectional and (form == "parallel" or length == 1):
+        if bidirectional and ((form == "parallel" and kernel is None) or length == 1):
             return Chunks(log_decay, layout, None, with_final=False, bidirectional=True, keeps_tables=keeps_tables)
         if bidirectional:
             return BothWays(
@@ -164,8 +166,6 @@ def operators_of(
             )
         if in_place:
             return Step(log_decay, layout, kernels.step_)
-        if kernel is not None and form != "recurrent":
-            return Function(kernel, log_decay, layout, chunk_size=chunk_size)
         return ahead(log_decay, layout, with_final)
 
     return of_each_decay(make, log_decays), in_place

@@ -44,7 +44,7 @@ from ..modules.captured_steps import replayed
 from ..modules.computed_buffers import ComputedBuffer
 from ..modules.initial_weights import draw_weights, projection
 from ..ops.gradients import gated, mean_cross_entropy, rms_norm
-from ..ops.kernels import TORCH, Sizes, kernels_of_call, load_kernels
+from ..ops.kernels import Sizes, kernels_of_call, load_kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan, Rotation, Scaling, plan_of_rows
 from ..ops.retention_forms import default_chunk_size, form_of_call, needs_autograd
@@ -239,7 +239,7 @@ class RetNetModel(RetNetPreTrainedModel):
         self.norm = norm() if pre_norm else nn.Identity()
         self.decay = RetNetDecay(config)
         self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
-        self.kernels = TORCH if config.bidirectional else load_kernels(config.kernels)
+        self.kernels = load_kernels(config.kernels)
         self.chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
         self.scaling = config.head_dim**-0.5
         self.context: Any = None

@@ -25,6 +25,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from ..arguments.call_arguments import require_known_arguments
 from ..modules.head_decay import HeadDecay
+from ..ops.kernels import kernels_of_call, load_kernels
 from ..ops.layout import layout_of
 from ..ops.plan import Plan, Scaling, plan_of_rows
 from ..ops.retention_forms import default_chunk_size, form_of_call
@@ -252,6 +253,7 @@ class ViRModel(ViRPreTrainedModel):
         super().__init__(config)
         self.embeddings = ViREmbeddings(config, use_mask_token)
         self.decay = HeadDecay(config.decays())
+        self.kernels = load_kernels("auto")
         [rates] = drop_path_rates(config.drop_path_rate, [config.num_hidden_layers])
         self.layers = nn.ModuleList([ViRBlock(config, index, rate) for index, rate in enumerate(rates)])
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -422,8 +424,11 @@ class ViRModel(ViRPreTrainedModel):
             size = math.ceil(length / (math.ceil(length / PIECE_SIZE) * chunk_size)) * chunk_size  # whole chunks
             lengths = [min(size, length - start) for start in range(0, length, size)]
         with_final = states is not None or len(lengths) > 1
-        options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps}
-        scaling, layouts = Scaling(config.head_dim**-0.5), [layout_of((1, size), hidden_states.device) for size in lengths]
+        heads, head_dim, device = config.num_attention_heads, config.head_dim, hidden_states.device
+        sizes = heads, heads, heads, head_dim, head_dim, chunk_size
+        kernels = kernels_of_call(self.kernels, device, hidden_states.dtype, sizes, one_token=False)
+        options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps, "kernels": kernels}
+        scaling, layouts = Scaling(head_dim**-0.5), [layout_of((1, size), device) for size in lengths]
         plans = [plan_of_rows(each, lambda *_, **__: scaling, log_decays, form, chunk_size, **options) for each in layouts]
         for layer, past in zip(self.layers, states or [None] * len(self.layers)):
             hidden_states = layer(hidden_states, plans=plans, past=past, **kwargs)
