@@ -70,7 +70,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "plan padding encoder devices",
         [
             ("- self_retention(query", "- 0 * self_retention(query"),
-            ("if log_decays[earlier] is log_decay), None)", "if True), None)"),
+            ("if log_decays[earlier] is log_decay:", "if True:"),
             ("output.masked_fill(~self.present[:, None, :, None], 0), state", "output, state"),
             ("ahead(log_decay, layout.turned(), with_final=False)", "ahead(log_decay, layout, with_final=False)"),
         ],

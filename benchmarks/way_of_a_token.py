@@ -30,7 +30,7 @@ def visited(call: Callable[[], object], folder: Path) -> Counter[tuple[str, str]
 
     def note(frame, event, argument) -> None:
         path = Path(frame.f_code.co_filename)
-        if event == "call" and path.parent == folder:
+        if event == "call" and folder in path.parents:
             calls[path.name, getattr(frame.f_code, "co_qualname", frame.f_code.co_name)] += 1
 
     sys.setprofile(note)

@@ -116,8 +116,12 @@ def of_each_decay(make: Callable[[Tensor], Any], log_decays: Sequence[Tensor]) -
     """What `make` returns for the decays of each layer. It is called once for layers whose decays are one tensor."""
     made: list[Any] = []
     for number, log_decay in enumerate(log_decays):
-        before = next((earlier for earlier in range(number) if log_decays[earlier] is log_decay), None)
-        made.append(make(log_decay) if before is None else made[before])
+        for earlier in range(number):
+            if log_decays[earlier] is log_decay:  # by `is`, since compilers do not know the id of every tensor
+                made.append(made[earlier])
+                break
+        else:
+            made.append(make(log_decay))
     return made
 
 
