@@ -11,7 +11,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch.utils.checkpoint import checkpoint
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetModel
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig
 from retnet_hf.gpu import kernel_check
 from retnet_hf.ops import kernels as kernels_module
 from retnet_hf.ops.gradients import rotate
@@ -90,10 +90,6 @@ def test_where_kernels_do_not_run_pytorch_computes():
     model = RetNetForCausalLM(RetNetConfig(**SIZES, kernels="triton"))
     assert model.model.kernels is not TORCH
     model(torch.arange(3, 30)[None]).logits.sum().backward()  # a kernel would not run on this device
-
-
-def test_an_encoder_has_none():
-    assert RetNetModel(RetNetConfig(**SIZES, kernels="triton", bidirectional=True)).kernels is TORCH
 
 
 # kernels="auto", without a GPU: stand-ins for kernels, on a device that is said to have them
