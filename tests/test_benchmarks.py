@@ -23,6 +23,7 @@ from benchmarks import (
     generation,
     gpu,
     gpu_rows,
+    gpu_table,
     manhattan_retention,
     measuring,
     mixed_batches,
@@ -626,6 +627,29 @@ def test_the_table_of_serving_is_that_of_the_committed_figures():
     assert {entry["model"] for entry in measured["points"]} == {"retnet", "llama"}
     ours, llama = (measured["parameters"][model] for model in ("retnet", "llama"))
     assert abs(ours / llama - 1) < 0.03
+
+
+def test_the_tables_of_gpus_are_those_of_the_committed_figures():
+    page, built = gpu_table.PAGE.read_text(encoding="utf-8"), gpu_table.tables()
+    assert list(built) == ["h200"]
+    assert all(text in page for text in built.values())
+    assert filled(page, built) == page
+
+
+def test_a_table_of_a_gpu_has_a_row_for_each_comparison_that_was_measured():
+    ratio = {"median": 1.5, "low": 1.25, "high": 1.75}
+    compared = {"default": {"median_ms": 8.0, "times Llama": ratio}, "torch": {"error": ""}, "Llama": {"median_ms": 1234.5}}
+    generated = {"default": {"median_ms": 80.0, "ms_a_token": 20.0, "times Llama": ratio}, "Llama": {"median_ms": 99.5}}
+    operator = {"PyTorch": {"median_ms": 2.0, "times copy": ratio}, "copy": {"median_ms": 3.0}}
+    rows = [{"name": "prompt, 64", "contenders": compared}, {"name": "late", "error": "no time left"}]
+    rows += [{"name": "generate", "contenders": generated}, {"name": "operator", "contenders": operator}]
+    rows.append({"name": "profile", "contenders": {"default": {"wall_ms": 1.0}}})
+    _, _, *lines = gpu_table.measured({"rows": rows}).splitlines()
+    assert lines == [
+        "| prompt, 64 | Llama 1,234 ms | 8.00 ms (1.50, 1.25..1.75) | |",
+        "| generate | Llama 99.5 ms | 20.0 ms (1.50, 1.25..1.75) | |",
+        "| operator | copy 3.00 ms | | 2.00 ms (1.50, 1.25..1.75) |",
+    ]
 
 
 def test_every_mutant_breaks_one_line_that_is_there():

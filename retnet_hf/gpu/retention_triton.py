@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Retention on a GPU: the functions of `retention_forms.py`, as Triton kernels. `kernels.py` imports it on request.
+"""Retention on a GPU: the functions of `retention_forms.py`, as Triton kernels. `kernels.py` imports it for GPUs.
 
 Two kernels are the chunkwise form and its gradient. One runs the state from chunk to chunk; the other computes, for all
 chunks at once, what tokens find in each other and in a state. Every result is that product, of operands in other roles:
