@@ -205,6 +205,29 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("before.masked_fill(layout.begins[:, None, None, None], 0)", "before"),
         ],
     ),
+    "modeling_hybrid": (
+        "hybrid experts conversion_heirs",
+        [
+            (
+                "self.mixer_multiplier = of_attention or config.residual_multiplier",
+                "self.mixer_multiplier = config.residual_multiplier",
+            ),
+            ("if layer_idx in (config.learned_rotary_layers or ()):", "if False:"),
+            ("return query, key, self.value_act(value)", "return query, key, value"),
+            ("            without_weights(self.norm, self.embed_norm)", "            pass"),
+            ("return plan.rotate.rescaled(scale, HALF_PRECISION)", "return plan.rotate"),
+            ('if config.rotary_layers == "softmax_attention":', "if False:"),
+        ],
+    ),
+    "travelling_code": (
+        "remote_code",
+        [
+            ("            for needed in sorted(module.needs, key=place_of):", "            for needed in module.needs:"),
+            ("    cls._auto_class = None  # transformers would copy modules", "    pass"),
+            ("if module in GPU:", "if False:"),
+            ('own += ["", "try:",', 'own += ["", "if True:",'),
+        ],
+    ),
     "long_sequences": (
         "long_sequences",
         [

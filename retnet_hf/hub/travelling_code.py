@@ -7,6 +7,7 @@ and only those of one folder.
 """
 
 import ast
+import functools
 import importlib
 import os
 import re
@@ -143,6 +144,7 @@ def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str
     return re.sub(r"\n{4,}", "\n\n\n", text)
 
 
+@functools.cache
 def files_of(cls: type) -> dict[str, str]:
     """The files of a class of this package, by their names without ".py"."""
     main, config_class = cls.__module__, getattr(cls, "config_class", None)
