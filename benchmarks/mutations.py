@@ -225,7 +225,6 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("            for needed in sorted(module.needs, key=place_of):", "            for needed in module.needs:"),
             ("    cls._auto_class = None  # transformers would copy modules", "    pass"),
             ("if module in GPU:", "if False:"),
-            ('own += ["", "try:",', 'own += ["", "if True:",'),
         ],
     ),
     "long_sequences": (
