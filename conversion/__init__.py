@@ -11,3 +11,5 @@ One file per format. Each has
     from_<format>(state_dict, config)   the model
     to_<format>(model)                  (state_dict, config) of the format again, for the language models
 """
+
+import retnet_hf as retnet_hf  # first, since it imports modules of this package

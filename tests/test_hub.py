@@ -114,13 +114,18 @@ def test_push_to_hub_writes_a_model_card(hub):
         assert f"# {repo}" in card.text
         code = card.text.split("```python")[1].split("```")[0]
         compile(code, repo, "exec")
-        assert f'{auto_class}.from_pretrained("{repo}")' in code
+        assert f'{auto_class}.from_pretrained("{repo}"' in code
+        assert ("trust_remote_code=True" in code) == (repo in ("someone/with-code", "someone/saved-and-pushed"))
     assert f"{small_model().num_parameters():,} parameters" in hub.files["someone/plain"]["README.md"].decode()
     assert hub.cards
 
 
 def test_push_to_hub_keeps_the_tags_it_is_given(hub):
     assert "tiny" in ModelCard(hub.files["someone/with-code"]["README.md"].decode()).data.tags
+
+
+def test_saving_with_push_to_hub_uploads_the_code(hub):
+    assert {"configuration_retnet.py", "modeling_retnet.py"} <= hub.files["someone/saved-and-pushed"].keys()
 
 
 def test_push_to_hub_carries_code_and_shards(hub):

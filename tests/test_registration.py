@@ -106,6 +106,11 @@ print(json.dumps([type(AutoConfig.for_model("retnet")).__name__]))
     assert run(OTHER + OURS + look, tmp_path)[0] == ["RetNetConfig"]
 
 
+@pytest.mark.parametrize("module", ["fla", "minimax", "dialect"])
+def test_a_module_of_conversion_may_be_imported_first(module, tmp_path):
+    run(f"import json, retnet_hf_conversion.{module}; print(json.dumps([]))", tmp_path)
+
+
 def test_importing_the_package_imports_nothing_that_it_can_do_without(tmp_path):
     look = """
 import json

@@ -3,8 +3,10 @@
 """Folders that carry their code, loaded in a process that cannot import retnet_hf."""
 
 import ast
+import concurrent.futures
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from retnet_hf import (
     RetNetForSequenceClassification,
     RetNetModel,
 )
+from retnet_hf.hub import travelling_code
 
 
 WITHOUT_THE_PACKAGE = (
@@ -300,6 +303,87 @@ def test_a_derived_class_travels_with_what_it_is_derived_from(tmp_path, tmp_path
         tmp_path_factory.mktemp("out"),
     )
     close(answers["logits"], 2 * plain(ids).logits.detach())
+
+
+def derived(folder, monkeypatch, source: str, name: str = "own"):
+    """The class `Own` of a package with this source, registered, and a model of it."""
+    package = f"package_{folder.name}".replace("-", "_")
+    (folder / package).mkdir()
+    (folder / package / "__init__.py").touch()
+    (folder / package / f"{name}.py").write_bytes(source.encode() if isinstance(source, str) else source)
+    monkeypatch.syspath_prepend(folder)
+    own = importlib.import_module(f"{package}.{name}").Own
+    own.register_for_auto_class("AutoModelForCausalLM")
+    return own(small_model().config)
+
+
+def test_other_statements_of_a_line_and_odd_characters_stay(tmp_path, monkeypatch):
+    source = (
+        "\ufefffrom retnet_hf import RetNetForCausalLM; FACTOR = 3  # ours\n"
+        "TEXT = 'a\u2028b\x0c'\nclass Own(RetNetForCausalLM):\n    factor = FACTOR\n"
+    )
+    derived(tmp_path, monkeypatch, source).save_pretrained(tmp_path / "saved")
+    saved = (tmp_path / "saved" / "own.py").read_text(encoding="utf-8")
+    assert saved.split("\n")[0] == "from .modeling_retnet import RetNetForCausalLM; FACTOR = 3  # ours"
+    assert "TEXT = 'a\u2028b\x0c'" in saved
+
+
+CLASS = "class Own(RetNetForCausalLM):\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "sentence"),
+    [
+        (
+            "from retnet_hf import RetNetForCausalLM\n" + CLASS,
+            "modeling_retnet",
+            "modeling_retnet.py is a file of retnet_hf, too",
+        ),
+        ("from retnet_hf import RetNetForCausalLM, ViRModel\n" + CLASS, "own", "retnet_gpu.py would be of two families"),
+    ],
+)
+def test_code_that_would_not_load_is_not_saved(source, name, sentence, tmp_path, monkeypatch):
+    model = derived(tmp_path, monkeypatch, source, name)
+    with pytest.raises(ValueError, match=sentence):
+        model.save_pretrained(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ["import retnet_hf", "from retnet_hf import RetNetForCausalLM, StateTuning", "from retnet_hf import *"]
+)
+def test_a_warning_names_what_needs_the_package(line, tmp_path, monkeypatch, caplog):
+    source = f"{line}\nfrom retnet_hf import RetNetForCausalLM\n{CLASS}"
+    model = derived(tmp_path, monkeypatch, source)
+    with caplog.at_level("WARNING"):
+        monkeypatch.setattr(travelling_code.logger, "propagate", True)
+        monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+        model.save_pretrained(tmp_path / "saved")
+    assert "which needs retnet_hf installed where the model is loaded" in caplog.text
+
+
+@pytest.mark.parametrize(("arguments", "options"), [((False,), {}), ((), {"is_main_process": False})])
+def test_another_process_writes_no_code(arguments, options, tmp_path, registered):
+    small_model().save_pretrained(tmp_path, *arguments, **options)
+    assert not list(tmp_path.glob("*.py"))
+
+
+def test_a_folder_that_is_saved_without_code_names_none(tmp_path, registered, monkeypatch):
+    small_model().save_pretrained(tmp_path / "with code")
+    for each in (RetNetConfig, RetNetForCausalLM):
+        monkeypatch.setattr(each, "_auto_class", None)
+    RetNetForCausalLM.from_pretrained(tmp_path / "with code").save_pretrained(tmp_path / "without")
+    assert "auto_map" not in json.loads((tmp_path / "without" / "config.json").read_text())
+
+
+def test_threads_save_at_once(tmp_path, registered):
+    models = [small_model() for _ in range(4)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: models[number].save_pretrained(tmp_path / str(number)), range(4)))
+    for number in range(4):
+        assert "AutoModelForCausalLM" in json.loads((tmp_path / str(number) / "config.json").read_text())["auto_map"]
+        assert (tmp_path / str(number) / "modeling_retnet.py").is_file()
+    assert RetNetForCausalLM._auto_class == "AutoModelForCausalLM"
 
 
 def test_an_image_processor_travels_as_one_file(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..hub.saving import SavedWithCode
+from ..hub.saving import TRAVELS, SavedWithCode
 
 
 # Keys of transformers 4, which wrote every default; and auto_map, which names code that is not saved with our models.
@@ -30,7 +30,9 @@ class KnownFieldsMixin(SavedWithCode):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
-        """As in transformers."""
+        """As in transformers. Code beside the file is not used, unless it is that of this class."""
+        if not TRAVELS:
+            config_dict = {name: value for name, value in config_dict.items() if name != "auto_map"}
         return super().from_dict(config_dict | {"_of_file": True}, **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -36,7 +36,8 @@ GRAPHS_VARIABLE = "RETNET_HF_CUDA_GRAPHS"  # of the environment; "0" turns graph
 FEWEST_TOKENS = 8  # a capture takes about as long as two steps
 # Modules of these packages compute by operations that are the same in each step, and do not wait for the device: a capture
 # that fails disturbs the process.
-PACKAGES = ("torch.nn.modules.", "transformers.activations.", "peft.tuners.lora.layer.", __name__.partition(".")[0] + ".")
+OURS = "retnet_hf" if __name__.startswith("retnet_hf.") else RetNetState.__module__  # the file that has travelled
+PACKAGES = ("torch.nn.modules.", "transformers.activations.", "peft.tuners.lora.layer.", f"{OURS}.")
 
 
 class CudaGraph:

@@ -2,6 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The README.md that goes to the Hub with a model: what the model is, and how to load and run it."""
 
+import re
+
 from huggingface_hub import ModelCard, ModelCardData
 from transformers.modeling_utils import PreTrainedModel
 
@@ -38,11 +40,13 @@ A [{family}]({paper}) of {parameters:,} parameters{nature}
 {rows}
 ## Use
 
-It needs the package `retnet_hf`, which `pip install .` in its repository installs.
+{needs}
 
 ```python
 {example}```
 """
+_NEEDS = "It needs the package `retnet_hf`, which `pip install .` in its repository installs."
+_CARRIES = "It carries its code, which `trust_remote_code=True` runs."
 _DECODER = """\
 : trained like a transformer, decoded like a recurrent
 network. Its state takes {state_bytes} bytes per sequence, however long the text is."""
@@ -99,12 +103,13 @@ def model_card(
         training: Markdown about data and procedure, put at the end.
     """
     config = model.config
-    family, paper = FAMILIES[config.model_type]
+    kind = next(each.model_type for each in type(config).__mro__ if getattr(each, "model_type", None) in FAMILIES)
+    family, paper = FAMILIES[kind]
     # the class of ours that the model is of, or derived from
     suffixes = (parent.__name__.removeprefix(family) for parent in type(model).__mro__)
     suffix = next(suffix for suffix in suffixes if suffix in TASKS)
     tags = {config.model_type, *(["retention"] if family != "ViT" else []), *(model.model_tags or [])}
-    if config.model_type in ("retnet", "retnet_hybrid"):
+    if kind in ("retnet", "retnet_hybrid"):
         task, auto_class = TASKS[suffix], f"AutoModel{suffix.removeprefix('Model')}"
         nature = _ENCODER if config.bidirectional else _DECODER
         sizes = {"state_bytes": f"{4 * config.state_size:,}"}
@@ -124,9 +129,15 @@ def model_card(
         example = _MODEL.format(imports=imports, auto_class=auto_class, name=name)
         example += "" if prompt is None else _GENERATION.format(name=name, prompt=prompt)
     else:
+        auto_class = family + suffix
         task, is_classifier = f"image-{TASKS[suffix]}", suffix == "ForImageClassification"
         nature, rows = _classes(config.id2label) if is_classifier else ".", {"image size": config.image_size}
         example = (_CLASSIFIER if is_classifier else _IMAGE_MODEL).format(name=name, model_class=family + suffix)
+    portable = bool(getattr(config, "auto_map", None))
+    if portable:
+        example = re.sub("^import retnet_hf.*\n", "", example)
+        for call in (f'{auto_class}.from_pretrained("{name}"', f'model="{name}"'):
+            example = example.replace(call, f"{call}, trust_remote_code=True")
     text = _CARD.format(
         name=name,
         family=family,
@@ -134,6 +145,7 @@ def model_card(
         parameters=model.num_parameters(),
         nature=nature,
         rows="".join(f"| {row} | {value} |\n" for row, value in (rows | (facts or {})).items()),
+        needs=_CARRIES if portable else _NEEDS,
         example=example,
     )
     data = ModelCardData(library_name="transformers", pipeline_tag=task, tags=sorted(tags))

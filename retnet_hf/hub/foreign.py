@@ -3,11 +3,13 @@
 """The way to what knows the files of other libraries, which is no part of a model."""
 
 import importlib
-import importlib.util
 from typing import Any
 
 
 def conversion(name: str) -> Any | None:
     """A module of `conversion`; None where code has travelled with a model to a place without it."""
-    package = "retnet_hf_conversion"
-    return None if importlib.util.find_spec(package) is None else importlib.import_module(f"{package}.{name}")
+    try:
+        importlib.import_module("retnet_hf")
+    except ImportError:
+        return None
+    return importlib.import_module(f"retnet_hf_conversion.{name}")

@@ -18,16 +18,28 @@ class SavedWithCode:
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
         """As in transformers."""
-        if TRAVELS or self._auto_class is None or type(self).__module__ == "__main__":
+        if not self._carries_code(*args, **kwargs):
             return super().save_pretrained(save_directory, *args, **kwargs)
         from .travelling_code import code_beside
 
-        with code_beside(self, save_directory, writes=kwargs.get("is_main_process", True)):
+        with code_beside(self, save_directory):
             return super().save_pretrained(save_directory, *args, **kwargs)
+
+    def _carries_code(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether code is written, for these arguments of `save_pretrained`. Transformers warns of classes in __main__."""
+        return not TRAVELS and self._auto_class is not None and type(self).__module__ != "__main__"
+
+    def _get_files_timestamps(self, working_dir: str | os.PathLike) -> dict[str, float]:
+        """As in transformers, which uploads what is newer than it was here: the code, which is written before, is new."""
+        stamps = super()._get_files_timestamps(working_dir)
+        return stamps if TRAVELS else {name: stamp for name, stamp in stamps.items() if not str(name).endswith(".py")}
 
 
 class SavedWithCard(SavedWithCode):
     """A model that is pushed with a card that says how to load it, unless the repository has a card of its own."""
+
+    def _carries_code(self, is_main_process: bool = True, *args: Any, **kwargs: Any) -> bool:
+        return super()._carries_code() and self.should_save_on_this_rank(is_main_process)
 
     def _upload_modified_files(self, working_dir: str, repo_id: str, *args, **kwargs):
         """Replaces the card that `push_to_hub` has just written, which has no argument for another one."""

@@ -12,15 +12,21 @@ import importlib
 import os
 import re
 import sys
+import threading
+import tokenize
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.utils import logging
 
 from ..version import __version__
 
+
+logger = logging.get_logger(__name__)
 
 PACKAGE = __name__.split(".")[0]
 ROOT = Path(__file__).parents[2]
@@ -42,7 +48,10 @@ class Module:
 
     def __init__(self, name: str) -> None:
         self.name, self.path = name, ROOT.joinpath(*name.split(".")).with_suffix(".py")
-        source = self.path.read_text(encoding="utf-8")
+        try:
+            source = self.path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"the code of {PACKAGE} cannot be saved: its sources are no files here, {error}.") from error
         self.lines, tree = source.splitlines(), ast.parse(source)
         self.docstring = ast.get_docstring(tree)
         self.heading, self.summary = self.path.relative_to(ROOT).as_posix(), self.docstring.splitlines()[0]
@@ -65,6 +74,10 @@ class Module:
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         names = {alias.name if alias.asname is None else f"{alias.name} as {alias.asname}" for alias in node.names}
         if getattr(node, "level", 0):
+            if node.module is None or any(alias.asname for alias in node.names):
+                raise ValueError(
+                    f"{self.heading}, line {node.lineno}: what travels imports names of this package as they are."
+                )
             self.needs.setdefault(self.absolute(node), set()).update(names)
         else:
             self.imports |= {(getattr(node, "module", None), name) for name in names}
@@ -110,13 +123,13 @@ def place_of(name: str) -> int:
     return ROOMS.index(room) if room in ROOMS else len(ROOMS)
 
 
-def import_lines(imports: set[tuple[str | None, str]]) -> list[str]:
+def import_lines(imports: set[tuple[str | None, str]], width: int = WIDTH) -> list[str]:
     """Import statements, of each module one."""
     lines = sorted(f"import {name}" for module, name in imports if module is None)
     for module in sorted({module for module, _ in imports if module is not None}, key=lambda name: (name[0] == ".", name)):
         names = sorted(name for other, name in imports if other == module)
         line = f"from {module} import {', '.join(names)}"
-        lines += [line] if len(line) <= WIDTH else [f"from {module} import (", *(f"    {name}," for name in names), ")"]
+        lines += [line] if len(line) <= width else [f"from {module} import (", *(f"    {name}," for name in names), ")"]
     return lines
 
 
@@ -172,59 +185,100 @@ def derived_files(cls: type) -> dict[str, str]:
     """The files of a class of another package that is derived from one of this.
 
     They are its own modules, and the files of the models, configurations and image processors that these import from here.
+
+    Raises:
+        ValueError: for modules whose code cannot be saved, in a sentence.
     """
-    file = sys.modules[cls.__module__].__file__
-    sources = {path.stem: path.read_text(encoding="utf-8") for path in map(Path, [file, *get_relative_import_files(file)])}
-    files: dict[str, str] = {}
+    file = getattr(sys.modules[cls.__module__], "__file__", None)
+    if file is None:
+        raise ValueError(f"the code of {cls.__name__} cannot be saved: its module {cls.__module__} is no file.")
+    sources = {path.stem: source_of(path) for path in map(Path, [file, *get_relative_import_files(file)])}
+    bases: set[type] = set()
     for source in sources.values():
         for node in imports_from_here(source):
             module = importlib.import_module(node.module)
-            for each in (getattr(module, alias.name) for alias in node.names):
-                if hasattr(each, "_auto_class"):
-                    files |= files_of(each)
-    return files | {name: with_files(source, files) for name, source in sources.items()}
+            found = [getattr(module, alias.name, None) for alias in node.names]
+            bases |= {each for each in found if isinstance(each, type) and hasattr(each, "_auto_class")}
+    files: dict[str, str] = {}
+    for text in sorted(map(files_of, bases), key=lambda files: sum(map(len, files.values())), reverse=True):
+        if not all(top_level(source) <= set().union(*map(top_level, files.values())) for source in text.values()):
+            clash = [name for name in text if files.get(name, text[name]) != text[name]]
+            if clash:
+                raise ValueError(
+                    f"the code of {cls.__name__} cannot be saved: {clash[0]}.py would be of two families of models. Derive "
+                    "them in modules of their own."
+                )
+            files |= text
+    if both := files.keys() & sources.keys():
+        raise ValueError(
+            f"the code of {cls.__name__} cannot be saved: {min(both)}.py is a file of {PACKAGE}, too. Rename yours."
+        )
+    return files | {name: with_files(name, source, files) for name, source in sources.items()}
+
+
+def source_of(path: Path) -> str:
+    """The text of a Python file, in whatever encoding it declares."""
+    with tokenize.open(path) as file:
+        return file.read()
+
+
+def top_level(source: str) -> frozenset[str]:
+    """The names of classes and functions that a source defines."""
+    return frozenset(node.name for node in ast.parse(source).body if hasattr(node, "name"))
 
 
 def imports_from_here(source: str) -> list[ast.ImportFrom]:
     """The statements that import names from this package, the last one first."""
     found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and not node.level]
     found = [node for node in found if node.module.split(".")[0] == PACKAGE]
-    return sorted(found, key=lambda node: node.lineno, reverse=True)
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset), reverse=True)
 
 
-def with_files(source: str, files: dict[str, str]) -> str:
-    """A source that imports from the files what it imported from this package. What they do not have stays as it is."""
-    lines = source.splitlines()
-    names = {file: {node.name for node in ast.parse(text).body if hasattr(node, "name")} for file, text in files.items()}
+def with_files(name: str, source: str, files: dict[str, str]) -> str:
+    """A source that imports from the files what it imported from this package; what they lack stays, with a warning."""
+    lines, defined = source.split("\n"), {file: top_level(text) for file, text in files.items()}
     for node in imports_from_here(source):
-        indent, imports = " " * node.col_offset, set()
+        imports = set()
         for alias in node.names:
-            home = next((f".{file}" for file, defined in names.items() if alias.name in defined), node.module)
+            home = next((f".{file}" for file, names in defined.items() if alias.name in names), node.module)
             imports.add((home, alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"))
-        lines[node.lineno - 1 : node.end_lineno] = [indent + line for line in import_lines(imports)]
-    return "\n".join(lines) + "\n"
+        first, last = lines[node.lineno - 1].encode(), lines[node.end_lineno - 1].encode()
+        before, after = first[: node.col_offset].decode(), last[node.end_col_offset :].decode()
+        new = import_lines(imports)
+        if before.strip() or after.strip():  # other statements of the line, or a comment
+            new = [before + "; ".join(import_lines(imports, width=10**6)) + after]
+        else:
+            new = [before + line for line in new]
+        lines[node.lineno - 1 : node.end_lineno] = new
+    text = "\n".join(lines)
+    tree = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    for node in tree:
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        if not getattr(node, "level", 0) and any(module.split(".")[0] == PACKAGE for module in modules):
+            logger.warning(
+                f"{name}.py is saved with {ast.unparse(node)!r}, which needs {PACKAGE} installed where the model is loaded."
+            )
+    return text
 
 
 @contextmanager
-def code_beside(saved: Any, folder: str | os.PathLike, writes: bool) -> Iterator[None]:
-    """Around `save_pretrained`: writes the files of a model, configuration or image processor, and names its class.
-
-    Args:
-        writes: whether this process writes files.
-    """
-    cls, auto_class = type(saved), type(saved)._auto_class
-    if writes and not Path(folder).is_file():
-        Path(folder).mkdir(parents=True, exist_ok=True)
+def code_beside(saved: Any, folder: str | os.PathLike) -> Iterator[None]:
+    """Around `save_pretrained`: writes the files of a model, configuration or image processor, and names its class."""
+    cls = type(saved)
+    if not Path(folder).is_file():
         files = files_of(cls) if cls.__module__.split(".")[0] == PACKAGE else derived_files(cls)
+        Path(folder).mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            partial = Path(folder) / f"{name}.py.partial"
+            partial = Path(folder) / f"{name}.py.{os.getpid()}.{threading.get_ident()}"
             partial.write_text(text, encoding="utf-8")
-            partial.replace(partial.with_suffix(""))
+            partial.replace(Path(folder) / f"{name}.py")
     config = getattr(saved, "config", saved)
     reference = f"{last_part(cls.__module__)}.{cls.__name__}"
-    config.auto_map = (getattr(config, "auto_map", None) or {}) | {auto_class: reference}
-    cls._auto_class = None  # transformers would copy modules
+    config.auto_map = (getattr(config, "auto_map", None) or {}) | {cls._auto_class: reference}
+    # what transformers asks of the object before it copies modules
+    name, answer = ("is_remote_code", lambda: False) if isinstance(saved, nn.Module) else ("_auto_class", None)
+    vars(saved)[name] = answer
     try:
         yield
     finally:
-        cls._auto_class = auto_class
+        vars(saved).pop(name, None)

@@ -130,6 +130,10 @@ class RetentionImageProcessing(SavedWithCode):
     image_std = IMAGENET_DEFAULT_STD
 
     # transformers documents this method and `_preprocess` as the places where a processor adds options
+    def to_dict(self) -> dict:
+        """As in transformers, without what `save_pretrained` asks."""
+        return {name: value for name, value in super().to_dict().items() if name != "_auto_class"}
+
     def _standardize_kwargs(self, size=None, crop_pct: float | None = None, **kwargs) -> dict:
         kwargs = super()._standardize_kwargs(size=size, **kwargs)
         height, width = (kwargs["size"].height, kwargs["size"].width) if size is not None else (None, None)

@@ -426,10 +426,15 @@ class ViRModel(ViRPreTrainedModel):
         with_final = states is not None or len(lengths) > 1
         heads, head_dim, device = config.num_attention_heads, config.head_dim, hidden_states.device
         sizes = heads, heads, heads, head_dim, head_dim, chunk_size
-        kernels = kernels_of_call(self.kernels, device, hidden_states.dtype, sizes, one_token=False)
-        options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps, "kernels": kernels}
+        options = {"with_final": with_final, "bidirectional": config.bidirectional, "maps": maps}
         scaling, layouts = Scaling(head_dim**-0.5), [layout_of((1, size), device) for size in lengths]
-        plans = [plan_of_rows(each, lambda *_, **__: scaling, log_decays, form, chunk_size, **options) for each in layouts]
+        plans = []
+        for layout, tokens in zip(layouts, lengths):
+            one_token = isinstance(tokens, int) and tokens == 1
+            kernels = kernels_of_call(self.kernels, device, hidden_states.dtype, sizes, one_token)
+            plans.append(
+                plan_of_rows(layout, lambda *_, **__: scaling, log_decays, form, chunk_size, kernels=kernels, **options)
+            )
         for layer, past in zip(self.layers, states or [None] * len(self.layers)):
             hidden_states = layer(hidden_states, plans=plans, past=past, **kwargs)
         return hidden_states
