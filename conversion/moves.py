@@ -9,7 +9,8 @@ of the model is filled exactly once, and every shape fits. Run forwards it reads
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -252,6 +253,41 @@ def experts_move(parts: tuple[str, str, str], name: str, experts: int, theirs: C
     return Move(sources, (name,), Joined(experts, len(parts)))
 
 
+@contextmanager
+def readable(target_format: str) -> Iterator[None]:
+    """Raises ValueError for what the reader of a format says of a model that was written in it."""
+    try:
+        yield
+    except (CheckpointError, StrictDataclassError, TypeError, LookupError, RuntimeError) as error:
+        raise ValueError(f"the format {target_format} cannot express this model: {error}") from error
+
+
+def require_same(
+    ours: PreTrainedConfig,
+    again: PreTrainedConfig,
+    target_format: str,
+    meaning: Callable[[PreTrainedConfig], dict[str, Any]] = meaning,
+) -> None:
+    """Holds a configuration that was written in a format and read back to the one it was.
+
+    Args:
+        meaning: what the fields of a configuration say that decide a model's outputs.
+
+    Raises:
+        ValueError: naming the field that would be read as something else.
+    """
+    said, read = meaning(ours), meaning(again)
+    differing = [name for name, value in said.items() if read.get(name) != value]
+    elsewhere = [name for name, value in said.items() if value is None]  # what another field says with them
+    for name in [*differing, *elsewhere] if differing else ():  # the cause first
+        value, allowed = getattr(ours, name), getattr(again, name)
+        if value != allowed:
+            raise ValueError(f"{name} must be {allowed!r} for the format {target_format}, which cannot express {value!r}.")
+    if differing:  # another field changes what this one says, as factors on decays do
+        name, value = differing[0], getattr(ours, differing[0])
+        raise ValueError(f"{name}, with what changes it, has no counterpart in the format {target_format}: {value!r}.")
+
+
 def written(
     planned: Conversion,
     model: PreTrainedModel,
@@ -264,32 +300,21 @@ def written(
     So a format is closed: an option that it cannot express is refused, whether or not anybody has thought of it.
 
     Args:
-        planned: of the model. plan: the reader of the format.
-        meaning: what the fields of a configuration say that decide a model's outputs.
+        planned: of the model. plan: the reader of the format. meaning: as for `require_same`.
 
     Raises:
         ValueError: naming the field of the configuration that would be read as something else.
     """
-    ours = model.config
-    try:
+    with readable(planned.format):
         state_dict = planned.reverse(model)
         shapes = shapes_of(state_dict)
         again = plan(shapes, json.loads(json.dumps(config)))
-        if getattr(ours, "is_hybrid", False) and not again.config.is_hybrid:
+        if getattr(model.config, "is_hybrid", False) and not again.config.is_hybrid:
             raise ValueError(f"the format {planned.format} takes a plain RetNet, got a {type(model).__name__}.")
-        read_back = meaning(again.config)
-        differing = [name for name, value in meaning(ours).items() if read_back.get(name) != value]
-        if not differing:
-            again.check(shapes)
-            if left := saved_tensors(model).keys() - {target for move in planned.moves for target in move.targets}:
-                raise CheckpointError(f"nothing in it holds {min(left)}")
-    except (CheckpointError, StrictDataclassError, TypeError, LookupError, RuntimeError) as error:
-        raise ValueError(f"the format {planned.format} cannot express this model: {error}") from error
-    for name in sorted(differing, key=lambda name: getattr(ours, name) == getattr(again.config, name)):  # the cause first
-        value, allowed = getattr(ours, name), getattr(again.config, name)
-        if value == allowed:  # another field changes what this one says, as factors on decays do
-            raise ValueError(f"{name}, with what changes it, has no counterpart in the format {planned.format}: {value!r}.")
-        raise ValueError(f"{name} must be {allowed!r} for the format {planned.format}, which cannot express {value!r}.")
+        require_same(model.config, again.config, planned.format, meaning)
+        again.check(shapes)
+        if left := saved_tensors(model).keys() - {target for move in planned.moves for target in move.targets}:
+            raise CheckpointError(f"nothing in it holds {min(left)}")
     return state_dict, config
 
 

@@ -57,7 +57,7 @@ class SharedLoading:
         model.share_heads(share)
         names = names_in(checkpoint_files) if state_dict is None and checkpoint_files else state_dict or ()
         ours = any(name.endswith(OURS) for name in names)
-        others = None if ours else conversion("loading")
+        others = None if ours else conversion("dialect_loading")
         load = PreTrainedModel._load_pretrained_model if others is None else functools.partial(others.load, names)
         return load(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
