@@ -111,4 +111,4 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
     moves = dialect_moves(
         FLA, ours, saved_tensors(model), theirs, copy="lm_head.weight" if ours.tie_word_embeddings else None
     )
-    return written(Conversion(NAME, RetNetForCausalLM, ours, moves), model, config | fields_of_transformers(model), plan)
+    return written(NAME, model, config | fields_of_transformers(model), plan, moves)

@@ -9,8 +9,7 @@ of the model is filled exactly once, and every shape fits. Run forwards it reads
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -253,29 +252,52 @@ def experts_move(parts: tuple[str, str, str], name: str, experts: int, theirs: C
     return Move(sources, (name,), Joined(experts, len(parts)))
 
 
-@contextmanager
-def readable(target_format: str) -> Iterator[None]:
-    """Raises ValueError for what the reader of a format says of a model that was written in it."""
+def written(
+    target_format: str,
+    model: PreTrainedModel,
+    config: dict[str, Any],
+    plan: Callable[[dict[str, Shape] | None, dict | None], Conversion],
+    moves: list[Move] | None = None,
+    meaning: Callable[[PreTrainedConfig], dict[str, Any]] = meaning,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What every `to_<format>` returns: the foreign state dict, and `config`, once they were read back.
+
+    So a format is closed: an option that it cannot express is refused, whether or not anybody has thought of it.
+
+    Args:
+        plan: the reader of the format.
+        moves: of the model; if absent, those of the plan for `config` and no shapes.
+        meaning: what the fields of a configuration say that decide a model's outputs.
+
+    Raises:
+        ValueError: naming the field of the configuration that would be read as something else.
+    """
+    ours = model.config
     try:
-        yield
+        content = json.loads(json.dumps(config))
+        planned = plan(None, content) if moves is None else Conversion(target_format, type(model), ours, moves)
+        require_same(ours, planned.config, target_format, meaning)
+        state_dict = planned.reverse(model)
+        shapes = shapes_of(state_dict)
+        again = plan(shapes, content)
+        if getattr(ours, "is_hybrid", False) and not again.config.is_hybrid:
+            raise ValueError(f"the format {target_format} takes a plain RetNet, got a {type(model).__name__}.")
+        require_same(ours, again.config, target_format, meaning)
+        again.check(shapes)
+        if left := saved_tensors(model).keys() - {target for move in planned.moves for target in move.targets}:
+            raise CheckpointError(f"nothing in it holds {min(left)}")
     except (CheckpointError, StrictDataclassError, TypeError, LookupError, RuntimeError) as error:
         raise ValueError(f"the format {target_format} cannot express this model: {error}") from error
+    return state_dict, config
 
 
 def require_same(
     ours: PreTrainedConfig,
     again: PreTrainedConfig,
     target_format: str,
-    meaning: Callable[[PreTrainedConfig], dict[str, Any]] = meaning,
+    meaning: Callable[[PreTrainedConfig], dict[str, Any]],
 ) -> None:
-    """Holds a configuration that was written in a format and read back to the one it was.
-
-    Args:
-        meaning: what the fields of a configuration say that decide a model's outputs.
-
-    Raises:
-        ValueError: naming the field that would be read as something else.
-    """
+    """Raises ValueError for the field of a configuration that was written in a format and is read as something else."""
     said, read = meaning(ours), meaning(again)
     differing = [name for name, value in said.items() if read.get(name) != value]
     elsewhere = [name for name, value in said.items() if value is None]  # what another field says with them
@@ -286,36 +308,6 @@ def require_same(
     if differing:  # another field changes what this one says, as factors on decays do
         name, value = differing[0], getattr(ours, differing[0])
         raise ValueError(f"{name}, with what changes it, has no counterpart in the format {target_format}: {value!r}.")
-
-
-def written(
-    planned: Conversion,
-    model: PreTrainedModel,
-    config: dict[str, Any],
-    plan: Callable[[dict[str, Shape], dict | None], Conversion],
-    meaning: Callable[[PreTrainedConfig], dict[str, Any]] = meaning,
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What every `to_<format>` returns: the foreign state dict, and `config`, once they were read back.
-
-    So a format is closed: an option that it cannot express is refused, whether or not anybody has thought of it.
-
-    Args:
-        planned: of the model. plan: the reader of the format. meaning: as for `require_same`.
-
-    Raises:
-        ValueError: naming the field of the configuration that would be read as something else.
-    """
-    with readable(planned.format):
-        state_dict = planned.reverse(model)
-        shapes = shapes_of(state_dict)
-        again = plan(shapes, json.loads(json.dumps(config)))
-        if getattr(model.config, "is_hybrid", False) and not again.config.is_hybrid:
-            raise ValueError(f"the format {planned.format} takes a plain RetNet, got a {type(model).__name__}.")
-        require_same(model.config, again.config, planned.format, meaning)
-        again.check(shapes)
-        if left := saved_tensors(model).keys() - {target for move in planned.moves for target in move.targets}:
-            raise CheckpointError(f"nothing in it holds {min(left)}")
-    return state_dict, config
 
 
 def model_from(plan: Callable[[dict[str, Shape], dict | None], Conversion], state_dict: Mapping[str, Tensor], config: Any):

@@ -214,5 +214,5 @@ def to_poolformer(
     fields = {field: config[field] for field in _SAME_FIELDS if field in config}
     name = "PoolFormerModel" if isinstance(model, MetaFormerModel) else "PoolFormerForImageClassification"
     theirs = {"architectures": [name], "model_type": "poolformer", "num_encoder_blocks": len(ours.depths)}
-    planned = Conversion(NAME, type(model), ours, planned_moves(ours, type(model), of_transformers=True))
-    return written(planned, model, theirs | fields, plan, lambda config: image_meaning(config, *_OF_OTHER_MIXERS))
+    moves = planned_moves(ours, type(model), of_transformers=True)
+    return written(NAME, model, theirs | fields, plan, moves, lambda config: image_meaning(config, *_OF_OTHER_MIXERS))

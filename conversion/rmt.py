@@ -196,5 +196,5 @@ def to_rmt(model: RMTForImageClassification | RMTBackbone) -> tuple[dict[str, Te
         token_label = ours.token_classifier_input is not None
         arguments |= {"num_classes": ours.num_labels, "projection": ours.projection_size, "token_label": token_label}
     without = ("projection_size", "projection_act", "token_classifier_input") if dense else ()
-    planned = Conversion(NAME, type(model), ours, planned_moves(ours, dense))
-    return written(planned, model, arguments, plan, lambda config: image_meaning(config, *without))
+    moves = planned_moves(ours, dense)
+    return written(NAME, model, arguments, plan, moves, lambda config: image_meaning(config, *without))
