@@ -12,17 +12,15 @@ from transformers import CONFIG_MAPPING, AutoConfig
 
 from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
+from . import hypenet, minimax, ring, transnormer
 from .dialect import Dialect
 from .family import Family
 from .fla import FLA
-from .hypenet import HYPENET
-from .minimax import MINIMAX
-from .ring import RING
 from .torchscale import TORCHSCALE
-from .transnormer import TRANSNORMER
 
 
-FAMILIES = (HYPENET, TRANSNORMER, MINIMAX, RING)
+MODULES = (hypenet, minimax, ring, transnormer)
+FAMILIES = tuple(module.FAMILY for module in MODULES)
 DIALECTS = (FLA, TORCHSCALE, *(dialect for family in FAMILIES for dialect in family.dialects))
 BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 OF_EXPERTS = tuple(name for name, family in BY_MODEL_TYPE.items() if family.dialects[0].experts)

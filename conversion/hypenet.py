@@ -126,7 +126,7 @@ def scale_of(epsilon: float | None, ours: RetNetHybridConfig) -> str:
     return next(scales, "1/sqrt(d)")
 
 
-HYPENET = Family(
+FAMILY = Family(
     name="hypenet",
     description="HypeNet (thunlp/hybrid-linear-attention), of layers lightning-attn and attn",
     model_types=("hypenet",),
@@ -175,5 +175,5 @@ HYPENET = Family(
     without_effect=r"(gdn|kda|mamba2)_\w+|lightning_conv_size|expand_kv_proj|loss_fn|fused_ce_loss|shift_labels|rand_init|"
     r"attention_dropout|lightning_rope_scaling|max_window_layers|sliding_window",
 )
-NAME, DESCRIPTION, recognises, plan = HYPENET.name, HYPENET.description, HYPENET.recognises, HYPENET.plan
-from_hypenet, to_hypenet = HYPENET.read, HYPENET.write
+NAME, DESCRIPTION, recognises, plan = FAMILY.name, FAMILY.description, FAMILY.recognises, FAMILY.plan
+from_hypenet, to_hypenet = FAMILY.read, FAMILY.write

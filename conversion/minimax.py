@@ -183,7 +183,7 @@ class MiniMax(Family):
         return moves + [move for move in buffers if names is None or move.sources[0] in names]
 
 
-MINIMAX = MiniMax(
+FAMILY = MiniMax(
     name="minimax",
     description="MiniMax-Text-01 and MiniMax-M1, as published or as transformers has them",
     model_types=("minimax", "minimax_text_01", "minimax_m1", "MiniMaxText01", "MiniMaxM1"),
@@ -216,5 +216,5 @@ MINIMAX = MiniMax(
     fixed={"sliding_window": None},
     without_effect=r"attention_dropout|block_size|router_jitter_noise|shared_moe_mode|rope_theta|attn_type_list",
 )
-NAME, DESCRIPTION, recognises, plan = MINIMAX.name, MINIMAX.description, MINIMAX.recognises, MINIMAX.plan
-from_minimax, to_minimax = MINIMAX.read, MINIMAX.write
+NAME, DESCRIPTION, recognises, plan = FAMILY.name, FAMILY.description, FAMILY.recognises, FAMILY.plan
+from_minimax, to_minimax = FAMILY.read, FAMILY.write

@@ -105,7 +105,7 @@ def groups_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, 
     return {"n_group": groups, "topk_group": chosen} if groups > 1 else {}
 
 
-RING = Family(
+FAMILY = Family(
     name="ring",
     description="Ring-mini-linear-2.0 and Ring-flash-linear-2.0 (inclusionAI)",
     model_types=("bailing_moe_linear", "bailing_moe_linear_v2"),
@@ -147,5 +147,5 @@ RING = Family(
     },
     without_effect=r"(embedding|attention|output)_dropout|max_window_layers|mtp_loss_scaling_factor|router_dtype",
 )
-NAME, DESCRIPTION, recognises, plan = RING.name, RING.description, RING.recognises, RING.plan
-from_ring, to_ring = RING.read, RING.write
+NAME, DESCRIPTION, recognises, plan = FAMILY.name, FAMILY.description, FAMILY.recognises, FAMILY.plan
+from_ring, to_ring = FAMILY.read, FAMILY.write

@@ -37,7 +37,7 @@ def turns_of_layers(layers: list[int] | None, ours: RetNetHybridConfig) -> list[
     return [int(layer in (layers or ())) for layer in range(ours.num_hidden_layers)]
 
 
-TRANSNORMER = Family(
+FAMILY = Family(
     name="transnormer",
     description="TransNormerLLM (OpenNLPLab/TransNormerLLM-*)",
     model_types=("transnormer",),
@@ -107,5 +107,5 @@ TRANSNORMER = Family(
     fixed={"bias": False, "norm_type": "simplermsnorm"},
     without_effect="add_bos_token",
 )
-NAME, DESCRIPTION, recognises, plan = TRANSNORMER.name, TRANSNORMER.description, TRANSNORMER.recognises, TRANSNORMER.plan
-from_transnormer, to_transnormer = TRANSNORMER.read, TRANSNORMER.write
+NAME, DESCRIPTION, recognises, plan = FAMILY.name, FAMILY.description, FAMILY.recognises, FAMILY.plan
+from_transnormer, to_transnormer = FAMILY.read, FAMILY.write
