@@ -59,11 +59,7 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
     labels = ("num_labels", "id2label", "label2id", "problem_type")
     kept = ("torch_dtype", "dtype", "attn_implementation", "_commit_hash", *labels)
     others = {name: content[name] for name in kept if content.get(name) is not None}
-    return (
-        {"model_type": "retnet_hybrid", "architectures": ["RetNetHybridForCausalLM"]}
-        | family.loaded_fields(content)
-        | others
-    )
+    return {"model_type": "retnet_hybrid", "architectures": ["RetNetHybridForCausalLM"]} | family.fields(content) | others
 
 
 def dialect_of(names: Collection[str]) -> Dialect | None:

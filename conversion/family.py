@@ -18,7 +18,7 @@ from retnet_hf.hybrid.modeling_hybrid import RetNetHybridForCausalLM
 from .dialect import Dialect
 from .errors import CheckpointError
 from .foreign_config import ForeignConfig
-from .moves import Conversion, Move, dialect_moves, empty_model, model_from, saved_tensors, written
+from .moves import Conversion, dialect_moves, empty_model, model_from, saved_tensors, written
 from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
@@ -166,28 +166,19 @@ class Family:
         config.require_all_read()
         return fields | {name: value(fields) if callable(value) else value for name, value in self.implied.items()}
 
-    def loaded_fields(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """As `fields`, for `from_pretrained`, which changes fewer values of tensors than `plan`."""
-        return self.fields(content)
-
     def dialect_of(self, names: Collection[str] | None) -> Dialect:
         """The names of tensors in a checkpoint that has these, or in one that is written."""
         return self.dialects[0]
 
-    def moves(
-        self, ours: RetNetHybridConfig, names: Collection[str] | None = None, content: Mapping[str, Any] | None = None
-    ) -> list[Move]:
-        """What becomes what of a checkpoint with these names and this config.json, or of one that is written."""
-        copy = "lm_head.weight" if ours.tie_word_embeddings and "lm_head.weight" in (names or ()) else None
-        tensors = saved_tensors(empty_model(RetNetHybridForCausalLM, ours))
-        return dialect_moves(self.dialect_of(names), ours, tensors, copy=copy)
-
     def plan(self, shapes: Mapping[str, Shape] | None, config: dict[str, Any] | None) -> Conversion:
-        """The conversion of a checkpoint with these tensors, or, without shapes, of what is written."""
+        """The conversion of a checkpoint with these tensors, or, without shapes, of one that is written."""
         if config is None:
             raise CheckpointError(f"the format {self.name} needs a config.json beside the weights")
         ours = RetNetHybridConfig(**self.fields(config))
-        return Conversion(self.name, RetNetHybridForCausalLM, ours, self.moves(ours, shapes, config))
+        copy = "lm_head.weight" if ours.tie_word_embeddings and "lm_head.weight" in (shapes or ()) else None
+        tensors = saved_tensors(empty_model(RetNetHybridForCausalLM, ours))
+        moves = dialect_moves(self.dialect_of(shapes), ours, tensors, copy=copy)
+        return Conversion(self.name, RetNetHybridForCausalLM, ours, moves)
 
     def read(self, state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetHybridForCausalLM:
         """The model of a checkpoint.

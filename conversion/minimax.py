@@ -25,7 +25,8 @@ from .changes import HeadsApart, Known, Scaled
 from .dialect import Dialect, rotated_first
 from .family import HEADS, Family, Row, Together, head_dim, positions, same
 from .foreign_config import ForeignConfig, decays_with_factors
-from .moves import Move
+from .moves import Conversion, Move
+from .shapes import Shape
 
 
 PUBLISHED = Dialect(
@@ -62,17 +63,13 @@ IN_MEMORY = replace(
 
 
 EPSILON = 1e-6  # of the norm of a linear layer's output, whatever the configuration states
-# factors on the stream and on a branch: their names in transformers, and in the published configurations
+# factors on the stream, "alpha", and on a branch, "beta": their names in transformers, and in published configurations
 FACTORS = {
     "linear_attention": ("linear_attn_{}_factor", "layernorm_linear_attention_{}"),
     "full_attention": ("full_attn_{}_factor", "layernorm_full_attention_{}"),
     "mlp": ("mlp_{}_factor", "layernorm_mlp_{}"),
 }
-LAST = {  # projection of a branch, which takes the factor on it
-    ".retention.o_proj.weight": "linear_attention",
-    ".attention.o_proj.weight": "full_attention",
-    ".mlp.experts.down_proj": "mlp",
-}
+LAST = (".retention.o_proj.weight", ".attention.o_proj.weight", ".mlp.experts.down_proj")  # projections of these branches
 
 
 def depth_factors(layers: int) -> list[float]:
@@ -80,22 +77,22 @@ def depth_factors(layers: int) -> list[float]:
     return [1 - layer / (layers - 1 + 1e-5) + 1e-5 for layer in range(layers)]
 
 
-def factor(config: Mapping[str, Any], branch: str, which: str) -> float:
-    """ "alpha", on the stream, or "beta", on the branch, of layers of a kind or of the feed-forward."""
-    names = (name.format(which) for name in FACTORS[branch])
-    return next((config[name] for name in names if config.get(name) is not None), 1.0)
-
-
-def factors_of_branches(content: Mapping[str, Any]) -> dict[str, float]:
-    """The factor on each kind of branch, which has no counterpart here: it can be a part of a branch's last projection."""
-    return {branch: factor(content, branch, "beta") for branch in FACTORS}
+def factors(config: Mapping[str, Any], which: str) -> list[float]:
+    """The factor on each kind of branch; 1 where none is stated."""
+    names = ([name.format(which) for name in names] for names in FACTORS.values())
+    return [next((config[name] for name in each if config.get(name) is not None), 1.0) for each in names]
 
 
 def alphas_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Factors on the stream. Those on branches are folded into weights, by `MiniMax.moves`."""
-    factors_of_branches(config)
+    """Factors on the stream. Those on a branch have no counterpart: `MiniMax.plan` makes them a part of weights."""
+    for (transformers, _), beta in zip(FACTORS.values(), factors(config, "beta")):
+        if beta != 1:
+            raise ValueError(
+                f"{transformers.format('beta')} in config.json must be 1 or absent, got {beta}: `retnet-hf convert` makes "
+                "it a part of the weights"
+            )
     names = ("residual_multiplier", "attention_residual_multiplier", "mlp_residual_multiplier")
-    return {name: factor(config, branch, "alpha") for name, branch in zip(names, FACTORS)}
+    return dict(zip(names, factors(config, "alpha")))
 
 
 def alphas_back(ours: RetNetHybridConfig) -> dict[str, Any]:
@@ -152,35 +149,23 @@ def decay_buffers(ours: RetNetHybridConfig, block_size: int) -> list[Move]:
 class MiniMax(Family):
     """The family, with layouts of its own: experts apart or together, tables of decays, factors on branches."""
 
-    def loaded_fields(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """As of other families.
-
-        Raises:
-            ValueError: for factors on branches, too.
-        """
-        for branch, beta in factors_of_branches(content).items():
-            if beta != 1:
-                raise ValueError(
-                    f"{FACTORS[branch][0].format('beta')} in config.json must be 1 or absent, got {beta}: `retnet-hf "
-                    "convert` makes it a part of the weights"
-                )
-        return self.fields(content)
-
     def dialect_of(self, names: Collection[str] | None) -> Dialect:
         """That of transformers' models in memory, which is written, has all experts of a layer in two tensors."""
         together = names is None or any(name.endswith(".mlp.experts.down_proj") for name in names)
         return IN_MEMORY if together else PUBLISHED
 
-    def moves(
-        self, ours: RetNetHybridConfig, names: Collection[str] | None = None, content: Mapping[str, Any] | None = None
-    ) -> list[Move]:
+    def plan(self, shapes: Mapping[str, Shape] | None, config: dict[str, Any] | None) -> Conversion:
         """As of other families. The factor on a kind of branch becomes a part of its last projection."""
-        betas, moves = factors_of_branches(content or {}), []
-        for move in super().moves(ours, names, content):
-            beta = next((betas[branch] for end, branch in LAST.items() if move.targets[0].endswith(end)), 1.0)
-            moves.append(move if beta == 1 else replace(move, change=Scaled(move.change, beta)))
-        buffers = decay_buffers(ours, (content or {}).get("block_size", 256))
-        return moves + [move for move in buffers if names is None or move.sources[0] in names]
+        betas = [name.format("beta") for names in FACTORS.values() for name in names]
+        planned = super().plan(shapes, config and {name: value for name, value in config.items() if name not in betas})
+        moves = list(planned.moves)
+        for end, beta in zip(LAST, factors(config, "beta")):
+            for index, move in enumerate(moves):
+                if beta != 1 and move.targets[0].endswith(end):
+                    moves[index] = replace(move, change=Scaled(move.change, beta))
+        buffers = decay_buffers(planned.config, config.get("block_size", 256))
+        moves += [move for move in buffers if shapes is None or move.sources[0] in shapes]
+        return replace(planned, moves=moves)
 
 
 FAMILY = MiniMax(
