@@ -162,15 +162,9 @@ FAMILY = Family(
         "head_norm_groups": 1,
         "output_gate_act": "sigmoid",
     },
-    fixed={
-        "attention_bias": False,
-        "lightning_use_short_conv": False,
-        "lightning_use_output_norm": True,
-        "lightning_use_output_gate": True,
-        "lightning_use_qk_norm": True,
-        "use_sliding_window": False,
-        "rope_scaling": None,
-    },
+    fixed=dict.fromkeys(("attention_bias", "lightning_use_short_conv", "use_sliding_window"), False)
+    | dict.fromkeys(("lightning_use_output_norm", "lightning_use_output_gate", "lightning_use_qk_norm"), True)
+    | {"rope_scaling": None},
     # of mixers that no layer has, of training and of kernels
     without_effect=r"(gdn|kda|mamba2)_\w+|lightning_conv_size|expand_kv_proj|loss_fn|fused_ce_loss|shift_labels|rand_init|"
     r"attention_dropout|lightning_rope_scaling|max_window_layers|sliding_window",

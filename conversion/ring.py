@@ -131,20 +131,10 @@ FAMILY = Family(
         "use_qk_norm": True,
         "output_gate_act": "sigmoid",
     },
-    fixed={
-        "use_bias": False,
-        "use_qkv_bias": False,
-        "use_qk_norm": True,
-        "linear_rope": True,
-        "linear_silu": False,
-        "use_linear_silu": False,
-        "norm_head": False,
-        "rope_scaling": None,
-        "sliding_window": None,
-        "kv_lora_rank": None,
-        "num_nextn_predict_layers": 0,
-        "use_rmsnorm": True,
-    },
+    fixed=dict.fromkeys(("use_bias", "use_qkv_bias", "linear_silu", "use_linear_silu", "norm_head"), False)
+    | dict.fromkeys(("use_qk_norm", "linear_rope", "use_rmsnorm"), True)
+    | dict.fromkeys(("rope_scaling", "sliding_window", "kv_lora_rank"))
+    | {"num_nextn_predict_layers": 0},
     without_effect=r"(embedding|attention|output)_dropout|max_window_layers|mtp_loss_scaling_factor|router_dtype",
 )
 NAME, DESCRIPTION, recognises, plan = FAMILY.name, FAMILY.description, FAMILY.recognises, FAMILY.plan
