@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Foreign checkpoints of RetNet, ViR, RMT and PoolFormer, into models of retnet_hf and back.
+"""Foreign checkpoints of RetNet and its heirs, ViR, RMT and PoolFormer, into models of retnet_hf and back.
 
 One file per format. Each has
 
@@ -10,6 +10,8 @@ One file per format. Each has
     plan(shapes, config)                what becomes what, as a `Conversion`, before a value is read
     from_<format>(state_dict, config)   the model
     to_<format>(model)                  (state_dict, config) of the format again, for the language models
+
+A family of hybrids by another name is a table, `FAMILY`, of which these are methods.
 """
 
 import retnet_hf as retnet_hf  # first, since it imports modules of this package

@@ -5,7 +5,7 @@
 Importing this module registers their model_types with AutoConfig.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
@@ -14,27 +14,24 @@ from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
 from . import hypenet, minimax, ring, transnormer
 from .dialect import Dialect
+from .family import Family
 from .fla import FLA
 from .torchscale import TORCHSCALE
 
 
-DIALECTS = (FLA, TORCHSCALE, hypenet.HYPENET, transnormer.TRANSNORMER, minimax.MINIMAX, minimax.MINIMAX_IN_MEMORY, ring.RING)
-# by model_type
-READERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "hypenet": hypenet.fields_of_hypenet,
-    "transnormer": transnormer.fields_of_transnormer,
-    **dict.fromkeys(minimax.MODEL_TYPES, minimax.fields_of_minimax),
-    **dict.fromkeys(ring.MODEL_TYPES, ring.fields_of_ring),
-}
-OF_EXPERTS = (*minimax.MODEL_TYPES, *ring.MODEL_TYPES)
+MODULES = (hypenet, minimax, ring, transnormer)
+FAMILIES = tuple(module.FAMILY for module in MODULES)
+DIALECTS = (FLA, TORCHSCALE, *(dialect for family in FAMILIES for dialect in family.dialects))
+BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
+OF_EXPERTS = tuple(name for name, family in BY_MODEL_TYPE.items() if family.dialects[0].experts)
 REFUSED = {
     "minicpm_sala": "its softmax layers are block-sparse beyond the dense_len (8192) tokens of its sparse_config, and have "
     "no norms of queries and keys, which its layers of retention have"
 }
 
 
-def family_of(content: dict[str, Any]) -> str | None:
-    """The model_type that a config.json is read by, a key of `READERS`, or None.
+def family_of(content: dict[str, Any]) -> Family | None:
+    """The family that a config.json is of, or None.
 
     Raises:
         ValueError: for a family that has no counterpart here.
@@ -42,9 +39,7 @@ def family_of(content: dict[str, Any]) -> str | None:
     model_type = content.get("model_type")
     if model_type in REFUSED:
         raise ValueError(f"model_type {model_type!r} in config.json has no counterpart here: {REFUSED[model_type]}")
-    if "linear_use_lrpe_list" in content:  # published files of TransNormerLLM name no model_type
-        return "transnormer"
-    return model_type if model_type in READERS else None
+    return next((family for family in FAMILIES if family.own_key in content), BY_MODEL_TYPE.get(model_type))
 
 
 def fields_of(content: dict[str, Any]) -> dict[str, Any]:
@@ -58,13 +53,13 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
         return content
     if content.get("quantization_config"):
         raise ValueError(
-            f"quantization_config in config.json has no counterpart for the family {family}: load the weights that are not "
-            "quantised, with a quantization_config as an argument"
+            f"quantization_config in config.json has no counterpart for the family {family.name}: load the weights that are "
+            "not quantised, with a quantization_config as an argument"
         )
     labels = ("num_labels", "id2label", "label2id", "problem_type")
     kept = ("torch_dtype", "dtype", "attn_implementation", "_commit_hash", *labels)
     others = {name: content[name] for name in kept if content.get(name) is not None}
-    return {"model_type": "retnet_hybrid", "architectures": ["RetNetHybridForCausalLM"]} | READERS[family](content) | others
+    return {"model_type": "retnet_hybrid", "architectures": ["RetNetHybridForCausalLM"]} | family.fields(content) | others
 
 
 def dialect_of(names: Collection[str]) -> Dialect | None:
@@ -87,8 +82,6 @@ class HeirConfig:
         return RetNetHybridConfig.from_dict(content, **kwargs)
 
 
-# of the families that transformers has no models of
-HEIRS = tuple(type("HeirConfig", (HeirConfig,), {"model_type": name}) for name in READERS if name != "minimax")
-for _heir in HEIRS:
-    if _heir.model_type not in CONFIG_MAPPING:  # what others have registered stays theirs
-        AutoConfig.register(_heir.model_type, _heir)
+for _name in BY_MODEL_TYPE:
+    if _name not in CONFIG_MAPPING:  # what transformers or others have stays theirs
+        AutoConfig.register(_name, type("HeirConfig", (HeirConfig,), {"model_type": _name}))

@@ -84,25 +84,13 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
         ValueError: naming the field of the configuration that fla has no option for.
     """
     ours = model.config
-
-    config = {
-        "attn_mode": "chunk",
-        "hidden_size": ours.hidden_size,
-        "expand_k": ours.key_expansion,
-        "expand_v": ours.value_expansion,
-        "hidden_ratio": None,
-        "intermediate_size": ours.intermediate_size,
-        "num_hidden_layers": ours.num_hidden_layers,
-        "num_heads": ours.num_attention_heads,
-        "num_kv_heads": None if ours.num_key_value_heads == ours.num_attention_heads else ours.num_key_value_heads,
-        "feature_map": ours.feature_map,
-        "hidden_act": "swish",
-        "use_output_gate": ours.use_output_gate,
-        "elementwise_affine": ours.head_norm_affine,
-        "norm_eps": ours.rms_norm_eps,
-        "max_position_embeddings": getattr(ours, "max_position_embeddings", 2048),
-        "fuse_norm": ours.use_output_gate,
-    }
+    same = ("hidden_size", "intermediate_size", "num_hidden_layers", "feature_map", "use_output_gate")
+    config = {name: getattr(ours, name) for name in same}
+    config |= {theirs: getattr(ours, name) for theirs, name in RetNetConfig.attribute_map.items()}
+    config |= {"attn_mode": "chunk", "hidden_ratio": None, "hidden_act": "swish", "fuse_norm": ours.use_output_gate}
+    config["max_position_embeddings"] = getattr(ours, "max_position_embeddings", 2048)
+    if ours.num_key_value_heads == ours.num_attention_heads:
+        config["num_kv_heads"] = None
 
     def theirs(name: str) -> str:
         name = FLA.theirs(name, ours)
@@ -111,4 +99,4 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
     moves = dialect_moves(
         FLA, ours, saved_tensors(model), theirs, copy="lm_head.weight" if ours.tie_word_embeddings else None
     )
-    return written(Conversion(NAME, RetNetForCausalLM, ours, moves), model, config | fields_of_transformers(model), plan)
+    return written(NAME, model, config | fields_of_transformers(model), plan, moves)

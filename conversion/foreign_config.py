@@ -4,6 +4,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import GenerationConfig
@@ -40,16 +41,6 @@ class ForeignConfig(dict):
         self.read.add(name)
         return super().get(name, default)
 
-    def common_fields(self) -> dict[str, Any]:
-        """The fields that most families share by name and meaning."""
-        return {
-            "initialization": "normal",
-            "initializer_range": self.get("initializer_range", 0.02),
-            "max_position_embeddings": self.get("max_position_embeddings"),
-            "tie_word_embeddings": self.get("tie_word_embeddings", False),
-            **{name: self.get(name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
-        }
-
     def require_one_value(self, **values: Any) -> None:
         """Options that change what a layer computes, with the one value of each that has a counterpart here.
 
@@ -80,6 +71,12 @@ def decays_with_factors(schedule: str | list[float], heads: int, factors: list[f
     """The `decay_schedule` of layers, each with its factor on ln γ."""
     decays = scheduled_decays(schedule, heads)
     return [[decay**factor for decay in decays] for factor in factors]
+
+
+def alibi_decays(fields: Mapping[str, Any], factors: list[float]) -> list[list[float]]:
+    """The `decay_schedule` beside these fields of ours: of layers with ALiBi's slopes, each with its factor on them."""
+    heads = fields["num_attention_heads"]
+    return decays_with_factors(alibi_schedule(heads), heads, factors)
 
 
 def alibi_schedule(heads: int) -> str | list[float]:

@@ -6,22 +6,10 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
-from . import (
-    fla,
-    hypenet,
-    minimax,
-    poolformer,
-    ring,
-    rmt,
-    syncdoth,
-    torchscale,
-    transnormer,
-    vir_official,
-    vir_pulfer,
-    yet_another_retnet,
-)
+from . import fla, poolformer, rmt, syncdoth, torchscale, vir_official, vir_pulfer, yet_another_retnet
 from .checkpoint import Checkpoint
 from .errors import CheckpointError
+from .families import MODULES
 from .moves import Conversion
 from .shapes import Shape
 
@@ -39,18 +27,9 @@ class Format(Protocol):
 FORMATS: dict[str, Format] = {
     module.NAME: module
     for module in (
-        vir_official,
-        vir_pulfer,
-        rmt,
-        poolformer,
-        fla,
-        torchscale,
-        syncdoth,
-        yet_another_retnet,
-        hypenet,
-        minimax,
-        ring,
-        transnormer,
+        *(vir_official, vir_pulfer, rmt, poolformer),
+        *(fla, torchscale, syncdoth, yet_another_retnet),
+        *MODULES,
     )
 }
 OURS = "retnet_hf"

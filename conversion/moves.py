@@ -253,10 +253,11 @@ def experts_move(parts: tuple[str, str, str], name: str, experts: int, theirs: C
 
 
 def written(
-    planned: Conversion,
+    target_format: str,
     model: PreTrainedModel,
     config: dict[str, Any],
-    plan: Callable[[dict[str, Shape], dict | None], Conversion],
+    plan: Callable[[dict[str, Shape] | None, dict | None], Conversion],
+    moves: list[Move] | None = None,
     meaning: Callable[[PreTrainedConfig], dict[str, Any]] = meaning,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What every `to_<format>` returns: the foreign state dict, and `config`, once they were read back.
@@ -264,7 +265,8 @@ def written(
     So a format is closed: an option that it cannot express is refused, whether or not anybody has thought of it.
 
     Args:
-        planned: of the model. plan: the reader of the format.
+        plan: the reader of the format.
+        moves: of the model; if absent, those of the plan for `config` and no shapes.
         meaning: what the fields of a configuration say that decide a model's outputs.
 
     Raises:
@@ -272,25 +274,40 @@ def written(
     """
     ours = model.config
     try:
+        content = json.loads(json.dumps(config))
+        planned = plan(None, content) if moves is None else Conversion(target_format, type(model), ours, moves)
+        require_same(ours, planned.config, target_format, meaning)
         state_dict = planned.reverse(model)
         shapes = shapes_of(state_dict)
-        again = plan(shapes, json.loads(json.dumps(config)))
+        again = plan(shapes, content)
         if getattr(ours, "is_hybrid", False) and not again.config.is_hybrid:
-            raise ValueError(f"the format {planned.format} takes a plain RetNet, got a {type(model).__name__}.")
-        read_back = meaning(again.config)
-        differing = [name for name, value in meaning(ours).items() if read_back.get(name) != value]
-        if not differing:
-            again.check(shapes)
-            if left := saved_tensors(model).keys() - {target for move in planned.moves for target in move.targets}:
-                raise CheckpointError(f"nothing in it holds {min(left)}")
+            raise ValueError(f"the format {target_format} takes a plain RetNet, got a {type(model).__name__}.")
+        require_same(ours, again.config, target_format, meaning)
+        again.check(shapes)
+        if left := saved_tensors(model).keys() - {target for move in planned.moves for target in move.targets}:
+            raise CheckpointError(f"nothing in it holds {min(left)}")
     except (CheckpointError, StrictDataclassError, TypeError, LookupError, RuntimeError) as error:
-        raise ValueError(f"the format {planned.format} cannot express this model: {error}") from error
-    for name in sorted(differing, key=lambda name: getattr(ours, name) == getattr(again.config, name)):  # the cause first
-        value, allowed = getattr(ours, name), getattr(again.config, name)
-        if value == allowed:  # another field changes what this one says, as factors on decays do
-            raise ValueError(f"{name}, with what changes it, has no counterpart in the format {planned.format}: {value!r}.")
-        raise ValueError(f"{name} must be {allowed!r} for the format {planned.format}, which cannot express {value!r}.")
+        raise ValueError(f"the format {target_format} cannot express this model: {error}") from error
     return state_dict, config
+
+
+def require_same(
+    ours: PreTrainedConfig,
+    again: PreTrainedConfig,
+    target_format: str,
+    meaning: Callable[[PreTrainedConfig], dict[str, Any]],
+) -> None:
+    """Raises ValueError for the field of a configuration that was written in a format and is read as something else."""
+    said, read = meaning(ours), meaning(again)
+    differing = [name for name, value in said.items() if read.get(name) != value]
+    elsewhere = [name for name, value in said.items() if value is None]  # what another field says with them
+    for name in [*differing, *elsewhere] if differing else ():  # the cause first
+        value, allowed = getattr(ours, name), getattr(again, name)
+        if value != allowed:
+            raise ValueError(f"{name} must be {allowed!r} for the format {target_format}, which cannot express {value!r}.")
+    if differing:  # another field changes what this one says, as factors on decays do
+        name, value = differing[0], getattr(ours, differing[0])
+        raise ValueError(f"{name}, with what changes it, has no counterpart in the format {target_format}: {value!r}.")
 
 
 def model_from(plan: Callable[[dict[str, Shape], dict | None], Conversion], state_dict: Mapping[str, Tensor], config: Any):

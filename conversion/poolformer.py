@@ -24,7 +24,7 @@ from .changes import Change, Reshaped
 from .errors import CheckpointError
 from .moves import Conversion, Move, backbone_moves, empty_model, model_from, saved_tensors, written
 from .requirements import image_meaning
-from .shapes import Shape, body_of, shape_of
+from .shapes import Shape, body_of, renamed, shape_of
 
 
 NAME = "poolformer"
@@ -32,37 +32,39 @@ DESCRIPTION = "PoolFormer: sail/poolformer_* of transformers, and sail-sg/poolfo
 
 # Fields of PoolFormerConfig that MetaFormerConfig has by the same name.
 _SAME_FIELDS = (
-    "num_channels",
-    "pool_size",
-    "mlp_ratio",
-    "depths",
-    "hidden_sizes",
-    "patch_sizes",
-    "strides",
-    "padding",
-    "drop_path_rate",
-    "hidden_act",
-    "use_layer_scale",
-    "layer_scale_init_value",
-    "initializer_range",
-    "id2label",
-    "label2id",
-    "problem_type",
+    *("num_channels", "pool_size", "mlp_ratio", "depths", "hidden_sizes", "patch_sizes", "strides", "padding", "hidden_act"),
+    *("drop_path_rate", "use_layer_scale", "layer_scale_init_value", "initializer_range"),
+    *("id2label", "label2id", "problem_type"),
 )
 # Fields of MetaFormerConfig for other mixers than pooling.
 _OF_OTHER_MIXERS = (
     *("num_attention_heads", "key_expansion", "value_expansion", "qkv_bias", "bidirectional", "decay_schedule"),
     *("use_output_gate", "output_gate_act", "use_head_norm"),
 )
-# ours within a block, transformers', and the authors'
-_BLOCK_NAMES = {
-    "mixer_norm": ("before_norm", "norm1"),
-    "mlp_norm": ("after_norm", "norm2"),
-    "mlp.fc1": ("output.conv1", "mlp.fc1"),
-    "mlp.fc2": ("output.conv2", "mlp.fc2"),
-    "mixer_branch.scale": ("layer_scale_1", "layer_scale_1"),
-    "mlp_branch.scale": ("layer_scale_2", "layer_scale_2"),
-}
+_SCALES = ((r"\.mixer_branch\.scale$", ".layer_scale_1"), (r"\.mlp_branch\.scale$", ".layer_scale_2"))
+# ours, and transformers'
+_TRANSFORMERS_NAMES = (
+    (r"^metaformer\.", "poolformer."),
+    (r"\bstages\.(\d+)\.blocks\.", r"encoder.block.\1."),
+    (r"\bstages\.(\d+)\.patch_embedding\.", r"encoder.patch_embeddings.\1.projection."),
+    (r"\bstem\.", "encoder.patch_embeddings.0.projection."),
+    (r"\.mixer_norm\.", ".before_norm."),
+    (r"\.mlp_norm\.", ".after_norm."),
+    (r"\.mlp\.fc", ".output.conv"),
+    *_SCALES,
+)
+# ours, and the authors'
+_AUTHORS_NAMES = (
+    (r"^metaformer\.", ""),
+    (r"^stages\.(\d+)\.blocks\.", lambda found: f"network.{2 * int(found[1])}."),
+    (r"^stages\.(\d+)\.patch_embedding\.", lambda found: f"network.{2 * int(found[1]) - 1}.proj."),
+    (r"^norms\.stage(\d+)\.", lambda found: f"norm{2 * (int(found[1]) - 1)}."),
+    (r"^stem\.", "patch_embed.proj."),
+    (r"^classifier\.", "head."),
+    (r"\.mixer_norm\.", ".norm1."),
+    (r"\.mlp_norm\.", ".norm2."),
+    *_SCALES,
+)
 _OF_TRANSFORMERS = re.compile(r"^(poolformer\.)?encoder\.patch_embeddings\.0\.projection\.weight$")
 _OF_THE_AUTHORS = re.compile(r"^(backbone\.)?network\.0\.0\.mlp\.fc1\.weight$")
 
@@ -143,47 +145,14 @@ def config_from_shapes(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]
 
 def planned_moves(ours: MetaFormerConfig, model_class: type[MetaFormerPreTrainedModel], of_transformers: bool) -> list[Move]:
     """Every move of the layout, by the configuration alone."""
-    their_name = _transformers_name if of_transformers else _authors_name
+    rules = _TRANSFORMERS_NAMES if of_transformers else _AUTHORS_NAMES
     moves = []
     for name, tensor in saved_tensors(empty_model(model_class, ours)).items():
         change = Change()
         if re.search(r"\.mlp\.fc\d\.weight$", name):  # which they have as convolutions of one pixel
             change = Reshaped((*tensor.shape, 1, 1), tensor.shape)
-        moves.append(Move((their_name(name),), (name,), change))
+        moves.append(Move((renamed(name, rules),), (name,), change))
     return moves
-
-
-def _transformers_name(name: str) -> str:
-    """Transformers' name for one of ours, with the prefix of the base model where ours has it."""
-    prefix = "poolformer." if name.startswith("metaformer.") else ""
-    name = name.removeprefix("metaformer.")
-    if found := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.(.*)", name):
-        stage, block, rest = found.groups()
-        return f"{prefix}encoder.block.{stage}.{block}.{_in_block(rest, 0)}"
-    if found := re.match(r"stages\.(\d+)\.patch_embedding\.(.*)", name):
-        return f"{prefix}encoder.patch_embeddings.{found[1]}.projection.{found[2]}"
-    return re.sub(r"^stem\.", f"{prefix}encoder.patch_embeddings.0.projection.", name)
-
-
-def _authors_name(name: str) -> str:
-    """The authors' name for one of ours."""
-    name = name.removeprefix("metaformer.")
-    if found := re.match(r"stages\.(\d+)\.blocks\.(\d+)\.(.*)", name):
-        stage, block, rest = found.groups()
-        return f"network.{2 * int(stage)}.{block}.{_in_block(rest, 1)}"
-    if found := re.match(r"stages\.(\d+)\.patch_embedding\.(.*)", name):
-        return f"network.{2 * int(found[1]) - 1}.proj.{found[2]}"
-    if found := re.match(r"norms\.stage(\d+)\.(.*)", name):
-        return f"norm{2 * (int(found[1]) - 1)}.{found[2]}"
-    return re.sub(r"^classifier\.", "head.", re.sub(r"^stem\.", "patch_embed.proj.", name))
-
-
-def _in_block(name: str, layout: int) -> str:
-    """Their name for one of ours, both within a block."""
-    for ours, theirs in _BLOCK_NAMES.items():
-        if name == ours or name.startswith(f"{ours}."):
-            return theirs[layout] + name.removeprefix(ours)
-    return name
 
 
 def from_poolformer(state_dict: Mapping[str, Tensor], config: dict[str, Any] | None = None) -> MetaFormerPreTrainedModel:
@@ -214,5 +183,5 @@ def to_poolformer(
     fields = {field: config[field] for field in _SAME_FIELDS if field in config}
     name = "PoolFormerModel" if isinstance(model, MetaFormerModel) else "PoolFormerForImageClassification"
     theirs = {"architectures": [name], "model_type": "poolformer", "num_encoder_blocks": len(ours.depths)}
-    planned = Conversion(NAME, type(model), ours, planned_moves(ours, type(model), of_transformers=True))
-    return written(planned, model, theirs | fields, plan, lambda config: image_meaning(config, *_OF_OTHER_MIXERS))
+    moves = planned_moves(ours, type(model), of_transformers=True)
+    return written(NAME, model, theirs | fields, plan, moves, lambda config: image_meaning(config, *_OF_OTHER_MIXERS))

@@ -42,13 +42,6 @@ def require_fields(config: PreTrainedConfig, target_format: str, *allowed: tuple
             raise ValueError(f"{name} must be {choices} for the format {target_format}, which cannot express {value!r}.")
 
 
-def hybrid_config(model: PreTrainedModel, target_format: str) -> PreTrainedConfig:
-    """The configuration of a model to be written in the format of a hybrid. Raises ValueError for a plain RetNet."""
-    if not model.config.is_hybrid:
-        raise ValueError(f"the format {target_format} takes a RetNetHybridForCausalLM, got a {type(model).__name__}.")
-    return model.config
-
-
 def fields_of_transformers(model: PreTrainedModel) -> dict[str, Any]:
     """The keys that every RetNet's config.json for transformers has, by one name."""
     ours = model.config

@@ -25,8 +25,13 @@ from .shapes import Shape, body_of, renamed, shape_of
 NAME = "rmt"
 DESCRIPTION = "qhfan/RMT: classification, token-label and dense releases"
 
-# ours within a stage, and theirs
+# ours, and theirs, where a layer of the stem is every third module, and a stage ends with the merging before the next one
 _RENAMINGS = (
+    (r"^rmt\.stem\.layers\.(\d+)\.convolution\.", lambda found: f"patch_embed.proj.{3 * int(found[1])}."),
+    (r"^rmt\.stem\.layers\.(\d+)\.norm\.", lambda found: f"patch_embed.proj.{3 * int(found[1]) + 1}."),
+    (r"^rmt\.stages\.(\d+)\.merging\.", lambda found: f"layers.{int(found[1]) - 1}.downsample."),
+    (r"\.downsample\.convolution\.", ".downsample.reduction."),
+    (r"^norms\.stage(\d+)\.", lambda found: f"extra_norms.{int(found[1]) - 1}."),
     (r"^rmt\.stages\.(\d+)\.", r"layers.\1."),
     (r"\.position_encoding\.", ".pos.conv."),
     (r"\.attention_norm\.", ".retention_layer_norm."),
@@ -129,23 +134,10 @@ def planned_moves(ours: RMTConfig, dense: bool) -> list[Move]:
         elif ".q_proj." in name or ".k_proj." in name:
             stage = int(name.split(".")[2])
             change = PairsApart(ours.hidden_sizes[stage] // ours.num_attention_heads[stage])
-        moves.append(Move((_their_name(name),), (name,), change))
+        moves.append(Move((renamed(name, _RENAMINGS),), (name,), change))
     for stage, (size, heads) in enumerate(zip(ours.hidden_sizes, ours.num_attention_heads)):
         moves += xpos_buffers(f"layers.{stage}.Relpos", size // heads, ours.decays(stage))
     return moves
-
-
-def _their_name(name: str) -> str:
-    """Their name for one of ours."""
-    if stem := re.match(r"rmt\.stem\.layers\.(\d+)\.(convolution|norm)\.(.*)", name):
-        layer, part, rest = stem.groups()
-        return f"patch_embed.proj.{3 * int(layer) + (part == 'norm')}.{rest}"
-    if merging := re.match(r"rmt\.stages\.(\d+)\.merging\.(convolution|norm)\.(.*)", name):  # at the end of the stage before
-        stage, part, rest = merging.groups()
-        return f"layers.{int(stage) - 1}.downsample.{'reduction' if part == 'convolution' else 'norm'}.{rest}"
-    if norm := re.match(r"norms\.stage(\d+)\.(.*)", name):
-        return f"extra_norms.{int(norm[1]) - 1}.{norm[2]}"
-    return renamed(name, _RENAMINGS)
 
 
 def from_rmt(
@@ -196,5 +188,5 @@ def to_rmt(model: RMTForImageClassification | RMTBackbone) -> tuple[dict[str, Te
         token_label = ours.token_classifier_input is not None
         arguments |= {"num_classes": ours.num_labels, "projection": ours.projection_size, "token_label": token_label}
     without = ("projection_size", "projection_act", "token_classifier_input") if dense else ()
-    planned = Conversion(NAME, type(model), ours, planned_moves(ours, dense))
-    return written(planned, model, arguments, plan, lambda config: image_meaning(config, *without))
+    moves = planned_moves(ours, dense)
+    return written(NAME, model, arguments, plan, moves, lambda config: image_meaning(config, *without))

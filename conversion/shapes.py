@@ -3,7 +3,7 @@
 """Names and shapes of a checkpoint's tensors, which a plan is made from."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
@@ -36,7 +36,7 @@ def body_of(shapes: Mapping[str, Shape], prefix: str) -> dict[str, Shape]:
     return {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
 
 
-def renamed(name: str, rules: Iterable[tuple[str, str]]) -> str:
+def renamed(name: str, rules: Iterable[tuple[str, str | Callable[[re.Match], str]]]) -> str:
     """The name after all rules (pattern, replacement), in their order."""
     for pattern, replacement in rules:
         name = re.sub(pattern, replacement, name)

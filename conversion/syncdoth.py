@@ -64,4 +64,4 @@ def to_syncdoth(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, 
         "forward_impl": "parallel",
     }
     moves = planned_moves(ours, body="model.", head="lm_head.weight", tied_twice=True)
-    return written(Conversion(NAME, RetNetForCausalLM, ours, moves), model, config | fields_of_transformers(model), plan)
+    return written(NAME, model, config | fields_of_transformers(model), plan, moves)

@@ -151,7 +151,7 @@ def to_torchscale(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str
     """
     config = torchscale_arguments(model.config)
     moves = planned_moves(model.config, body="", head="output_projection.weight", tied_twice=True)
-    return written(Conversion(NAME, RetNetForCausalLM, model.config, moves), model, config, plan)
+    return written(NAME, model, config, plan, moves)
 
 
 def torchscale_arguments(ours: RetNetConfig) -> dict[str, Any]:

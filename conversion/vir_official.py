@@ -198,4 +198,4 @@ def to_vir_official(model: ViRForImageClassification) -> tuple[dict[str, Tensor]
     moves = planned_moves(ours, "fc_norm" if mean else "norm")
     if ours.pooling == "mean_but_first":  # a parameter that it has and does not use
         moves.append(Move(("cls_token",), (), Known(torch.zeros(1, 1, ours.hidden_size, dtype=model.dtype))))
-    return written(Conversion(NAME, type(model), ours, moves), model, arguments, plan, image_meaning)
+    return written(NAME, model, arguments, plan, moves, image_meaning)

@@ -185,6 +185,6 @@ def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], 
         "alphas": ours.decays(),
         "dropout": ours.hidden_dropout,
     }
-    planned = Conversion(NAME, type(model), ours, planned_moves(ours, "model.", positions))
-    theirs, arguments = written(planned, model, arguments, plan, image_meaning)
+    moves = planned_moves(ours, "model.", positions)
+    theirs, arguments = written(NAME, model, arguments, plan, moves, image_meaning)
     return {name: tensor.clone() for name, tensor in theirs.items()}, arguments  # masks of different layers are one tensor

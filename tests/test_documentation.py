@@ -78,12 +78,12 @@ def test_every_public_name_is_in_the_reference_once():
     ]
     assert len(shown) == len(set(shown))
     assert set(retnet_hf.__all__) - {"__version__"} <= set(shown)
-    converters = {
-        name
-        for file in (ROOT / "conversion").glob("*.py")
-        for name in re.findall(r"^def ((?:from|to)_\w+)", file.read_text(encoding="utf-8"), flags=re.M)
-    }
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "conversion").glob("*.py")]
+    converters = {name for text in sources for name in re.findall(r"^def ((?:from|to)_\w+)", text, flags=re.M)}
     assert converters <= set(shown)
+    of_families = {name for text in sources for name in re.findall(r"\b((?:from|to)_\w+)(?=.* = FAMILY\.)", text)}
+    assert "from_ring" in of_families
+    assert of_families <= set(re.findall(r"`(\w+)`", (DOCS / "api" / "conversion.md").read_text(encoding="utf-8")))
 
 
 def table_rows(page: Path, heading: str) -> list[list[str]]:

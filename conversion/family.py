@@ -1,0 +1,208 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""A family of models that are RetNets by another name, as a table that is walked both ways.
+
+Reading a config.json walks the rows forwards. Writing one walks them backwards, and reads the result back: what no row says
+is refused.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
+from retnet_hf.hybrid.modeling_hybrid import RetNetHybridForCausalLM
+
+from .dialect import Dialect
+from .errors import CheckpointError
+from .foreign_config import ForeignConfig
+from .moves import Conversion, dialect_moves, empty_model, model_from, saved_tensors, written
+from .requirements import fields_of_transformers, require_fields
+from .shapes import Shape
+
+
+_REQUIRED = object()  # in the place of a default: a file without the key is refused
+
+
+@dataclass(frozen=True)
+class Row:
+    """A key of their config.json, and the field of ours that says the same.
+
+    Args:
+        theirs: the key.
+        ours: the field; it has the name of the key if absent.
+        default: what a file without the key says; such a file is refused if absent.
+        values: their values and ours, where only these have a counterpart. Of two of theirs with one meaning the last is
+            written.
+        there: from a value of theirs, and the fields of ours that rows before this one have read, to ours.
+        back: from a value of ours, and our configuration, to theirs.
+    """
+
+    theirs: str
+    ours: str | None = None
+    default: Any = _REQUIRED
+    values: Mapping[Any, Any] | None = None
+    there: Callable[[Any, Mapping[str, Any]], Any] = lambda value, fields: value
+    back: Callable[[Any, RetNetHybridConfig], Any] = lambda value, ours: value
+
+    def read(self, config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The field of ours by its name."""
+        value = config[self.theirs] if self.default is _REQUIRED else config.get(self.theirs, self.default)
+        if self.values is None:
+            return {self.ours or self.theirs: self.there(value, fields)}
+        if value not in self.values:
+            raise ValueError(f"{self.theirs} in config.json must be one of {', '.join(self.values)}, got {value!r}")
+        return {self.ours or self.theirs: self.values[value]}
+
+    def write(self, ours: RetNetHybridConfig, target_format: str) -> dict[str, Any]:
+        """The key of theirs by its name."""
+        name = self.ours or self.theirs
+        stated = getattr(ours, name, None)
+        if self.values is None:
+            value = self.back(stated, ours)
+        else:
+            require_fields(ours, target_format, (name, *self.values.values()))
+            value = {own: theirs for theirs, own in self.values.items()}[stated]
+        if value is None and self.default is not None:
+            raise ValueError(f"{name} must be given for the format {target_format}, which cannot express {stated!r}.")
+        return {self.theirs: value}
+
+
+@dataclass(frozen=True)
+class Together:
+    """Keys of theirs that say fields of ours together: `there` and `back` are functions of all, and give some by name."""
+
+    there: Callable[[ForeignConfig, Mapping[str, Any]], dict[str, Any]]
+    back: Callable[[RetNetHybridConfig], dict[str, Any]]
+
+    def read(self, config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return self.there(config, fields)
+
+    def write(self, ours: RetNetHybridConfig, target_format: str) -> dict[str, Any]:
+        return self.back(ours)
+
+
+def same(*required: str, **defaults: Any) -> list[Row]:
+    """Rows of keys with the names of our fields: those that a file must have, and those with a default."""
+    return [Row(name) for name in required] + [Row(name, default=value) for name, value in defaults.items()]
+
+
+COMMON = same("vocab_size", initializer_range=0.02, tie_word_embeddings=False)
+COMMON += same(pad_token_id=None, bos_token_id=None, eos_token_id=None)
+
+
+def positions(unstated: int) -> Row:
+    """The number of tokens trained on, and what is written where a configuration does not say it."""
+    return Row("max_position_embeddings", default=None, back=lambda number, ours: number or unstated)
+
+
+def head_dim(fields: Mapping[str, Any]) -> int:
+    """The size of a query head that fields of ours say, or 1 where they do not fit each other, which is refused later."""
+    return max(round(fields["hidden_size"] * fields["key_expansion"]) // max(fields["num_attention_heads"], 1), 1)
+
+
+def _heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+    hidden, heads = fields["hidden_size"], config["num_attention_heads"]
+    expansion = heads * (config.get("head_dim") or hidden // heads) / hidden
+    own = {"num_attention_heads": heads, "key_expansion": expansion, "value_expansion": expansion}
+    return own | {"attention_num_key_value_heads": config["num_key_value_heads"]}
+
+
+def _heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
+    groups = ours.attention_num_key_value_heads or ours.num_key_value_heads
+    return {"num_attention_heads": ours.num_attention_heads, "head_dim": ours.head_dim, "num_key_value_heads": groups}
+
+
+# of families whose layers of both kinds have heads of one number and size, and whose layers of retention share no keys
+HEADS = Together(_heads_there, _heads_back)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The table of a family.
+
+    Args:
+        name, description: of the format.
+        model_types: what its config.json may say; the first is written, beside `architecture`.
+        dialects: names of its tensors. The first is read and written, where `dialect_of` does not say otherwise.
+        rows: keys of theirs and fields of ours, read in this order. Those of `COMMON` stand before them.
+        implied: fields of ours that are the same in every model of the family, or functions of the fields read.
+        fixed: keys that change what the model computes, and the one value of each that has a counterpart here.
+        without_effect: pattern of keys that no layer reads when it computes its output.
+        own_key: a key that shows the family in a config.json without a model_type.
+        named_apart: whether no other family has tensors of these names, so that they show it.
+    """
+
+    name: str
+    description: str
+    model_types: tuple[str, ...]
+    architecture: str
+    dialects: tuple[Dialect, ...]
+    rows: tuple[Row | Together, ...]
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    without_effect: str = ""
+    own_key: str | None = None
+    named_apart: bool = True
+
+    def recognises(self, names: Collection[str], config: dict[str, Any] | None) -> bool:
+        """Whether tensors of these names, with this config.json, are of the family."""
+        named = self.named_apart and any(dialect.names_any_of(names) for dialect in self.dialects)
+        return named or (config or {}).get("model_type") in self.model_types
+
+    def fields(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of RetNetHybridConfig that a config.json says.
+
+        Raises:
+            ValueError: for an option that changes what the model computes and has no counterpart here.
+        """
+        config = ForeignConfig(content, self.name, self.without_effect)
+        config.require_one_value(**self.fixed)
+        fields: dict[str, Any] = {"initialization": "normal"}
+        for row in (*COMMON, *self.rows):
+            fields |= row.read(config, fields)
+        config.require_all_read()
+        return fields | {name: value(fields) if callable(value) else value for name, value in self.implied.items()}
+
+    def dialect_of(self, names: Collection[str] | None) -> Dialect:
+        """The names of tensors in a checkpoint that has these, or in one that is written."""
+        return self.dialects[0]
+
+    def plan(self, shapes: Mapping[str, Shape] | None, config: dict[str, Any] | None) -> Conversion:
+        """The conversion of a checkpoint with these tensors, or, without shapes, of one that is written."""
+        if config is None:
+            raise CheckpointError(f"the format {self.name} needs a config.json beside the weights")
+        ours = RetNetHybridConfig(**self.fields(config))
+        copy = "lm_head.weight" if ours.tie_word_embeddings and "lm_head.weight" in (shapes or ()) else None
+        tensors = saved_tensors(empty_model(RetNetHybridForCausalLM, ours))
+        moves = dialect_moves(self.dialect_of(shapes), ours, tensors, copy=copy)
+        return Conversion(self.name, RetNetHybridForCausalLM, ours, moves)
+
+    def read(self, state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetHybridForCausalLM:
+        """The model of a checkpoint.
+
+        Args:
+            state_dict: tensors by the family's names. config: its config.json.
+
+        Raises:
+            CheckpointError: naming the tensor that is missing, left over, misshapen or not finite.
+            ValueError: naming the option that has no counterpart here.
+        """
+        return model_from(self.plan, state_dict, config)
+
+    def write(self, model: RetNetHybridForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """State dict and config.json of the same model.
+
+        Raises:
+            ValueError: naming the field of the configuration that the family has no option for.
+        """
+        ours = model.config
+        if not ours.is_hybrid:
+            raise ValueError(f"the format {self.name} takes a RetNetHybridForCausalLM, got a {type(model).__name__}.")
+        config = fields_of_transformers(model) | {"architectures": [self.architecture], "model_type": self.model_types[0]}
+        config |= {name: value for name, value in self.fixed.items() if value is not None}
+        for row in self.rows:
+            config |= row.write(ours, self.name)
+        return written(self.name, model, config, self.plan)
