@@ -3,7 +3,7 @@
 """How `from_pretrained` reads a folder of published weights in any dialect.
 
 What transformers does not promise to keep is used in `RowConversion`, `RowConverter`, `loading_transforms`,
-`with_transforms` and `forget_transforms`, and nowhere else in this package.
+`with_transforms`, `forget_transforms` and `load`, and nowhere else in this package.
 """
 
 import re

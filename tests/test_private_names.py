@@ -46,6 +46,14 @@ METHODS: list[tuple[type, str, tuple[str, ...], str]] = [
         "retnet_hf/hub/saving.py wraps it to upload a card of its own",
     ),
     (
+        PreTrainedModel,
+        "_get_files_timestamps",
+        ("self", "working_dir"),
+        "retnet_hf/hub/saving.py wraps it to upload code",
+    ),
+    (PreTrainedModel, "should_save_on_this_rank", ("self", "is_main_process"), "retnet_hf/hub/saving.py asks it"),
+    (PreTrainedModel, "is_remote_code", (), "retnet_hf/hub/travelling_code.py answers it while a model is saved"),
+    (
         GenerationMixin,
         "_prepare_cache_for_generation",
         ("self", "generation_config", "model_kwargs", "generation_mode"),
