@@ -63,8 +63,8 @@ IN_MEMORY = replace(
 
 
 EPSILON = 1e-6  # of the norm of a linear layer's output, whatever the configuration states
-# of layers of retention, of softmax attention, and of the feed-forward: names of the factor on the stream, "alpha", and of that
-# on the branch, "beta", in transformers and in published configurations
+# of layers of retention, of softmax attention, and of the feed-forward: names of the factor on the stream, "alpha", and of
+# that on the branch, "beta", in transformers and in published configurations
 FACTORS = (
     ("linear_attn_{}_factor", "layernorm_linear_attention_{}"),
     ("full_attn_{}_factor", "layernorm_full_attention_{}"),
