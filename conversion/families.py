@@ -76,10 +76,7 @@ class HeirConfig:
         """The configuration of a model that the family's fields describe."""
         return RetNetHybridConfig.from_dict({"model_type": cls.model_type} | content)
 
-    @staticmethod
-    def from_dict(content: dict[str, Any], **kwargs: Any) -> RetNetHybridConfig:
-        """As `RetNetHybridConfig.from_dict`."""
-        return RetNetHybridConfig.from_dict(content, **kwargs)
+    from_dict = RetNetHybridConfig.from_dict
 
 
 for _name in BY_MODEL_TYPE:

@@ -63,12 +63,13 @@ IN_MEMORY = replace(
 
 
 EPSILON = 1e-6  # of the norm of a linear layer's output, whatever the configuration states
-# factors on the stream, "alpha", and on a branch, "beta": their names in transformers, and in published configurations
-FACTORS = {
-    "linear_attention": ("linear_attn_{}_factor", "layernorm_linear_attention_{}"),
-    "full_attention": ("full_attn_{}_factor", "layernorm_full_attention_{}"),
-    "mlp": ("mlp_{}_factor", "layernorm_mlp_{}"),
-}
+# of layers of retention, of softmax attention, and of the feed-forward: names of the factor on the stream, "alpha", and of
+# that on the branch, "beta", in transformers and in published configurations
+FACTORS = (
+    ("linear_attn_{}_factor", "layernorm_linear_attention_{}"),
+    ("full_attn_{}_factor", "layernorm_full_attention_{}"),
+    ("mlp_{}_factor", "layernorm_mlp_{}"),
+)
 LAST = (".retention.o_proj.weight", ".attention.o_proj.weight", ".mlp.experts.down_proj")  # projections of these branches
 
 
@@ -79,13 +80,13 @@ def depth_factors(layers: int) -> list[float]:
 
 def factors(config: Mapping[str, Any], which: str) -> list[float]:
     """The factor on each kind of branch; 1 where none is stated."""
-    names = ([name.format(which) for name in names] for names in FACTORS.values())
+    names = ([name.format(which) for name in names] for names in FACTORS)
     return [next((config[name] for name in each if config.get(name) is not None), 1.0) for each in names]
 
 
 def alphas_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Factors on the stream. Those on a branch have no counterpart: `MiniMax.plan` makes them a part of weights."""
-    for (transformers, _), beta in zip(FACTORS.values(), factors(config, "beta")):
+    for (transformers, _), beta in zip(FACTORS, factors(config, "beta")):
         if beta != 1:
             raise ValueError(
                 f"{transformers.format('beta')} in config.json must be 1 or absent, got {beta}: `retnet-hf convert` makes "
@@ -99,7 +100,7 @@ def alphas_back(ours: RetNetHybridConfig) -> dict[str, Any]:
     """The other direction."""
     of_others = (ours.attention_residual_multiplier, ours.mlp_residual_multiplier)
     alphas = (ours.residual_multiplier, *(alpha or ours.residual_multiplier for alpha in of_others))
-    return {transformers.format("alpha"): alpha for (transformers, _), alpha in zip(FACTORS.values(), alphas)}
+    return {transformers.format("alpha"): alpha for (transformers, _), alpha in zip(FACTORS, alphas)}
 
 
 def kinds_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +157,7 @@ class MiniMax(Family):
 
     def plan(self, shapes: Mapping[str, Shape] | None, config: dict[str, Any] | None) -> Conversion:
         """As of other families. The factor on a kind of branch becomes a part of its last projection."""
-        betas = [name.format("beta") for names in FACTORS.values() for name in names]
+        betas = [name.format("beta") for names in FACTORS for name in names]
         planned = super().plan(shapes, config and {name: value for name, value in config.items() if name not in betas})
         moves = list(planned.moves)
         for end, beta in zip(LAST, factors(config, "beta")):

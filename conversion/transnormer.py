@@ -27,6 +27,13 @@ def depth_factors(layers: int) -> list[float]:
     return [1 - layer / max(layers - 1, 1) + 1e-5 for layer in range(layers)]
 
 
+def untied(tied: bool, ours: RetNetHybridConfig) -> bool:
+    """Whether the head is the embedding, which a file may state, and is not written: no published model has such a head."""
+    if tied:
+        raise ValueError("tie_word_embeddings must be False for the format transnormer, which cannot express True.")
+    return tied
+
+
 def turned_layers(turned: list[int] | None, fields: Mapping[str, Any]) -> list[int] | None:
     """The layers that learn angles."""
     return [layer for layer, turns in enumerate(turned or []) if turns] or None
@@ -91,6 +98,7 @@ FAMILY = Family(
             back=lambda each, ours: each == 1,
         ),
         Row("init_std", "initializer_range", default=0.02),
+        Row("tie_word_embeddings", default=False, back=untied),
     ),
     implied={
         "value_expansion": lambda fields: fields["key_expansion"],
