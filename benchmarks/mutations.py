@@ -223,7 +223,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "remote_code",
         [
             ("            for needed in sorted(module.needs, key=place_of):", "            for needed in module.needs:"),
-            ("    cls._auto_class = None  # transformers would copy modules", "    pass"),
+            ("    vars(saved)[name] = answer", "    pass"),
             ("if module in GPU:", "if False:"),
         ],
     ),
