@@ -13,5 +13,3 @@ One file per format. Each has
 
 A family of hybrids by another name is a table, `FAMILY`, of which these are methods.
 """
-
-import retnet_hf as retnet_hf  # first, since it imports modules of this package

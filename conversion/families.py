@@ -1,16 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The families that are RetNets by other names, as AutoConfig and `from_pretrained` meet them: by a folder of theirs.
-
-Importing this module registers their model_types with AutoConfig.
-"""
+"""The families that are RetNets by other names, as `from_pretrained` meets them: by a folder of theirs."""
 
 from collections.abc import Collection
 from typing import Any
-
-from transformers import CONFIG_MAPPING, AutoConfig
-
-from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
 from . import hypenet, minimax, ring, transnormer
 from .dialect import Dialect
@@ -65,20 +58,3 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
 def dialect_of(names: Collection[str]) -> Dialect | None:
     """The dialect of these weights, or None if their names are ours or unknown."""
     return next((dialect for dialect in DIALECTS if dialect.names_any_of(names)), None)
-
-
-class HeirConfig:
-    """Stands for a family in AutoConfig, and makes a RetNetHybridConfig of its files."""
-
-    model_type = ""
-
-    def __new__(cls, **content: Any) -> RetNetHybridConfig:
-        """The configuration of a model that the family's fields describe."""
-        return RetNetHybridConfig.from_dict({"model_type": cls.model_type} | content)
-
-    from_dict = RetNetHybridConfig.from_dict
-
-
-for _name in BY_MODEL_TYPE:
-    if _name not in CONFIG_MAPPING:  # what transformers or others have stays theirs
-        AutoConfig.register(_name, type("HeirConfig", (HeirConfig,), {"model_type": _name}))

@@ -5,9 +5,10 @@
 import pytest
 import torch
 from small_models import HEIRS, small_config, small_model
+from transformers import CONFIG_MAPPING
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf_conversion import ring
+from retnet_hf_conversion import families, heirs, ring
 from retnet_hf_conversion.dialect import Dialect
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.family import Family, Row, Together, same
@@ -132,3 +133,8 @@ def test_a_checkpoint_without_a_config_json_is_recognised_by_its_names_and_refus
     assert TABLE.recognises((), {"model_type": "table_2"})
     with pytest.raises(CheckpointError, match="the format table needs a config.json beside the weights"):
         TABLE.plan({}, None)
+
+
+def test_the_model_types_of_all_families_are_registered():
+    assert sorted(heirs.MODEL_TYPES) == sorted(families.BY_MODEL_TYPE)
+    assert set(heirs.MODEL_TYPES) <= set(CONFIG_MAPPING.keys())
