@@ -86,7 +86,9 @@ def require_apart(output: Path, sources: Iterable[Path]) -> None:
 def require_replaceable(folder: Path) -> None:
     """Raises CheckpointError, naming the first one, for files of a folder that no command has written."""
     package = find_spec("retnet_hf").submodule_search_locations[0]
-    code = [name for name in os.listdir(package) if name.endswith(".py")]  # which `save_pretrained` copies where it is asked
+    modules = (path.name for path in Path(package).rglob("*.py"))
+    code = [name for name in modules if name.startswith(("configuration_", "modeling_", "image_processing_"))]
+    code.append("retnet_gpu.py")  # these are what `save_pretrained` writes where it is asked for code
     for where, folders, files in os.walk(folder):
         for name in sorted((*folders, *files)):
             is_folder = name in folders and not Path(where, name).is_symlink()

@@ -20,6 +20,6 @@ def multiply_bfloat16(replace: Callable = setattr) -> list[torch.dtype]:
         return plain(left.to(out_dtype), right.to(out_dtype))
 
     replace(torch, "bmm", bmm)
-    for module in ("retention_forms", "plan"):
+    for module in ("ops.retention_forms", "ops.plan"):
         replace(sys.modules[f"retnet_hf.{module}"], "multiplies_bfloat16", lambda device: True)
     return multiplied

@@ -133,7 +133,8 @@ def model_card(
         task, is_classifier = f"image-{TASKS[suffix]}", suffix == "ForImageClassification"
         nature, rows = _classes(config.id2label) if is_classifier else ".", {"image size": config.image_size}
         example = (_CLASSIFIER if is_classifier else _IMAGE_MODEL).format(name=name, model_class=family + suffix)
-    portable = any(str(each).endswith(f".{type(model).__name__}") for each in (config.auto_map or {}).values())
+    carried = (getattr(config, "auto_map", None) or {}).values()
+    portable = any(str(each).endswith(f".{type(model).__name__}") for each in carried)
     if portable:
         example = re.sub("^import retnet_hf.*\n", "", example)
         for call in (f'{auto_class}.from_pretrained("{name}"', f'model="{name}"'):

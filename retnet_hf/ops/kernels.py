@@ -81,8 +81,11 @@ def _use(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Size
 _use._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, which imports the compiler
 
 
-def kernels_of_call(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, one_token: bool) -> Kernels:
-    """What computes a call on a device, of what its model may use: kernels or `TORCH`."""
+def kernels_of_call(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, length: int) -> Kernels:
+    """What computes a call of `length` tokens on a device, of what its model may use: kernels or `TORCH`."""
+    one_token = False
+    if length == 1:  # a branch, because a compiler may know the length as a symbol
+        one_token = True
     if kernels.runs_on is _nowhere or not _use(kernels, device, dtype, sizes, one_token, torch.compiler.is_compiling()):
         return TORCH
     return kernels if kernels.chunkwise is not None else _by_default[0]

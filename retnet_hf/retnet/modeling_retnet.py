@@ -360,7 +360,7 @@ class RetNetModel(RetNetPreTrainedModel):
             kernels = TORCH
             if self.kernels.runs_on(device):
                 sizes = self.kernel_sizes(decays[0])
-                kernels = kernels_of_call(self.kernels, device, dtype, sizes, one_token=bool(length == 1))
+                kernels = kernels_of_call(self.kernels, device, dtype, sizes, length)
             options = {"with_final": past is not None, "bidirectional": config.bidirectional, "maps": maps}
             plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, kernels=kernels, **options)
             return [plan] * config.num_hidden_layers

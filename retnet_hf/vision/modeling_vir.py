@@ -430,8 +430,7 @@ class ViRModel(ViRPreTrainedModel):
         scaling, layouts = Scaling(head_dim**-0.5), [layout_of((1, size), device) for size in lengths]
         plans = []
         for layout, tokens in zip(layouts, lengths):
-            one_token = isinstance(tokens, int) and tokens == 1
-            kernels = kernels_of_call(self.kernels, device, hidden_states.dtype, sizes, one_token)
+            kernels = kernels_of_call(self.kernels, device, hidden_states.dtype, sizes, tokens)
             plans.append(
                 plan_of_rows(layout, lambda *_, **__: scaling, log_decays, form, chunk_size, kernels=kernels, **options)
             )
