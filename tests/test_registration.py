@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from small_models import PACKAGE_ABSENT
 from transformers.utils import is_torchvision_available
 
 import retnet_hf
@@ -104,6 +105,13 @@ print(json.dumps([type(AutoConfig.for_model("retnet")).__name__]))
 """
     assert run(OURS + OTHER + look, tmp_path)[0] == ["OtherConfig"]
     assert run(OTHER + OURS + look, tmp_path)[0] == ["RetNetConfig"]
+
+
+def test_language_models_need_no_other_package_of_the_house(tmp_path):
+    """As on a machine with a bare checkout: `python -m benchmarks.gpu`."""
+    script = PACKAGE_ABSENT.replace('== "retnet_hf"', '== "retnet_hf_conversion"')
+    script += "import json, retnet_hf; print(json.dumps([retnet_hf.RetNetConfig.model_type]))"
+    assert run(script, tmp_path)[0] == ["retnet"]
 
 
 @pytest.mark.parametrize("module", ["fla", "minimax", "dialect"])

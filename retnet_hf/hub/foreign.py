@@ -7,9 +7,10 @@ from typing import Any
 
 
 def conversion(name: str) -> Any | None:
-    """A module of `conversion`; None where code has travelled with a model to a place without it."""
+    """A module of `conversion`; None where it is not installed: beside code that has travelled, or a bare `retnet_hf/`."""
     try:
         importlib.import_module("retnet_hf")
+        importlib.import_module("retnet_hf_conversion")
     except ImportError:
         return None
     return importlib.import_module(f"retnet_hf_conversion.{name}")
