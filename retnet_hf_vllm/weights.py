@@ -9,11 +9,9 @@ from itertools import chain
 from torch import Tensor
 
 from retnet_hf import RetNetConfig
+from retnet_hf.hub.loading import OUR_TENSORS
 from retnet_hf_conversion.dialect import Dialect, renamed
 from retnet_hf_conversion.families import dialect_of
-
-
-OURS = r"\.(retention|attention)\.o_proj\.weight$"
 
 
 def canonical_weights(weights: Iterable[tuple[str, Tensor]], config: RetNetConfig) -> Iterator[tuple[str, Tensor]]:
@@ -24,7 +22,7 @@ def canonical_weights(weights: Iterable[tuple[str, Tensor]], config: RetNetConfi
     held, weights = [], iter(weights)
     for entry in weights:
         held.append(entry)
-        if re.search(OURS, entry[0]) or dialect_of([entry[0]]):
+        if entry[0].endswith(OUR_TENSORS) or dialect_of([entry[0]]):
             break
     dialect = dialect_of([name for name, _ in held])
     for name, weight in chain(held, weights):

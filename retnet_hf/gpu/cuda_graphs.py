@@ -23,6 +23,7 @@ from transformers.generation import GenerationConfig
 from transformers.modeling_outputs import ModelOutput
 from transformers.utils import logging
 
+from ..hub.saving import TRAVELS
 from ..modules.captured_steps import STEPS
 from ..modules.hooks import has_hooks
 from ..ops.layout import new_columns
@@ -36,7 +37,7 @@ GRAPHS_VARIABLE = "RETNET_HF_CUDA_GRAPHS"  # of the environment; "0" turns graph
 FEWEST_TOKENS = 8  # a capture takes about as long as two steps
 # Modules of these packages compute by operations that are the same in each step, and do not wait for the device: a capture
 # that fails disturbs the process.
-OURS = "retnet_hf" if __name__.startswith("retnet_hf.") else RetNetState.__module__  # the file that has travelled
+OURS = RetNetState.__module__ if TRAVELS else "retnet_hf"  # of the file that has travelled, all models are
 PACKAGES = ("torch.nn.modules.", "transformers.activations.", "peft.tuners.lora.layer.", f"{OURS}.")
 
 

@@ -14,7 +14,7 @@ from transformers.modeling_utils import PreTrainedModel, load_state_dict
 from .foreign import conversion
 
 
-OURS = (".retention.o_proj.weight", ".attention.o_proj.weight")  # no other library has a tensor with such a name
+OUR_TENSORS = (".retention.o_proj.weight", ".attention.o_proj.weight")  # no other library has a tensor with such a name
 
 
 def names_in(checkpoint_files: list[str]) -> set[str]:
@@ -56,7 +56,7 @@ class SharedLoading:
         require_equal_shares(model.config, share)
         model.share_heads(share)
         names = names_in(checkpoint_files) if state_dict is None and checkpoint_files else state_dict or ()
-        ours = any(name.endswith(OURS) for name in names)
+        ours = any(name.endswith(OUR_TENSORS) for name in names)
         others = None if ours else conversion("dialect_loading")
         load = PreTrainedModel._load_pretrained_model if others is None else functools.partial(others.load, names)
         return load(model, state_dict, checkpoint_files, load_config, *args, **kwargs)

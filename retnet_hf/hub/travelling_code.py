@@ -37,13 +37,14 @@ GPU_FILE = "retnet_gpu"
 
 
 class Module:
-    """A module of this package, as what is left of its source without imports, licence and docstring.
+    """A module of this package: its source, taken apart.
 
     Attributes:
         needs: the modules of this package that it imports, with the names that it imports.
         later: those that it imports in functions.
         imports: its other imports: module, or None for `import name`, and names.
         heading, summary: its file, and the first line of its docstring.
+        licence, body: its first lines, and what is left without these, docstring and imports.
     """
 
     def __init__(self, name: str) -> None:
@@ -69,10 +70,10 @@ class Module:
                 self.lines[place] = self._import_later(node)
             elif node is tree.body[0] or (at_top and ast.unparse(node).startswith("__all__")):
                 del self.lines[place]
-        self.body = "\n".join(self.lines[2:]).strip("\n")
+        self.licence, self.body = self.lines[:2], "\n".join(self.lines[2:]).strip("\n")
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        names = {alias.name if alias.asname is None else f"{alias.name} as {alias.asname}" for alias in node.names}
+        names = set(map(ast.unparse, node.names))
         if getattr(node, "level", 0):
             if node.module is None or any(alias.asname for alias in node.names):
                 raise ValueError(
@@ -84,7 +85,7 @@ class Module:
 
     def _import_later(self, node: ast.ImportFrom) -> list[str]:
         """An import in a function: from the file for GPUs what is in it, all else from the package, if it is installed."""
-        names, indent = ", ".join(alias.name for alias in node.names), " " * node.col_offset
+        names, indent = ", ".join(map(ast.unparse, node.names)), " " * node.col_offset
         module = self.absolute(node)
         self.later.add(module)
         if module in GPU:
@@ -101,13 +102,16 @@ class Module:
         return ".".join([*self.name.split(".")[: -node.level], node.module])
 
 
+module_of = functools.cache(Module)  # files of several classes share modules
+
+
 def in_order(*names: str) -> dict[str, Module]:
     """Modules and all that they need, each after those that it needs."""
     found: dict[str, Module] = {}
 
     def visit(name: str) -> None:
         if name not in found:
-            module = Module(name)
+            module = module_of(name)
             for needed in sorted(module.needs, key=place_of):
                 visit(needed)
             found[name] = module
@@ -150,10 +154,9 @@ def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str
     if of_triton:  # transformers refuses a file with an import of what is not installed, unless the import is tried
         own += ["", "try:", *(f"    {line}" for line in import_lines(of_triton)), "except ImportError:", "    raise"]
     sections = [f"# ======== {each.heading}\n# {each.summary}\n\n{each.body}" for each in modules.values()]
-    docstring = modules[main].docstring
     head = f"{PACKAGE} {__version__} has written this file from its modules, each after those that it needs."
-    licence = modules[main].path.read_text(encoding="utf-8").splitlines()[:2]
-    text = "\n".join([*licence, f'"""{docstring}\n\n{head}\n"""', "", *own, "", "", "\n\n\n".join(sections), ""])
+    described = [*modules[main].licence, f'"""{modules[main].docstring}\n\n{head}\n"""']
+    text = "\n".join([*described, "", *own, "", "", "\n\n\n".join(sections), ""])
     return re.sub(r"\n{4,}", "\n\n\n", text)
 
 
@@ -241,15 +244,12 @@ def with_files(name: str, source: str, files: dict[str, str]) -> str:
         imports = set()
         for alias in node.names:
             home = next((f".{file}" for file, names in defined.items() if alias.name in names), node.module)
-            imports.add((home, alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"))
+            imports.add((home, ast.unparse(alias)))
         first, last = lines[node.lineno - 1].encode(), lines[node.end_lineno - 1].encode()
         before, after = first[: node.col_offset].decode(), last[node.end_col_offset :].decode()
-        new = import_lines(imports)
-        if before.strip() or after.strip():  # other statements of the line, or a comment
-            new = [before + "; ".join(import_lines(imports, width=10**6)) + after]
-        else:
-            new = [before + line for line in new]
-        lines[node.lineno - 1 : node.end_lineno] = new
+        alone = not (before.strip() or after.strip())  # else there are other statements of the line, or a comment
+        new = import_lines(imports) if alone else ["; ".join(import_lines(imports, width=10**6))]
+        lines[node.lineno - 1 : node.end_lineno] = [before + line + after for line in new]
     text = "\n".join(lines)
     tree = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
     for node in tree:

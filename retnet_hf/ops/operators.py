@@ -6,7 +6,8 @@
 
     query (B, H, T, K)     key (B, G, T, K)     value (B, G, T, V)     output (B, H, T, V)     state (B, M, K, V) or None
 
-Decays and layout are part of an operator. A returned state is None where nobody wants it.
+Decays and layout are part of an operator, which moves to another device with them. A returned state is None where nobody
+wants it.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,14 +30,10 @@ from .retention_forms import (
 )
 
 
-class Operator(OnDevice):
-    """The operator of a layer. It moves to another device with its tensors."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        raise NotImplementedError
+Operator = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
 
 
-class Step(Operator):
+class Step(OnDevice):
     """One token, which writes the new state into the memory of the old one.
 
     Args:
@@ -52,7 +49,7 @@ class Step(Operator):
         return self.step_(query, key, value, state, decay=self.decay)
 
 
-class Chunks(Operator):
+class Chunks(OnDevice):
     """The chunkwise form, or the parallel form without a `chunk_size`.
 
     Args:
@@ -84,7 +81,7 @@ class Chunks(Operator):
         return retention_in_chunks(query, key, value, state, tables, self.order, self.with_final)
 
 
-class Function(Operator):
+class Function(OnDevice):
     """A function such as `recurrent_retention`, or a kernel of the chunkwise form. The output of absent tokens is zero."""
 
     def __init__(
@@ -100,7 +97,7 @@ class Function(Operator):
         return output if self.present is None else output.masked_fill(~self.present[:, None, :, None], 0), state
 
 
-class BothWays(Operator):
+class BothWays(OnDevice):
     """A scan ahead and a scan back, minus what each token retains of itself, which both scans count. It has no state."""
 
     def __init__(self, ahead: Operator, back: Operator, present: Tensor | None) -> None:

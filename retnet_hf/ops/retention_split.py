@@ -381,7 +381,7 @@ def plan_of_segments(
     return Plan(layout, rotation(position), of_each_decay(make, log_decays), log_decays, position=position)
 
 
-class Segments(Operator):
+class Segments(OnDevice):
     """Retention of this rank's tokens over all tokens before them, on any rank.
 
     Query, key and value are those of this rank, (B, H, S T, K) and so on. The state is that of the whole sequence, the same

@@ -44,7 +44,7 @@ from ..modules.captured_steps import replayed
 from ..modules.computed_buffers import ComputedBuffer
 from ..modules.initial_weights import draw_weights, projection
 from ..ops.gradients import gated, mean_cross_entropy, rms_norm
-from ..ops.kernels import TORCH, Sizes, kernels_of_call, load_kernels
+from ..ops.kernels import Sizes, kernels_of_call, load_kernels
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan, Rotation, Scaling, plan_of_rows
 from ..ops.retention_forms import default_chunk_size, form_of_call, needs_autograd
@@ -357,10 +357,7 @@ class RetNetModel(RetNetPreTrainedModel):
         packed = past is not None and past.is_initialized and kwargs.get("cu_seq_lens_q") is not None
         if self.context is None and not packed:
             layout = layout_of(*call, past, **kwargs) if layout is None else layout
-            kernels = TORCH
-            if self.kernels.runs_on(device):
-                sizes = self.kernel_sizes(decays[0])
-                kernels = kernels_of_call(self.kernels, device, dtype, sizes, length)
+            kernels = kernels_of_call(self.kernels, device, dtype, self.kernel_sizes(decays[0]), length)
             options = {"with_final": past is not None, "bidirectional": config.bidirectional, "maps": maps}
             plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, kernels=kernels, **options)
             return [plan] * config.num_hidden_layers

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 
-from ..ops.layout import Layout, checked_positions
-from ..ops.operators import Operator, of_each_decay
+from ..ops.layout import Layout, OnDevice, checked_positions
+from ..ops.operators import of_each_decay
 from ..ops.plan import MakeRotation, Plan
 from ..ops.retention_forms import step_decay
 from ..ops.retention_packed import PackedDocuments, packed_documents, packed_retention, packed_step_
@@ -52,7 +52,7 @@ class PackedLayout(Layout):
             length.copy_(next_position.max())
 
 
-class Packed(Operator):
+class Packed(OnDevice):
     """Packed documents, each continued from its row of the states (S, M, K, V). It works in place.
 
     Where every document is one token and no gradient is recorded, it is a step.
