@@ -55,6 +55,16 @@ def test_compiled_forward(one_layer):
     assert graph_breaks() == {}
 
 
+def test_a_second_model_of_another_configuration_is_one_graph():
+    """A compiler that has seen two values of a field takes it for a symbol, which decides about no kernel."""
+    ids = random_ids(2, 9)
+    for fields in ({"value_expansion": 2.0}, {"value_expansion": 1.0, "hidden_size": 64, "num_attention_heads": 4}):
+        model = small_model(num_hidden_layers=1, **fields)
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        with torch.no_grad():
+            close(compiled(ids, use_cache=False).logits, model(ids).logits)
+
+
 @pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])
 def test_compiled_forward_in_every_form(model, form):
     """One graph with a mask and a gradient, and one that returns a state."""

@@ -240,7 +240,8 @@ class RetNetModel(RetNetPreTrainedModel):
         self.decay = RetNetDecay(config)
         self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
         self.kernels = load_kernels(config.kernels)
-        self.chunk_size = config.chunk_size or default_chunk_size(config.head_dim, config.value_head_dim)
+        self.head_dims = config.head_dim, config.value_head_dim  # held here, because a compiler may know a field as a symbol
+        self.chunk_size = config.chunk_size or default_chunk_size(*self.head_dims)
         self.scaling = config.head_dim**-0.5
         self.context: Any = None
         self.gradient_checkpointing = False
@@ -374,7 +375,7 @@ class RetNetModel(RetNetPreTrainedModel):
         config, matrices = self.config, log_decay.numel()
         heads = matrices * self.decay.heads_per_state[0]
         groups = max(1, heads * config.num_key_value_heads // config.num_attention_heads)
-        return heads, groups, matrices, config.head_dim, config.value_head_dim, self.chunk_size
+        return heads, groups, matrices, *self.head_dims, self.chunk_size
 
     def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
         """The rotation in layers of retention, of positions (B|1, T). Options are those of `Rotation`."""
