@@ -4,7 +4,7 @@
 
 Small models of every family train, read, generate and change states in float32, on both devices, with each way to compute
 retention; the results are compared number by number. The kernels alone are compared with the recurrence in float64 by
-`tests.triton_interpreter`. Needs PyTorch, transformers and this checkout. Several processes share the GPU.
+`tests.support.triton_interpreter`. Needs PyTorch, transformers and this checkout. Several processes share the GPU.
 
 Ends with status 1 and the names of what is wrong, or of what took too long; with status 0 and a reason without a GPU.
 """
@@ -25,7 +25,7 @@ from unittest import mock
 import torch
 
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 from small_models import DIALECTS, HEIRS, left_padded, random_ids, small_model  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
@@ -203,7 +203,7 @@ def main(words: list[str] | None = None) -> None:
         print("skipped: PyTorch sees no GPU here; --device cpu tries the script")
         return
     begun, parts = time.monotonic(), 4
-    alone = [sys.executable, "-m", "tests.triton_interpreter", "cuda"]
+    alone = [sys.executable, "-m", "tests.support.triton_interpreter", "cuda"]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": Path(__file__).parent.parent}
     kernels_alone = [subprocess.Popen([*alone, str(part), str(parts)], **options) for part in range(parts if on_gpu else 0)]
 

@@ -1,0 +1,190 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""push_to_hub and from_pretrained through the real clients, against a stand-in of the Hub on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hub_stand_in import HubStandIn, serving
+from huggingface_hub import ModelCard
+from places import ROOT, SUPPORT
+from safetensors.torch import load
+from small_models import PACKAGE_ABSENT, greedy, small_model
+from small_vision_models import VISION_FAMILIES
+
+from retnet_hf import RetNetModel
+from retnet_hf.hub.cards import model_card
+
+
+PUSH = """
+import gc; gc.disable()
+from small_models import small_config, small_model, word_tokenizer
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetModel
+
+plain = small_model()
+plain.push_to_hub("someone/plain")
+
+RetNetConfig.register_for_auto_class()
+RetNetForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+model = small_model("torchscale")
+model.push_to_hub("someone/with-code", max_shard_size="20KB", commit_message="A first upload", tags=["tiny"])
+word_tokenizer().push_to_hub("someone/with-code")
+small_model(model_class=RetNetModel).push_to_hub("someone/base")
+model.save_pretrained("folder", push_to_hub=True, repo_id="someone/saved-and-pushed")
+small_config().push_to_hub("someone/configuration")
+small_model().push_to_hub("someone/own-card")
+
+from small_vision_models import VISION_FAMILIES
+
+for name, family in VISION_FAMILIES.items():
+    family.model().push_to_hub(f"someone/{name}", tags=["tiny"])
+VISION_FAMILIES["rmt"].model(VISION_FAMILIES["rmt"].backbone_class).push_to_hub("someone/backbone")
+VISION_FAMILIES["vir"].model().push_to_hub("someone/own-image-card")
+"""
+
+LOAD = (
+    PACKAGE_ABSENT
+    + """
+import json
+from transformers import pipeline
+
+generator = pipeline(model="someone/with-code", trust_remote_code=True)  # the task is in the model card
+[tokens] = generator("w5 w6 w7", max_new_tokens=8, do_sample=False, return_tensors=True)
+print(json.dumps([type(generator).__name__, type(generator.model).__module__, tokens["generated_token_ids"]]))
+"""
+)
+
+
+def run(script: str, hub: HubStandIn, folder: Path) -> str:
+    """Runs the script in a process whose Hub is the stand-in; nothing else is reached, as there is no other address."""
+    environment = os.environ | {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(folder / "hf_home"),
+        "HF_TOKEN": "hf_stand_in",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)]),
+    }
+    for offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        environment.pop(offline, None)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A Hub to which everything has been pushed."""
+    with serving(HubStandIn()) as hub:
+        for repo in ("someone/own-card", "someone/own-image-card"):
+            hub.files[repo] = {"README.md": b"---\nlicense: mit\n---\n\n# Written by hand\n"}
+        run(PUSH, hub, tmp_path_factory.mktemp("push"))
+        yield hub
+
+
+def test_push_to_hub_uploads_weights_and_configuration(hub):
+    files = hub.files["someone/plain"]
+    assert files.keys() == {"README.md", "config.json", "generation_config.json", "model.safetensors"}
+    assert json.loads(files["config.json"])["architectures"] == ["RetNetForCausalLM"]
+    expected = small_model().state_dict()
+    uploaded = load(files["model.safetensors"])
+    assert uploaded.keys() == expected.keys()
+    assert all(uploaded[name].equal(weight) for name, weight in expected.items())
+
+
+def test_push_to_hub_writes_a_model_card(hub):
+    """The card names task, library and the model itself; its code is Python that a reader can run."""
+    for repo, task, auto_class in (
+        ("someone/plain", "text-generation", "AutoModelForCausalLM"),
+        ("someone/with-code", "text-generation", "AutoModelForCausalLM"),
+        ("someone/base", "feature-extraction", "AutoModel"),
+        ("someone/saved-and-pushed", "text-generation", "AutoModelForCausalLM"),
+    ):
+        card = ModelCard(hub.files[repo]["README.md"].decode())
+        assert card.data.pipeline_tag == task
+        assert card.data.library_name == "transformers"
+        assert "retnet" in card.data.tags
+        assert f"# {repo}" in card.text
+        code = card.text.split("```python")[1].split("```")[0]
+        compile(code, repo, "exec")
+        assert f'{auto_class}.from_pretrained("{repo}"' in code
+        assert ("trust_remote_code=True" in code) == (repo in ("someone/with-code", "someone/saved-and-pushed"))
+    assert f"{small_model().num_parameters():,} parameters" in hub.files["someone/plain"]["README.md"].decode()
+    assert hub.cards
+
+
+def test_push_to_hub_keeps_the_tags_it_is_given(hub):
+    assert "tiny" in ModelCard(hub.files["someone/with-code"]["README.md"].decode()).data.tags
+
+
+def test_saving_with_push_to_hub_uploads_the_code(hub):
+    assert {"configuration_retnet.py", "modeling_retnet.py"} <= hub.files["someone/saved-and-pushed"].keys()
+
+
+def test_push_to_hub_carries_code_and_shards(hub):
+    files = hub.files["someone/with-code"]
+    assert {"configuration_retnet.py", "modeling_retnet.py"} <= files.keys()
+    assert sum(name.endswith(".safetensors") for name in files) > 2
+    assert json.loads(files["config.json"])["auto_map"]["AutoConfig"] == "configuration_retnet.RetNetConfig"
+    assert "tokenizer.json" in files
+
+
+def test_push_to_hub_then_trust_remote_code(hub, tmp_path):
+    """Another machine, without the package: the pipeline finds task, code, weights and tokenizer on the Hub."""
+    kind, module, tokens = json.loads(run(LOAD, hub, tmp_path).splitlines()[-1])
+    assert kind == "TextGenerationPipeline"
+    assert module.startswith("transformers_modules.")
+    assert tokens == greedy(small_model("torchscale"), torch.tensor([[5, 6, 7]]), 8)[0].tolist()
+
+
+@pytest.mark.parametrize("repo", ["someone/own-card", "someone/own-image-card"])
+def test_push_to_hub_leaves_a_card_of_one_s_own_alone(hub, repo):
+    card = ModelCard(hub.files[repo]["README.md"].decode())
+    assert card.data.license == "mit"
+    assert "# Written by hand" in card.text
+    assert "model.safetensors" in hub.files[repo]
+
+
+def test_push_to_hub_of_a_configuration(hub):
+    assert json.loads(hub.files["someone/configuration"]["config.json"])["model_type"] == "retnet"
+    assert RetNetModel.config_class.model_type == "retnet"
+
+
+@pytest.mark.parametrize("name", VISION_FAMILIES)
+def test_push_to_hub_writes_a_card_of_an_image_model(hub, name):
+    """The card names task, library and the model itself; its code is Python that a reader can run."""
+    card = ModelCard(hub.files[f"someone/{name}"]["README.md"].decode())
+    assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "image-classification")
+    assert {name, "retention", "tiny"} <= set(card.data.tags)
+    assert f"# someone/{name}\n" in card.text
+    parameters = VISION_FAMILIES[name].model().num_parameters()
+    assert f"{parameters:,} parameters that distinguishes 5 classes of images.\n" in card.text
+    code = card.text.split("```python")[1].split("```")[0]
+    compile(code, name, "exec")
+    assert f'pipeline("image-classification", model="someone/{name}")' in code
+
+
+def test_push_to_hub_of_a_backbone(hub):
+    card = ModelCard(hub.files["someone/backbone"]["README.md"].decode())
+    assert card.data.pipeline_tag == "image-feature-extraction"
+    assert 'RMTBackbone.from_pretrained("someone/backbone")' in card.text
+
+
+def test_a_card_names_the_classes():
+    family = VISION_FAMILIES["vir"]
+
+    def text(names: list[str]) -> str:
+        return model_card(family.model(num_labels=len(names), id2label=dict(enumerate(names))), "some-model").text
+
+    assert "that distinguishes 3 classes of images: cat, dog, owl.\n" in text(["cat", "dog", "owl"])
+    assert "that distinguishes 23 classes of images: 0, 1," in text([str(number) for number in range(23)])
+    assert ", 19 and 3 more.\n" in text([str(number) for number in range(23)])
+    assert "distinguishes" not in text(["height"])
+    subclass = type("Renamed", (family.classifier_class,), {})
+    assert "image-classification" in model_card(subclass(family.config()), "some-model").text

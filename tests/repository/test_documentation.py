@@ -1,0 +1,235 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The documentation: its Python is run, its tables are held to the code, and it builds without a warning."""
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+from documentation import Session, blocks, dead_links, session, sessions
+from places import ROOT
+
+import retnet_hf
+from retnet_hf import RetNetConfig, RetNetForCausalLM
+from retnet_hf_conversion.fla import to_fla
+from retnet_hf_conversion.syncdoth import to_syncdoth
+from retnet_hf_conversion.torchscale import to_torchscale
+
+
+DOCS = ROOT / "docs"
+if not DOCS.is_dir():
+    pytest.skip("a source distribution has no docs", allow_module_level=True)
+
+PAGES = sorted(DOCS.rglob("*.md"))
+IN_SECTIONS = [DOCS / "troubleshooting.md", DOCS / "guides" / "works-with.md"]
+SESSIONS = [session(page) for page in PAGES if page not in IN_SECTIONS]
+SESSIONS = [one for one in SESSIONS if one.blocks] + [one for page in IN_SECTIONS for one in sessions(page)]
+OPTIONAL = {"torchao", "trl"}
+
+
+def name_of(one: Session) -> str:
+    return f"{one.page.stem}: {one.title}" if one.page in IN_SECTIONS else one.title
+
+
+@pytest.mark.parametrize("one", SESSIONS, ids=name_of)
+def test_the_python_of_the_documentation_runs(one, tmp_path, monkeypatch, newest_names):
+    for package in one.imports() & OPTIONAL:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    monkeypatch.chdir(tmp_path)
+    for registered in (RetNetConfig, RetNetForCausalLM):  # what a page registers is undone
+        monkeypatch.setattr(registered, "_auto_class", None)
+    one.run()
+
+
+def test_all_python_is_run_but_what_needs_more_than_this_process():
+    left_out = [block.source for page in PAGES for block in blocks(page.read_text(encoding="utf-8"), "py")]
+    # Hub, server, vLLM, processes, other runtimes: test_guide_blocks.py runs them on stand-ins, or says why not
+    elsewhere = (
+        r'"[\w-]+/[\w.-]+"|base_url=|^from vllm |init_process_group'
+        r"|^import onnxruntime_genai |^from mlx_lm |^import openvino$|^from executorch"
+    )
+    assert all(re.search(elsewhere, source, flags=re.M) for source in left_out)
+    for source in left_out:
+        compile(source, "docs", "exec")
+    fences = {fence for page in PAGES for fence in re.findall(r"^```(\S+)", page.read_text(encoding="utf-8"), flags=re.M)}
+    assert fences <= {"python", "py", "bash", "text"}
+
+
+def test_the_page_of_the_command_line_shows_every_command():
+    typer_main = pytest.importorskip("typer.main")
+    from retnet_hf_cli.app import app
+
+    page = (DOCS / "guides" / "command-line.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^retnet-hf ([a-z][\w-]*)", page, flags=re.M)) == set(typer_main.get_command(app).commands)
+
+
+def test_every_public_name_is_in_the_reference_once():
+    shown = [
+        name.rsplit(".", 1)[-1]
+        for page in (DOCS / "api").glob("*.md")
+        for name in re.findall(r"^::: (\S+)", page.read_text(encoding="utf-8"), flags=re.M)
+    ]
+    assert len(shown) == len(set(shown))
+    assert set(retnet_hf.__all__) - {"__version__"} <= set(shown)
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "conversion").glob("*.py")]
+    converters = {name for text in sources for name in re.findall(r"^def ((?:from|to)_\w+)", text, flags=re.M)}
+    assert converters <= set(shown)
+    of_families = {name for text in sources for name in re.findall(r"\b((?:from|to)_\w+)(?=.* = FAMILY\.)", text)}
+    assert "from_ring" in of_families
+    assert of_families <= set(re.findall(r"`(\w+)`", (DOCS / "api" / "conversion.md").read_text(encoding="utf-8")))
+
+
+def table_rows(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the table under a heading, without its own first row; code in them bare of its marks."""
+    section = re.search(rf"^#+ {heading}$(.*?)(?=^#+ |\Z)", page.read_text(encoding="utf-8"), flags=re.M | re.S)[1]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in re.findall(r"^\|.*\|$", section, flags=re.M)]
+    return rows[2:]
+
+
+def in_code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+FLA = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9, "intermediate_size": 64}
+TORCHSCALE = FLA | {"rotary_endpoint": True, "head_norm_affine": False, "use_embedding_norm": True}
+
+
+@pytest.mark.parametrize("form", ["fla", "torchscale", "syncdoth"])
+def test_names_side_by_side_are_those_of_the_converters(form):
+    write, fields = {
+        "fla": (to_fla, FLA),
+        "torchscale": (to_torchscale, TORCHSCALE),
+        "syncdoth": (to_syncdoth, TORCHSCALE),
+    }[form]
+    model = RetNetForCausalLM(RetNetConfig(**fields))
+    state_dict, config = write(model)
+    page, like = DOCS / "coming-from.md", "torchscale" if form == "syncdoth" else form
+    arguments = table_rows(page, f"Arguments of {form}")
+    if form == "syncdoth":  # as a sentence of the page says
+        arguments += [row for row in table_rows(page, f"Arguments of {like}") if "share_decoder" not in row[0]]
+    assert len(arguments) >= 9
+    for theirs, ours, *_ in arguments:
+        assert set(in_code(theirs)) <= config.keys(), theirs
+        assert all(hasattr(model.config, name) for name in in_code(ours)), ours
+
+    weights = table_rows(page, f"Weights of {like}")
+    named = {name.replace("N", "0") for theirs, *_ in weights for name in in_code(theirs)}
+    if form == "syncdoth":  # as the next sentence says
+        named = {"lm_head.weight" if name == "output_projection.weight" else f"model.{name}" for name in named}
+    assert named == set(state_dict)
+    assert {name.replace("N", "0") for _, ours, *_ in weights for name in in_code(ours)} == set(model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG"))], ids=lambda page: page.stem
+)
+def test_links_lead_somewhere_on_github(page):
+    assert dead_links(page) == []
+
+
+def test_a_link_to_no_file_to_no_heading_and_to_a_name_of_the_site_is_dead(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A b\n\n[a](#a-b) [b](#b) [c](page.md) [d](none.md) [`e`][package.name] `[f](g)` [h](https://h)\n")
+    assert sorted(dead_links(page)) == ["#b", "][package.name]", "none.md"]
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
+def test_no_page_installs_a_distribution_that_no_index_has(page):
+    assert re.findall(r"pip install \S*retnet.hf.*", page.read_text(encoding="utf-8")) == []
+
+
+def test_the_changelog_names_the_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "## [Unreleased]" in changelog
+    assert retnet_hf.__version__ in changelog
+
+
+HOUSE = {  # packages and their folders; each imports only itself and those before it
+    "retnet_hf": "retnet_hf",
+    "retnet_hf_cpu": "retnet_hf_cpu",
+    "retnet_hf_conversion": "conversion",
+    "retnet_hf_linearization": "linearization",
+    "retnet_hf_export": "retnet_hf_export",
+    "retnet_hf_vllm": "retnet_hf_vllm",
+    "retnet_hf_cli": "retnet_hf_cli",
+}
+ROOMS = ["ops", "state", "hub", "arguments", "modules", "gpu", "retnet", "hybrid", "vision", "training"]  # the same, inside
+
+
+def file_of(module: str) -> Path:
+    package, *inside = module.split(".")
+    return ROOT.joinpath(HOUSE.get(package, package), *inside).with_suffix(".py")
+
+
+def imported_modules(module: str, in_functions: bool) -> set[str]:
+    """Modules of the house that a module imports, as dotted names; in functions, too, which import later."""
+    found, tree = set(), ast.parse(file_of(module).read_text(encoding="utf-8"))
+    for node in ast.walk(tree) if in_functions else tree.body:
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parent = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*parent, *([node.module] if node.module else [])])
+            inside = [f"{base}.{alias.name}" for alias in node.names]
+            names = [name if file_of(name).is_file() else base for name in inside]
+        found |= {name for name in names if name.split(".")[0] in HOUSE}
+    return found
+
+
+@pytest.mark.parametrize("package", HOUSE)
+def test_imports_run_one_way(package):
+    folder = ROOT / HOUSE[package]
+    files = [file for file in folder.rglob("*.py") if file.name not in ("__init__.py", "__main__.py")]
+    modules = [".".join([package, *file.relative_to(folder).with_suffix("").parts]) for file in files]
+    allowed = set(list(HOUSE)[: list(HOUSE).index(package) + 1])
+    for module in modules:
+        assert {name.split(".")[0] for name in imported_modules(module, in_functions=True)} <= allowed, module
+    graph = {module: imported_modules(module, in_functions=False) - {package} for module in modules}
+    assert set(TopologicalSorter(graph).static_order()) >= set(modules)  # CycleError, which names them, for a cycle
+
+
+def test_rooms_import_one_way_and_hold_ten_files_at_the_most():
+    folder = ROOT / "retnet_hf"
+    assert {path.parent.name for path in folder.glob("*/__init__.py")} == set(ROOMS)
+    assert {path.name for path in folder.glob("*.py")} == {"__init__.py", "version.py"}
+    for number, room in enumerate(ROOMS):
+        files = [path for path in (folder / room).glob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= 10
+        for path in files:
+            imported = imported_modules(f"retnet_hf.{room}.{path.stem}", in_functions=False)
+            rooms = {name.split(".")[1] for name in imported} - {"version"}
+            assert rooms <= set(ROOMS[: number + 1]), path.name
+
+
+def test_the_tree_of_the_design_is_that_of_the_sources():
+    table = (DOCS / "design.md").read_text(encoding="utf-8").split("## The operator")[0]
+    named = re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE)
+    assert named == [*ROOMS, *(HOUSE[package] for package in HOUSE if package != "retnet_hf")]
+
+
+def test_the_files_that_contributors_are_sent_to_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8") + (DOCS / "design.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+\.py)", text))
+    named -= {"test_modeling_common.py"}  # of transformers
+    assert "modeling_retnet.py" in named
+    assert not {name for name in named if not any(list((ROOT / part).rglob(name)) for part in (*HOUSE.values(), "tests"))}
+
+
+def test_the_documentation_builds_without_a_warning(tmp_path):
+    if importlib.util.find_spec("material") is None or importlib.util.find_spec("mkdocstrings") is None:
+        pytest.skip("mkdocs-material and mkdocstrings are not installed: pip install -e '.[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}  # an announcement, not a warning
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout + done.stderr == ""
+    page = (tmp_path / "site" / "api" / "language-model" / "index.html").read_text(encoding="utf-8")
+    assert 'id="retnet_hf.RetNetForCausalLM.forward"' in page

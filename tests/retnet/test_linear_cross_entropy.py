@@ -1,0 +1,226 @@
+"""The loss of a language model is cross entropy of its logits, in less memory."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tests.small_models import close, random_ids, rounding, small_model
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+from retnet_hf import RetNetForCausalLM, RetNetForMaskedLM
+from retnet_hf.ops import gradients
+
+
+def operands(rows=37, size=8, vocab_size=23, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    hidden_states = torch.randn(rows, size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(vocab_size, size, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    labels = torch.randint(vocab_size, (rows,), generator=generator)
+    labels[::5] = -100
+    return hidden_states, weight, labels
+
+
+def plain(hidden_states, weight, labels):
+    logits = F.linear(hidden_states, weight)
+    return F.cross_entropy(logits, labels, reduction="sum"), logits
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Several blocks, and a last one that is shorter."""
+    monkeypatch.setattr(gradients, "LOGITS_AT_A_TIME_ON_CPU", 5 * 23)
+
+
+@pytest.mark.parametrize("with_logits", [False, True])
+def test_loss_logits_and_gradients_are_those_of_cross_entropy(small_blocks, with_logits):
+    hidden_states, weight, labels = operands()
+    loss, logits = gradients.linear_cross_entropy(hidden_states, weight, labels, with_logits=with_logits)
+    expected, expected_logits = plain(hidden_states, weight, labels)
+    close(loss, expected, 1e-12)
+    assert (logits is None) == (not with_logits)
+    outputs, expected_outputs = 3 * loss, 3 * expected
+    if with_logits:
+        close(logits, expected_logits, 1e-12)
+        weights = torch.linspace(-1, 1, logits.numel(), dtype=torch.float64).view_as(logits)
+        outputs, expected_outputs = outputs + (weights * logits).sum(), expected_outputs + (weights * expected_logits).sum()
+    found = torch.autograd.grad(outputs, (hidden_states, weight))
+    for gradient, reference in zip(found, torch.autograd.grad(expected_outputs, (hidden_states, weight))):
+        close(gradient, reference, 1e-12)
+
+
+def test_gradients_of_gradients(small_blocks):
+    hidden_states, weight, labels = operands(7, 3, 5)
+    loss = lambda *tensors: gradients.linear_cross_entropy(*tensors, labels % 5, with_logits=True)  # noqa: E731
+    assert torch.autograd.gradcheck(loss, (hidden_states, weight))
+    assert torch.autograd.gradgradcheck(loss, (hidden_states, weight))
+
+
+def test_a_frozen_weight_or_frozen_hidden_states_get_no_gradient(small_blocks):
+    hidden_states, weight, labels = operands()
+    expected = torch.autograd.grad(plain(hidden_states, weight, labels)[0], (hidden_states, weight))
+    loss, _ = gradients.linear_cross_entropy(hidden_states, weight.detach(), labels)
+    close(torch.autograd.grad(loss, hidden_states)[0], expected[0], 1e-12)
+    loss, _ = gradients.linear_cross_entropy(hidden_states.detach(), weight, labels)
+    close(torch.autograd.grad(loss, weight)[0], expected[1], 1e-12)
+    with torch.no_grad():
+        loss, _ = gradients.linear_cross_entropy(hidden_states, weight, labels)
+    assert not loss.requires_grad
+
+
+def test_no_rows_have_gradients_of_zero():
+    hidden_states, weight, labels = operands(rows=0)
+    loss, logits = gradients.linear_cross_entropy(hidden_states, weight, labels, with_logits=True)
+    assert logits.shape == (0, 23)
+    found = torch.autograd.grad(loss, (hidden_states, weight))
+    assert loss.item() == 0
+    assert found[0].shape == (0, 8)
+    assert found[1].equal(torch.zeros_like(weight))
+
+
+def test_logits_are_left_alone_where_no_gradient_is_asked_for(monkeypatch):
+    hidden_states, weight, labels = operands()
+    asked = []
+    compute = gradients.cross_entropy_and_gradient_
+    monkeypatch.setattr(gradients, "cross_entropy_and_gradient_", lambda *each: asked.append(each[-1]) or compute(*each))
+    with torch.no_grad():
+        loss, logits = gradients.linear_cross_entropy(hidden_states, weight, labels, with_logits=True)
+    expected, expected_logits = plain(hidden_states, weight, labels)
+    close(loss, expected.detach(), 1e-12)
+    close(logits, expected_logits.detach(), 1e-12)
+    assert asked == [None]
+
+
+@pytest.mark.parametrize("rows", [30, 400])  # in one block, and in several
+def test_a_wide_head_has_wide_gradients_under_autocast(small_blocks, monkeypatch, rows):
+    """As small as the gradients of float16 are, the sum over tokens is scaled in float32."""
+    monkeypatch.setattr(gradients, "LOGITS_AT_A_TIME_ON_CPU", 100 * 23)
+    hidden_states, weight, labels = operands(rows, dtype=torch.float32)
+    exact = torch.autograd.grad(plain(hidden_states, weight, labels)[0] * 1e-9, weight)[0]
+    with torch.autocast("cpu", torch.float16):
+        loss, _ = gradients.linear_cross_entropy(hidden_states, weight, labels)
+    found = torch.autograd.grad(loss * 1e-9, weight)[0]
+    assert found.dtype == torch.float32
+    assert ((found - exact).norm() / exact.norm()).item() < 0.01
+
+
+def test_a_label_beyond_the_vocabulary_is_an_error():
+    hidden_states, weight, labels = operands()
+    labels[3] = 23
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds|out of range"):
+        gradients.linear_cross_entropy(hidden_states, weight, labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_as_near_to_float64_as_cross_entropy_is(small_blocks, dtype):
+    hidden_states, weight, labels = operands(rows=400, size=32, dtype=dtype)
+    exact = torch.autograd.grad(plain(hidden_states.double(), weight.double(), labels)[0] / 1e4, (hidden_states, weight))
+
+    def error(gradients):
+        return [((actual - reference).norm() / reference.norm()).item() for actual, reference in zip(gradients, exact)]
+
+    loss, _ = gradients.linear_cross_entropy(hidden_states, weight, labels)
+    ours = error(torch.autograd.grad(loss / 1e4, (hidden_states, weight)))
+    usual, _ = plain(hidden_states, weight, labels)
+    theirs = error(
+        torch.autograd.grad(
+            F.cross_entropy(F.linear(hidden_states, weight).float(), labels, reduction="sum") / 1e4, (hidden_states, weight)
+        )
+    )
+    assert all(own <= 1.5 * their for own, their in zip(ours, theirs))
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most elements that any tensor made within had."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+def test_logits_that_are_skipped_never_exist_at_once(small_blocks):
+    model = small_model(vocab_size=512).train()
+    ids = random_ids(2, 40) % 512
+    with LargestTensor() as largest:
+        model(ids, labels=ids, skip_logits=True, use_cache=False).loss.backward()
+    assert largest.elements <= 512 * model.config.hidden_size  # the embedding's gradient
+    assert 512 * model.config.hidden_size < ids.numel() * 512
+    with pytest.raises(ValueError, match="skip_logits must be False without labels"):
+        model(ids, skip_logits=True)
+
+
+def gradients_of(model, **kwargs):
+    model.zero_grad()
+    outputs = model(use_cache=False, **kwargs)
+    outputs.loss.backward()
+    return outputs, {
+        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"num_items_in_batch": 7}, {"num_items_in_batch": torch.tensor(7)}, {"ignore_index": 3}, {"shift": True}],
+    ids=["mean", "number", "tensor", "ignore_index", "shift_labels"],
+)
+def test_the_model_gives_the_loss_and_gradients_of_transformers(tied, arguments):
+    """Which computes its loss in float32 of logits of any type."""
+    model = small_model(tie_word_embeddings=tied).double()
+    ids = random_ids(2, 30)
+    labels = ids.masked_fill(ids % 7 == 0, -100 if "ignore_index" not in arguments else 3)
+    if arguments.pop("shift", False):
+        arguments = {"shift_labels": labels.roll(3, dims=1)}
+    outputs, gradients = gradients_of(model, input_ids=ids, labels=labels, **arguments)
+    model.loss_function = lambda **kwargs: ForCausalLMLoss(**kwargs)
+    expected, expected_gradients = gradients_of(model, input_ids=ids, labels=labels, **arguments)
+    close(outputs.loss, expected.loss.double(), rounding())
+    close(outputs.logits, expected.logits, 1e-12)
+    for name, gradient in expected_gradients.items():
+        close(gradients[name], gradient, rounding())
+
+
+def test_a_loss_function_of_the_user_is_the_one_that_counts():
+    model = small_model()
+    ids = random_ids(1, 9)
+    model.loss_function = lambda logits, labels, vocab_size, **kwargs: logits.sum() * 0 + 42.0
+    outputs = model(ids, labels=ids, skip_logits=True)
+    assert outputs.loss == 42.0
+    assert outputs.logits is None
+
+
+def test_a_head_that_is_more_than_its_weight_is_called():
+    ids = random_ids(2, 12)
+    model = small_model().double()
+    calls = []
+    handle = model.lm_head.register_forward_hook(lambda *args: calls.append(1))
+    hooked = model(ids, labels=ids).loss
+    handle.remove()
+    assert calls
+    assert not model.lm_head._forward_hooks
+    close(hooked, model(ids, labels=ids).loss, 1e-12)
+
+    adapted = get_peft_model(model, LoraConfig(target_modules=["lm_head"], init_lora_weights=False))
+    outputs = adapted(input_ids=ids, labels=ids)
+    close(outputs.loss, F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()), 1e-12)
+    outputs.loss.backward()
+    assert all(p.grad.abs().sum() > 0 for name, p in adapted.named_parameters() if "lora_" in name)
+
+
+def test_masked_language_models_too():
+    model = small_model(model_class=RetNetForMaskedLM, bidirectional=True).double()
+    ids = random_ids(2, 12)
+    labels = ids.masked_fill(ids % 3 > 0, -100)
+    outputs = model(ids, labels=labels)
+    close(outputs.loss, F.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten()), 1e-12)
+
+
+def test_no_labels_that_count_give_what_transformers_gives():
+    model = small_model(model_class=RetNetForCausalLM)
+    ids = random_ids(1, 5)
+    assert model(ids, labels=torch.full_like(ids, -100)).loss.isnan()

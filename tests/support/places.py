@@ -1,0 +1,10 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Folders of this checkout."""
+
+from pathlib import Path
+
+
+SUPPORT = Path(__file__).resolve().parent  # modules that tests of several rooms import
+TESTS = SUPPORT.parent
+ROOT = TESTS.parent

@@ -1,0 +1,435 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The Triton kernels under Triton's interpreter, or on a GPU, against the recurrence in float64.
+
+A process of its own, since the variable that chooses the interpreter is read when triton is imported.
+
+Reads a dictionary of cases as JSON, and prints for each the largest error of every result in units of what it may be. Where
+there is a GPU, `python -m tests.support.triton_interpreter cuda` computes the cases of `test_retention_triton.py` there, or
+those of a part, such as `cuda 0 4`, the first of four.
+"""
+
+import collections
+import functools
+import json
+import math
+import os
+import sys
+from unittest import mock
+
+
+os.environ["TRITON_INTERPRET"] = "0" if sys.argv[1:2] == ["cuda"] else "1"
+
+import numpy as np
+import torch
+import triton.language as tl
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from triton.runtime import interpreter
+
+from retnet_hf import (
+    RetNetConfig,
+    RetNetForCausalLM,
+    RetNetHybridConfig,
+    RetNetHybridForCausalLM,
+)
+from retnet_hf.gpu import kernel_check, retention_triton, rotation_triton
+from retnet_hf.ops.gradients import rotate
+from retnet_hf.ops.kernels import load_kernels
+from retnet_hf.ops.retention_forms import recurrent_retention, recurrent_step_, step_decay
+
+
+DEVICE = "cpu" if os.environ["TRITON_INTERPRET"] == "1" else "cuda"
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
+
+
+def multiply_bfloat16_as_a_device_does() -> None:
+    """The interpreter keeps bfloat16 as 16 bits, which it computes with as integers, and cuts off what it rounds."""
+    builder = interpreter.InterpreterBuilder
+    dot, cast, binary = builder.create_dot, builder.cast_impl, builder.binary_op
+
+    def widened(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def rounded(numbers):
+        bits = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+    def create_dot(self, left, right, *rest):
+        return dot(self, widened(left), widened(right), *rest)
+
+    def cast_impl(self, source, target):
+        if source.dtype.scalar == tl.float32 and target.scalar == tl.bfloat16:
+            return interpreter.TensorHandle(rounded(source.data), tl.bfloat16)
+        return cast(self, source, target)
+
+    def binary_op(self, left, right, operation):
+        if left.dtype.scalar != tl.bfloat16:
+            return binary(self, left, right, operation)
+        return interpreter.TensorHandle(rounded(binary(self, widened(left), widened(right), operation).data), tl.bfloat16)
+
+    builder.create_dot, builder.cast_impl, builder.binary_op = create_dot, cast_impl, binary_op
+
+
+class Case:
+    """Random operands of one size, and weights of all results, whose gradients are compared."""
+
+    def __init__(
+        self,
+        length=37,
+        key_dim=16,
+        value_dim=24,
+        batch=1,
+        heads=2,
+        groups=None,
+        decays=None,
+        dtype="float32",
+        scale=1.0,
+        weight_scale=1.0,
+        initial=True,
+        mask=False,
+        reset=False,
+        tokens_first=False,
+        **options,
+    ):
+        generator = torch.Generator().manual_seed(length + key_dim)
+        groups, decays = groups or heads, decays or heads
+        self.dtype, self.options = getattr(torch, dtype), options
+
+        def normal(heads, *sizes, dtype=self.dtype, scale=scale):
+            if tokens_first:  # as a model has them: heads are a view
+                tokens, size = sizes
+                drawn = torch.randn(batch, tokens, heads, size, generator=generator).transpose(1, 2)
+            else:
+                drawn = torch.randn(batch, heads, *sizes, generator=generator)
+            return (drawn * scale).to(DEVICE, dtype)
+
+        self.operands = [normal(heads, length, key_dim), normal(groups, length, key_dim), normal(groups, length, value_dim)]
+        self.operands += [normal(decays, key_dim, value_dim, dtype=torch.float32).contiguous()] if initial else []
+        self.log_decay = torch.log(0.3 + 0.7 * torch.rand(decays, generator=generator)).to(DEVICE)
+        self.mask = (torch.rand(batch, length, generator=generator) < 0.6).to(DEVICE) if mask else None
+        self.reset = (torch.rand(batch, length, generator=generator) < 0.2).to(DEVICE) if reset else None
+        self.weights = [
+            normal(heads, length, value_dim, dtype=torch.float32, scale=weight_scale),
+            normal(decays, key_dim, value_dim, dtype=torch.float32, scale=weight_scale),
+        ]
+        if mask:  # outputs at absent tokens have no meaning
+            self.weights[0] = self.weights[0] * self.mask[:, None, :, None]
+
+    def results(self, function, dtype=None, change=lambda tensor: tensor) -> dict[str, torch.Tensor]:
+        """Of a form of retention: output, state, and all gradients, in one dtype or in those the case has."""
+        leaves = [change(operand.to(dtype or operand.dtype)).detach().requires_grad_() for operand in self.operands]
+        state = leaves[3] if len(leaves) > 3 else None
+        output, final = function(*leaves[:3], self.log_decay.to(dtype or torch.float32), state, self.mask, self.reset)
+        weights = [change(weight.to(output.dtype)) for weight in self.weights]
+        gradients = torch.autograd.grad([output, final], leaves, weights)
+        output = output if self.mask is None else output * self.mask[:, None, :, None]
+        names = ["output", "final state", "query gradient", "key gradient", "value gradient", "initial state gradient"]
+        return dict(zip(names, [output, final, *gradients]))
+
+    def errors(self) -> dict[str, float]:
+        chunk_size, segments = self.options.get("chunk_size", 16), self.options.get("segments")
+        largest = self.options.get("largest_chunk", 64)
+
+        def chunkwise(*operands):
+            return retention_triton.chunkwise_retention_triton(*operands, chunk_size)
+
+        def small_tiles(dtype, chunk, *sizes):
+            return retention_triton.Tiles(chunk, 16, 16, 4, 1)
+
+        with mock.patch.multiple(
+            retention_triton,
+            largest_chunk=lambda *_: largest,
+            segments_of=(lambda *_: segments) if segments else retention_triton.segments_of,
+            read_tiles=small_tiles if self.options.get("small_tiles") else retention_triton.read_tiles,
+            state_tiles=small_tiles if self.options.get("small_tiles") else retention_triton.state_tiles,
+        ):
+            return self.errors_of(chunkwise)
+
+    def errors_of(self, chunkwise) -> dict[str, float]:
+        actual, expected = self.results(chunkwise), self.results(recurrent_retention, torch.float64)
+        # Results are sums of products, whose sizes without their signs bound what rounding does to them: of operands that
+        # are sums themselves or have been decayed, three in a row at most, and of a gradient at its end; and in float32 of
+        # every addend.
+        sizes = self.results(recurrent_retention, torch.float64, torch.abs)
+        addends = sum(self.operands[0].shape[-2:]) + self.operands[2].shape[-1] + 32
+        relative = 4 * ROUNDING[self.dtype] + addends * ROUNDING[torch.float32]
+        return {name: worst(actual[name], expected[name], relative * sizes[name] + 1e-7) for name in expected}
+
+
+def worst(actual, expected, allowed) -> float:
+    """The largest error in units of what is allowed; a number that is none counts as one that is not."""
+    error = ((actual.double() - expected).abs() / allowed).max().item()
+    return error if error == error else float("inf")
+
+
+def steps(heads=2, groups=None, decays=None, dtype="float32", mask=False, reset=False, key_dim=20, value_dim=24) -> dict:
+    """Some tokens of decoding, against the same steps in PyTorch."""
+    case = Case(4, key_dim, value_dim, 2, heads, groups, decays, dtype, mask=mask, reset=reset)
+    state = case.operands[3].clone()
+    expected_state, outputs = state.double(), []
+    pointer = state.data_ptr()
+    for n in range(4):
+        marks = [None if marks is None else marks[:, n : n + 1] for marks in (case.mask, case.reset)]
+        token = [operand[:, :, n : n + 1] for operand in case.operands[:3]]
+        output, _ = retention_triton.recurrent_step_triton_(*token, state, step_decay(case.log_decay, *marks))
+        exact = step_decay(case.log_decay.double(), *marks)
+        outputs.append((output, recurrent_step_(*(operand.double() for operand in token), expected_state, exact)[0]))
+    assert state.data_ptr() == pointer
+    found = {"output": max(worst(*pair, 1e-5 * key_dim) for pair in outputs), "state": worst(state, expected_state, 1e-5)}
+    return found
+
+
+def rotation(
+    length=37, size=24, batch=2, heads=3, angles=1, dtype="float32", tokens_first=True, strided=False, expanded=False
+) -> dict[str, float]:
+    """Rotated vectors, their gradient and the gradient of that, against the same in float64.
+
+    `strided`: no operand is dense in memory. `expanded`: the gradient that comes in is one number.
+    """
+    generator, dtype = torch.Generator().manual_seed(length), getattr(torch, dtype)
+    shape = (batch, length, heads, size) if tokens_first else (batch, heads, length, size)
+    vectors, upstream, twice = (torch.randn(shape, generator=generator).to(DEVICE, dtype) for _ in range(3))
+    if tokens_first:
+        vectors, upstream, twice = (tensor.transpose(1, 2) for tensor in (vectors, upstream, twice))
+    upstream = upstream[:1, :1, :1, :1].expand(upstream.shape) if expanded else upstream
+    angle = (100 * torch.rand(angles, 1, length, size // 2, generator=generator)).to(DEVICE)
+
+    def results(function, dtype: torch.dtype, angles_dtype: torch.dtype) -> list[torch.Tensor]:
+        leaf, weight = (tensor.to(dtype).detach().requires_grad_() for tensor in (vectors, upstream))
+        turns = angle.cos().to(angles_dtype), angle.sin().to(angles_dtype)
+        if strided:
+            leaf = leaf.mT.contiguous().mT.detach().requires_grad_()
+            turns = turns[0].mT.contiguous().mT, turns[1]
+        rotated = function(leaf, *turns)
+        assert torch.equal(rotated, function(leaf.detach(), *turns))
+        (gradient,) = torch.autograd.grad(rotated, leaf, weight, create_graph=True)
+        (second,) = torch.autograd.grad(gradient, weight, twice.to(dtype))
+        assert strided or rotated.stride() == leaf.stride()
+        return [rotated, gradient, second]
+
+    actual = results(rotation_triton.rotate_triton, dtype, torch.float32)
+    exact = results(rotate, torch.float64, torch.float64)
+    # two products and their sum in float32, and one rounding to the type of the vectors
+    relative = 4 * ROUNDING[torch.float32] + (0 if dtype == torch.float32 else ROUNDING[dtype])
+    names = ("rotated", "gradient", "gradient of the gradient")
+    return {name: worst(*pair, relative * pair[1].abs().max()) for name, pair in zip(names, zip(actual, exact))}
+
+
+def left_to_pytorch() -> dict:
+    """A gradient of the gradient, and one of log_decay."""
+    case = Case(9, 4, 5)
+    found = {}
+    for name, function in (("actual", retention_triton.chunkwise_retention_triton), ("expected", recurrent_retention)):
+        leaves = [operand.double() if name == "expected" else operand for operand in case.operands]
+        leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+        log_decay = case.log_decay.to(leaves[0].dtype)
+        output, final = function(*leaves[:3], log_decay, leaves[3])
+        first = torch.autograd.grad(output.square().sum() + final.sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(gradient.square().sum() for gradient in first), leaves)
+        log_decay = log_decay.detach().requires_grad_()
+        (of_decay,) = torch.autograd.grad(function(*leaves[:3], log_decay, leaves[3])[0].sum(), log_decay)
+        found[name] = [*second, of_decay]
+    names = ("query", "key", "value", "state", "log_decay")
+    pairs = zip(names, found["actual"], found["expected"])
+    return {name: worst(actual, expected, 1e-4 * expected.abs().max()) for name, actual, expected in pairs}
+
+
+class TrainedModel:
+    """A small model with kernels and the same one without, and what tells whether they are one function."""
+
+    def __init__(self, kernels="triton", **options) -> None:
+        sizes = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "chunk_size": 16}
+        sizes |= {"value_expansion": 1.0, "intermediate_size": 32, "initializer_range": 0.5}
+        hybrid = "layer_types" in options
+        config = (RetNetHybridConfig if hybrid else RetNetConfig)(**(sizes | options))
+        model_class = RetNetHybridForCausalLM if hybrid else RetNetForCausalLM
+        torch.manual_seed(0)
+        config.kernels = "torch"
+        self.plain = model_class(config).eval().to(DEVICE)
+        config = type(config).from_dict(config.to_dict() | {"kernels": kernels})
+        self.with_kernels = model_class(config).eval().to(DEVICE)
+        self.with_kernels.load_state_dict(self.plain.state_dict())
+        self.ids = torch.randint(3, 48, (2, 37), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+        self.mask = torch.ones_like(self.ids)
+        self.mask[0, :5] = 0
+
+    def trained(self, model, call=None) -> dict[str, torch.Tensor]:
+        call = model if call is None else call
+        model.zero_grad()
+        labels = self.ids.masked_fill(self.mask == 0, -100)
+        output = call(input_ids=self.ids, attention_mask=self.mask, labels=labels, use_cache=False)
+        output.loss.backward()
+        gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+        logits = output.logits[self.mask.bool()].detach()
+        return {"logits": logits, "loss": output.loss.detach(), "gradients": gradients}
+
+    def generated(self, model) -> torch.Tensor:
+        ids = self.ids[:, :20]
+        options = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "output_logits": True}
+        options["disable_compile"] = True  # a captured step would call kernels unseen
+        found = model.generate(
+            ids, attention_mask=self.mask[:, :20], pad_token_id=0, return_dict_in_generate=True, **options
+        )
+        return torch.stack(found.logits)
+
+    def errors(self) -> dict[str, float]:
+        calls, kernels = collections.Counter(), self.with_kernels.model.kernels
+
+        def counted(name):
+            def call(*operands, **options):
+                calls[name] += 1
+                return getattr(kernels, name)(*operands, **options)
+
+            return call
+
+        self.with_kernels.model.kernels = kernels._replace(
+            chunkwise=counted("chunkwise"), rotate=counted("rotate"), checked=False
+        )
+        expected, actual = self.trained(self.plain), self.trained(self.with_kernels)
+        found = {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
+        expected, actual = self.generated(self.plain), self.generated(self.with_kernels)
+        found["logits of decoding"] = worst(actual, expected, 1e-4 * expected.abs().max())
+        layers = self.plain.config.layer_types.count("linear_attention")
+        found["calls"] = 0.0 if calls["chunkwise"] == 2 * layers else math.inf
+        passes = 1 + 8  # of training, and of generation
+        found["rotations"] = 0.0 if calls["rotate"] >= 2 * passes * layers else math.inf
+        return found
+
+    def errors_compiled(self) -> dict[str, float]:
+        compiled = torch.compile(self.with_kernels, backend="aot_eager", fullgraph=True)
+        expected, actual = self.trained(self.plain), self.trained(self.with_kernels, compiled)
+        return {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
+
+    def errors_checkpointed(self) -> dict[str, float]:
+        expected = self.trained(self.plain.train())
+        self.with_kernels.train().gradient_checkpointing_enable()
+        actual = self.trained(self.with_kernels)
+        return {name: worst(actual[name], expected[name], 1e-4 * expected[name].abs().max()) for name in expected}
+
+
+def operators() -> dict[str, float]:
+    """What PyTorch asks of operators: schema, results known without running, gradients, compilation with open sizes."""
+    quick = ("test_schema", "test_faketensor")
+    grouped = {"heads": 4, "groups": 2}
+    for sizes in ({}, grouped, grouped | {"decays": 2, "tokens_first": True}):
+        case = Case(**({"length": 5, "key_dim": 16, "value_dim": 24, "batch": 2, "mask": True} | sizes))
+        leaves = [operand.requires_grad_() for operand in case.operands]
+        operands = (*leaves[:3], case.log_decay, leaves[3], case.mask, None, 16)
+        torch.library.opcheck(retention_triton.chunkwise_operator, operands, **({"test_utils": quick} if sizes else {}))
+        forgot = [operand.detach() if isinstance(operand, torch.Tensor) else operand for operand in operands]
+        backward = retention_triton.chunkwise_backward_operator, (*case.weights, *forgot)
+        torch.library.opcheck(*backward, test_utils=quick)
+    nothing_else = (*leaves[:3], case.log_decay, None, None, None, None)
+    torch.library.opcheck(retention_triton.chunkwise_operator, nothing_else, test_utils=quick)
+    token = [operand[:, :, 0:1].detach() for operand in leaves[:3]]
+    step = step_decay(case.log_decay)
+    torch.library.opcheck(retention_triton.recurrent_step_operator, (*token, step.keep, step.write, leaves[3].detach()))
+    with FakeTensorMode(), torch.no_grad():  # as tools have it that measure a model's memory without computing
+        vectors, angles, decays = torch.empty(1, 2, 5, 16), torch.empty(1, 1, 5, 8), torch.empty(2)
+        assert rotation_triton.rotate_triton(vectors, angles, angles).shape == vectors.shape
+        output, state = retention_triton.chunkwise_retention_triton(vectors, vectors, vectors, decays)
+        assert (output.shape, state.shape) == ((1, 2, 5, 16), (1, 2, 16, 16))
+        read, _ = retention_triton.recurrent_step_triton_(*[vectors[:, :, :1]] * 3, state, step_decay(decays))
+        assert read.shape == (1, 2, 1, 16)
+    return {}
+
+
+def check_of_the_kernels() -> dict[str, float]:
+    """The comparison that comes before their first use: 1 for right kernels that it refuses, or wrong ones that it takes."""
+    kernels, found = load_kernels("triton"), {}
+    read_states = retention_triton.read_states
+
+    def of_the_chunk_before(scan, query, key, value, states, *rest, **options):
+        return read_states(scan, query, key, value, states.roll(1, 2), *rest, **options)
+
+    for dtype in ROUNDING:
+        use = torch.device(DEVICE), dtype, (4, 2, 2, 20, 24, 16)
+        for part in ("output", "gradients", "step"):
+            found[f"{part}, {dtype}"] = float(kernel_check.difference(kernels, *use, part) is not None)
+        with mock.patch.object(retention_triton, "read_states", of_the_chunk_before):
+            found[f"states of another chunk, {dtype}"] = float(kernel_check.difference(kernels, *use, "output") is None)
+    return found
+
+
+def is_refused(function, *operands) -> bool:
+    try:
+        function(*operands)
+    except RuntimeError:
+        return True
+    return False
+
+
+def refused() -> dict[str, float]:
+    """Operands that do not belong together, of which each but the first is wrong: 1 for what was not refused."""
+    case = Case(20, 16, 24, batch=2, heads=4, groups=2)
+    query, key, value, state = case.operands
+    wrong = {
+        "none": (query, key, value, state, None),
+        "keys of another size": (query, key[..., :8], value, state, None),
+        "values of fewer tokens": (query, key, value[:, :, :9], state, None),
+        "a state of one sequence": (query, key, value, state[:1], None),
+        "a state of other heads": (query, key, value, state[:, :2], None),
+        "a state turned around": (query, key, value, state.mT, None),
+        "a mask of other tokens": (query, key, value, state, torch.ones(2, 10, dtype=torch.bool, device=DEVICE)),
+    }
+    found = {}
+    vectors, angles = torch.zeros(2, 3, 5, 16, device=DEVICE), torch.zeros(2, 1, 5, 8, device=DEVICE)
+    wrong_rotations = {
+        "angles of fewer tokens": (vectors, angles[:, :, :3], angles[:, :, :3]),
+        "angles of another size": (vectors, angles[..., :4], angles[..., :4]),
+        "angles of more rows": (vectors[:1], angles, angles),
+        "sines of fewer rows": (vectors, angles, angles[:1]),
+        "an odd size": (vectors[..., :15], angles[..., :7], angles[..., :7]),
+    }
+    for name, operands in wrong_rotations.items():
+        found[name] = float(not is_refused(rotation_triton.launch, *operands, False))
+    with forward_ad.dual_level():  # PyTorch's rotation refuses it, since it writes into given tensors
+        dual = forward_ad.make_dual(vectors, vectors)
+        found["a derivative forwards"] = float(not is_refused(rotation_triton.rotate_triton, dual, angles, angles))
+    for name, (query, key, value, state, mask) in wrong.items():
+        operands = (query, key, value, case.log_decay, state, mask, None, 16)
+        found[name] = float(is_refused(retention_triton.chunkwise_operator, *operands) != (name != "none"))
+    return found
+
+
+MODELS = {
+    "model": {},
+    "model, grouped heads that share states": {"num_key_value_heads": 1, "decay_schedule": [0.9, 0.9]},
+    "model, decays per layer, hybrid": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "decay_schedule": [[0.9, 0.99], [0.5, 0.6], [0.8, 1.0]],
+    },
+}
+
+
+def cases_of_the_tests() -> dict[str, dict]:
+    from tests import test_retention_triton as tests
+
+    return {"chunkwise": tests.CHUNKWISE, "steps": tests.STEPS, "rotations": tests.ROTATIONS}
+
+
+if __name__ == "__main__":
+    if DEVICE == "cpu":
+        multiply_bfloat16_as_a_device_does()
+    torch.set_num_threads(1)
+    cases = json.loads(sys.stdin.read()) if DEVICE == "cpu" else cases_of_the_tests()
+    work = {name: Case(**case).errors for name, case in cases["chunkwise"].items()}
+    work |= {name: functools.partial(steps, **case) for name, case in cases["steps"].items()}
+    work |= {name: functools.partial(rotation, **case) for name, case in cases["rotations"].items()}
+    work |= {name: lambda options=options: TrainedModel(**options).errors() for name, options in MODELS.items()}
+    work["model, compiled"] = lambda: TrainedModel(num_attention_heads=4, num_key_value_heads=2).errors_compiled()
+    work["wrong shapes"] = refused
+    work["model, gradient checkpointing"] = lambda: TrainedModel().errors_checkpointed()
+    work["operators"] = operators
+    work["check of the kernels"] = check_of_the_kernels
+    work["left to PyTorch"] = left_to_pytorch
+    part, parts = map(int, sys.argv[2:4] or (0, 1))
+    found = {name: work[name]() for name in list(work)[part::parts]}
+    print(json.dumps(found))
+    if DEVICE != "cpu":
+        too_large = [name for name, errors in found.items() if any(error > 1 for error in errors.values())]
+        sys.exit(f"errors are larger than rounding explains: {', '.join(too_large)}" if too_large else 0)

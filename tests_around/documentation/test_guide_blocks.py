@@ -1,0 +1,283 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Blocks of `bash`, `text` and `py` in the guides: each is run as it stands, or a table says why it is not.
+
+Names that a block uses, such as `my-model` or `notes/`, are stand-ins of a few thousand parameters and a few words.
+"""
+
+import ast
+import importlib
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from documentation import blocks
+from golden import SMALL, golden
+from PIL import Image
+from places import ROOT
+from small_models import small_model
+from test_checkpoint_loading import write_folder
+
+from retnet_hf import RetNetConfig, RetNetForCausalLM, StateTuning, ViRConfig, ViRForImageClassification, ViRImageProcessor
+from retnet_hf_cli.app import app
+from retnet_hf_cli.text.corpus import SAMPLE_TEXT, train_tokenizer
+from retnet_hf_conversion.fla import to_fla
+from retnet_hf_conversion.hypenet import to_hypenet
+from retnet_hf_conversion.torchscale import to_torchscale
+
+
+DOCS = ROOT / "docs"
+if not DOCS.is_dir():
+    pytest.skip("a source distribution has no docs", allow_module_level=True)
+typer_main = pytest.importorskip("typer.main")
+pytestmark = pytest.mark.usefixtures("heard_again", "interruptible", "newest_names")
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+
+NOT_RUN = {  # the beginning of a line, as a pattern: why it is not run
+    r"python3 -m venv |\.venv\S*/bin/(uv )?pip |pip install |\.venv-vllm/bin/uv ": "installs packages from a network",
+    r"\.venv/bin/(python -m pytest|ruff) ?": "is what CI runs",
+    r"\.venv/bin/(jupyter|mkdocs) ": "is a server that runs until Ctrl-C; tests build the site and run the notebooks",
+    r"\S*python -m benchmarks": "measures a machine for minutes; test_benchmarks.py runs these",
+    r"python3 -m http\.server ": "is a server that runs until Ctrl-C",
+    r"hf ": "writes to the Hub",
+    r"mlx_lm\.server ": "is a server that runs until Ctrl-C; test_export_mlx.py runs it",
+    r"transformers (serve|chat) ": "is a server, and a client of it; test_works_with_transformers_serve.py runs them",
+    r"torchrun \S+ \d train_\w+\.py": "test_context_parallel.py runs these lines",
+    r"torchrun .* -m retnet_hf_cli ": "is several processes; test_cli_ranks.py runs them",
+    r"\S*retnet-hf serve ": "is a server that runs until Ctrl-C; test_cli_serve.py runs it",
+    r"\S*retnet-hf demo": "trains for two minutes; test_cli.py runs it with fewer",
+    r"\S*retnet-hf train book": "trains a tokenizer and 10 M parameters for a minute; test_cli.py trains fewer",
+    r"\S*retnet-hf linearize meta-llama/": "reads a source and a text from the Hub",
+    r"\S*retnet-hf linearize ": "trains for minutes; test_cli_linearize.py runs these options",
+    r"\S*retnet-hf train-image fashion-mnist/ ": "reads data of a package of Debian; test_cli_images.py makes such",
+}
+TRANSCRIPTS = {"> What is a river?": "is what a terminal showed"}  # the first line of a block that holds no commands
+
+PY_NOT_RUN = {  # a pattern in a block: why it is not run here
+    r"^from vllm ": "needs vLLM: tests_around/vllm runs it",
+    r"init_process_group": "is of several processes: test_context_parallel.py runs it",
+    r"^import openvino$|^from executorch": "test_export_recipes.py runs it",
+    r"IntxWeightOnlyConfig": "compiles for half a minute: test_works_with_torchao.py does so",
+}
+
+
+def lines_of(page: Path) -> list[list[str]]:
+    """The lines of each block of commands; what follows three spaces, or a mark of a comment, is an explanation."""
+    found = []
+    for language in ("bash", "text"):
+        for block in blocks(page.read_text(encoding="utf-8"), language):
+            lines = [re.split(r"\s{3,}|\s+# ", line)[0].strip() for line in block.source.splitlines()]
+            if lines[0] not in TRANSCRIPTS:
+                found.append([line for line in lines if line and not line.startswith("# ")])
+    return found
+
+
+# The page of the command line lists commands that do not follow each other.
+BLOCKS = [
+    pytest.param(part, id=f"{page.stem}: {part[0]}")
+    for page in PAGES
+    for block in lines_of(page)
+    for part in ([[line] for line in block] if page.stem == "command-line" else [block])
+]
+LINES = [line for page in PAGES for block in lines_of(page) for line in block]
+OURS = [line for line in LINES if re.match(r"\S*retnet-hf ", line)]
+
+
+def reason(line: str) -> str | None:
+    return next((why for pattern, why in NOT_RUN.items() if re.match(pattern, line)), None)
+
+
+def arguments_of(line: str) -> list[str]:
+    return shlex.split(line.split(" && ")[-1])[1:]
+
+
+# Stand-ins
+
+
+def language_model():
+    tokenizer = train_tokenizer([SAMPLE_TEXT.read_text(encoding="utf-8")[:5000]], 300)
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    return RetNetForCausalLM(RetNetConfig.from_preset("tiny", vocab_size=len(tokenizer), **sizes, **ids)).eval(), tokenizer
+
+
+def make_language_model(path: Path) -> None:
+    for each in language_model():
+        each.save_pretrained(path)
+
+
+def make_vir(path: Path) -> None:
+    """The classifier of the guide to vision."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = ViRConfig(image_size=32, patch_size=8, id2label={0: "dark", 1: "bright"}, **sizes)
+    ViRForImageClassification(config).save_pretrained(path)
+    ViRImageProcessor(size=32).save_pretrained(path)
+
+
+def make_state(path: Path) -> None:
+    """A learned state of the model that stands beside it."""
+    StateTuning(RetNetForCausalLM.from_pretrained(path.parent / "retnet-demo")).save(path)
+
+
+def make_text(path: Path) -> None:
+    path.write_text(SAMPLE_TEXT.read_text(encoding="utf-8")[:40_000], encoding="utf-8")
+
+
+def make_texts(path: Path) -> None:
+    path.mkdir()
+    make_text(path / "one.txt")
+
+
+def make_pictures(path: Path) -> None:
+    for number, label in enumerate(("dark", "bright")):
+        (path / label).mkdir(parents=True)
+        for level in range(8):
+            Image.new("RGB", (32, 32), (number * 120 + level, 0, 0)).save(path / label / f"{level}.png")
+
+
+def make_torchscale(path: Path) -> None:
+    state_dict, arguments = to_torchscale(
+        small_model("torchscale", decay_schedule="power_of_two", residual_multiplier=4**0.25)
+    )
+    torch.save({"model": state_dict, "args": arguments}, path)
+
+
+def make_foreign(write, dialect: str):
+    def make(path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        write_folder(path, *write(small_model(dialect)))
+
+    return make
+
+
+def make_published(case: str):
+    def make(path: Path) -> None:
+        data = golden(case, SMALL)
+        write_folder(path, data.state_dict, data.config)
+
+    return make
+
+
+MAKERS = {
+    "my-model": make_language_model,
+    "retnet-demo": make_language_model,
+    "my-vir": make_vir,
+    "task.safetensors": make_state,
+    "book.txt": make_text,
+    "notes/": make_texts,
+    "photos/": make_pictures,
+    "checkpoint_last.pt": make_torchscale,
+    "TransNormerLLM-385M": make_published("transnormer/published_like"),
+    "fla-hub/retnet-1.3B-100B": make_foreign(to_fla, "fla"),
+    "chen-yingfa/HypeNet-2B": make_foreign(to_hypenet, "hypenet"),
+}
+
+
+def output_of(arguments: list[str]) -> str | None:
+    """The name that a command writes to."""
+    for option in ("-o", "--output"):
+        if option in arguments:
+            return arguments[arguments.index(option) + 1]
+    return arguments[2] if arguments[0] in ("convert", "export") else None
+
+
+def make_stand_ins(folder: Path, arguments: list[str]) -> None:
+    for name in arguments:
+        if name in MAKERS and name != output_of(arguments) and not (folder / name).exists():
+            MAKERS[name](folder / name)
+
+
+# Tests
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_each_block_of_commands_runs_as_it_stands(block, retnet_hf, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    to_run = [line for line in block if reason(line) is None]
+    if not to_run:
+        pytest.skip("; ".join(dict.fromkeys(reason(line) for line in block)))
+    if any("--to web" in line for line in to_run) and shutil.which("npm") is None:
+        pytest.skip("there is no npm, which fetches what a page needs")
+    for line in to_run:
+        arguments = arguments_of(line)
+        make_stand_ins(tmp_path, arguments)
+        answer = retnet_hf(*arguments, stdin=b"Hello\n")
+        assert answer.code == 0, answer.err
+        output = output_of(arguments)
+        assert output is None or any((tmp_path / output).iterdir())
+
+
+def parsed(line: str):
+    command, *arguments = arguments_of(line.partition(" -- ")[0])
+    return typer_main.get_command(app).commands[command].make_context(command, arguments)
+
+
+@pytest.mark.parametrize("line", dict.fromkeys(OURS))
+def test_the_arguments_of_each_command_are_understood(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_stand_ins(tmp_path, arguments_of(line))
+    assert parsed(line).params
+
+
+@pytest.mark.parametrize(
+    "line", ["retnet-hf inspect", "retnet-hf inspect folder --colour", "retnet-hf train a --minutes soon"]
+)
+def test_a_command_that_is_not_understood_would_be_noticed(line):
+    with pytest.raises(Exception, match="(?i)missing|no such option|valid number"):
+        parsed(line)
+
+
+def test_every_line_is_a_command_of_ours_or_has_a_reason():
+    assert len(OURS) >= 30
+    assert [line for line in LINES if line not in OURS and reason(line) is None] == []
+    assert [pattern for pattern in NOT_RUN if not any(re.match(pattern, line) for line in LINES)] == []
+
+
+PY = [
+    pytest.param(block.source, id=f"{page.stem}, line {block.line}")
+    for page in PAGES
+    for block in blocks(page.read_text(encoding="utf-8"), "py")
+]
+
+
+@pytest.mark.parametrize("source", PY)
+def test_each_block_that_needs_more_than_a_page_runs_on_stand_ins(source, retnet_hf, tmp_path, monkeypatch):
+    for pattern, why in PY_NOT_RUN.items():
+        if re.search(pattern, source, flags=re.M):
+            pytest.skip(why)
+    for package in re.findall(r"^(?:import|from) (\w+)", source, flags=re.M):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    monkeypatch.chdir(tmp_path)
+    names = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
+    make_stand_ins(tmp_path, ["", *names])
+    for name, target in (("my-onnx", "onnx"), ("my-mlx", "mlx")):
+        if name in names:
+            make_language_model(tmp_path / "retnet-demo")
+            assert retnet_hf("export", "retnet-demo", name, "--to", target).code == 0
+    for name in names & {"chen-yingfa/HypeNet-2B"}:
+        language_model()[1].save_pretrained(tmp_path / name)
+    exec(compile(source, "docs", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("source", PY)
+def test_names_of_this_package_in_blocks_that_are_not_run_exist(source):
+    modules = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("retnet_hf"):
+            module = importlib.import_module(node.module)
+            assert all(hasattr(module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            modules |= {alias.name: importlib.import_module(alias.name) for alias in node.names if "retnet_hf" in alias.name}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            assert hasattr(modules[node.value.id], node.attr)
+
+
+def test_every_reason_for_a_block_of_python_is_one_of_a_block():
+    sources = [parameter.values[0] for parameter in PY]
+    assert [pattern for pattern in PY_NOT_RUN if not any(re.search(pattern, source, flags=re.M) for source in sources)] == []

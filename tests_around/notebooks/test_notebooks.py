@@ -1,0 +1,125 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The notebooks: every one runs from top to bottom, and what is committed with it is what such a run shows."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e '.[test]'")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: pip install -e '.[test]'")
+jupyter_client = pytest.importorskip("jupyter_client", reason="nbclient is not installed: pip install -e '.[test]'")
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+if not NOTEBOOKS:
+    pytest.skip("a source distribution has no notebooks", allow_module_level=True)
+
+# Paths of a machine, but for the place where Debian puts data sets, which notebook 05 looks for and names.
+FOLDERS = "tmp|home|root|work|opt|usr(?!/share/datasets/)|var|mnt|media|data|srv|Users|private"
+MACHINE = re.compile(rf"(?<![\w.])/({FOLDERS})/|\b[A-Z]:\\\w|(site|dist)-packages")
+
+of_each = pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+
+
+def code_cells(notebook: "nbformat.NotebookNode") -> "list[nbformat.NotebookNode]":
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+
+
+def shown(cell: "nbformat.NotebookNode") -> set[str]:
+    """What kinds of output a cell has: printed text, pictures, tables."""
+    kinds = set()
+    for output in cell.outputs:
+        kinds |= {output.name} if output.output_type == "stream" else set(output.get("data", {"error": None}))
+    return kinds
+
+
+class Kernel:
+    """A kernel that runs one notebook after the other, in an empty folder. Importing transformers once saves a minute."""
+
+    def __init__(self, folder: Path) -> None:
+        self.work, self.temporary = folder / "work", folder / "temporary"
+        self.work.mkdir()
+        self.temporary.mkdir()
+        environment = os.environ | {
+            "RETNET_HF_NOTEBOOKS": "small",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
+            "HF_HUB_OFFLINE": "1",
+            "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+            "IPYTHONDIR": str(folder / "ipython"),
+            "TMPDIR": str(self.temporary),
+            "TOKENIZERS_PARALLELISM": "false",
+            "ORT_DISABLE_TELEMETRY": "1",  # which leaves a file behind
+        }
+        self.manager = jupyter_client.KernelManager(kernel_name="python3", shutdown_wait_time=60)
+        self.manager.start_kernel(env=environment, cwd=str(self.work))
+
+    def run(self, notebook: "nbformat.NotebookNode") -> None:
+        """Runs a notebook, which sees nothing of those before it."""
+        forget = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
+        for one in (forget, notebook):
+            client = nbclient.NotebookClient(one, km=self.manager, timeout=240)
+            client.execute()
+            client.kc.stop_channels()
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
+    kernel = Kernel(tmp_path_factory.mktemp("kernel"))
+    yield kernel
+    kernel.manager.shutdown_kernel()
+    assert not list(kernel.temporary.iterdir())  # nothing is left behind
+
+
+@of_each
+def test_it_runs_and_shows_what_is_committed(file, kernel):
+    notebook = nbformat.read(file, as_version=4)
+    committed = [shown(cell) for cell in code_cells(notebook)]
+    kernel.run(notebook)
+    assert [shown(cell) - {"stderr"} for cell in code_cells(notebook)] == committed
+    assert not list(kernel.work.iterdir())
+
+
+@of_each
+def test_it_is_committed_as_one_whole_run_left_it(file):
+    assert file.stat().st_size < 1_000_000
+    notebook = nbformat.read(file, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert sum("image/png" in shown(cell) for cell in cells) >= 2
+    for cell in cells:
+        assert not shown(cell) & {"stderr", "error"}, cell.source
+    assert "RETNET_HF_NOTEBOOKS" in cells[0].source
+
+
+@of_each
+def test_it_explains_itself(file):
+    cells = nbformat.read(file, as_version=4).cells
+    assert cells[0].cell_type == "markdown"
+    assert re.match(r"# \S", cells[0].source)
+    for before, cell in zip(cells, cells[1:]):
+        assert cell.cell_type == "markdown" or before.cell_type == "markdown", cell.source
+
+
+@of_each
+def test_it_names_nothing_of_the_machine_it_ran_on(file):
+    notebook = nbformat.read(file, as_version=4)
+    said = [cell.source for cell in notebook.cells]
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            texts = output.get("data", {}) | {"stream": output.get("text", "")}
+            said += [text for kind, text in texts.items() if not kind.startswith("image/")]
+    for text in said:
+        assert not MACHINE.search(text), text
+
+
+def test_the_first_page_of_the_documentation_has_every_notebook():
+    linked = re.findall(r"\(\.\./notebooks/(\w+\.ipynb)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    assert {file.name for file in NOTEBOOKS} <= set(linked)
+    assert linked == sorted(set(linked))

@@ -1,0 +1,252 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Retention as Triton kernels, without a GPU: values by Triton's interpreter, and by compiling what they take of a GPU."""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from places import ROOT
+
+
+triton = pytest.importorskip("triton", reason="triton cannot be imported here")
+from triton import language as tl  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from retnet_hf.gpu import retention_triton, rotation_triton  # noqa: E402
+
+
+CHUNKWISE = {
+    "one token": {"length": 1},
+    "chunks of 16": {},
+    "no initial state": {"length": 20, "initial": False},
+    "two sequences, mask and reset": {"batch": 2, "heads": 1, "mask": True, "reset": True},
+    "mask": {"length": 30, "mask": True},
+    "reset": {"length": 30, "reset": True},
+    "tiles smaller than the state": {"length": 20, "heads": 1, "key_dim": 20, "value_dim": 40, "small_tiles": True},
+    "default chunk": {"length": 70, "heads": 1, "chunk_size": None},
+    "segments": {"length": 75, "heads": 1, "segments": 3},
+    "segments, mask and reset": {"length": 75, "heads": 1, "segments": 2, "mask": True, "reset": True},
+    "grouped heads, a decay for each": {"length": 20, "heads": 4, "groups": 2, "mask": True},
+    "grouped heads, a decay for each group": {"length": 20, "heads": 4, "groups": 2, "decays": 2, "reset": True},
+    "one key head": {"length": 20, "heads": 3, "groups": 1, "decays": 1},
+    "heads as views": {"length": 20, "batch": 2, "tokens_first": True},
+    "float16": {"length": 30, "dtype": "float16", "mask": True},
+    "float16, large numbers": {"length": 30, "dtype": "float16", "scale": 300.0, "weight_scale": 1e-3},
+    "bfloat16": {"length": 30, "dtype": "bfloat16", "reset": True},
+    "bfloat16, default chunk": {"length": 130, "heads": 1, "dtype": "bfloat16", "chunk_size": None, "largest_chunk": 128},
+    "bfloat16, grouped heads, large numbers": {
+        "length": 20,
+        "heads": 4,
+        "groups": 2,
+        "decays": 2,
+        "dtype": "bfloat16",
+        "scale": 300.0,
+    },
+}
+STEPS = {
+    "step": {},
+    "step, mask and reset": {"mask": True, "reset": True},
+    "step, grouped heads, a decay for each": {"heads": 4, "groups": 2},
+    "step, grouped heads, a decay for each group": {"heads": 4, "groups": 2, "decays": 2, "mask": True},
+    "step, float16": {"dtype": "float16"},
+}
+ROTATIONS = {
+    "rotation": {},
+    "rotation of one token": {"length": 1},
+    "rotation, heads first, angles of each row": {"angles": 2, "tokens_first": False},
+    "rotation, a size that fills no tile": {"size": 20, "length": 16},
+    "rotation, bfloat16": {"dtype": "bfloat16", "angles": 2},
+    "rotation, float16": {"dtype": "float16"},
+    "rotation, nothing dense in memory": {"strided": True},
+    "rotation, a gradient of one number": {"expanded": True},
+}
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    """The errors of all cases, in units of what they may be."""
+    command = [sys.executable, "-m", "tests.support.triton_interpreter"]
+    cases = json.dumps({"chunkwise": CHUNKWISE, "steps": STEPS, "rotations": ROTATIONS})
+    done = subprocess.run(command, input=cases, capture_output=True, text=True, cwd=ROOT, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_the_rotation_is_the_one_of_float64(interpreted, name):
+    for result, error in interpreted[name].items():
+        assert error <= 1, f"{result} has {error:.1f} times the error it may have"
+
+
+@pytest.mark.parametrize("name", [*CHUNKWISE, *STEPS, "left to PyTorch"])
+def test_kernels_are_the_recurrence(interpreted, name):
+    for result, error in interpreted[name].items():
+        assert error <= 1, f"{result} has {error:.1f} times the error it may have"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model",
+        "model, grouped heads that share states",
+        "model, decays per layer, hybrid",
+        "model, compiled",
+        "model, gradient checkpointing",
+    ],
+)
+def test_a_model_with_kernels_is_the_same_model(interpreted, name):
+    """Padded training and decoding, in float32; compiled, as one graph."""
+    for result, error in interpreted[name].items():
+        assert error <= 1, f"{result} has {error:.1f} times the error it may have"
+
+
+def test_operands_that_do_not_belong_together_are_refused(interpreted):
+    assert not any(interpreted["wrong shapes"].values()), interpreted["wrong shapes"]
+
+
+def test_the_check_before_the_first_use_accepts_these_kernels_and_no_wrong_ones(interpreted):
+    assert not any(interpreted["check of the kernels"].values()), interpreted["check of the kernels"]
+
+
+def test_operators_are_what_pytorch_asks_for(interpreted):
+    """The process would have failed otherwise."""
+    assert interpreted["operators"] == {}
+
+
+def compiled(kernel, pointers, constants, target, tiles) -> dict:
+    """Registers of a thread, bytes of stack (spills) and of shared memory, compiled for a device that is not here."""
+    others = {name: "constexpr" if name in constants else "i32" for name in kernel.arg_names}
+    signature = {name: f"*{pointers[name]}" if name in pointers else kind for name, kind in others.items()}
+    aligned = [name in pointers or name.endswith(("_batch", "_head", "_token")) for name in kernel.arg_names]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(n,): constants[name] for n, name in enumerate(kernel.arg_names) if name in constants},
+        attrs={(n,): [["tt.divisibility", 16]] for n, is_aligned in enumerate(aligned) if is_aligned},
+    )
+    binary = triton.compile(source, target=target, options={"num_warps": tiles.warps, "num_stages": tiles.stages})
+    if target.backend == "hip":
+        text = binary.asm["amdgcn"]
+        registers, stack = (re.search(rf"\.{what}:\s+(\d+)", text)[1] for what in ("vgpr_count", "vgpr_spill_count"))
+    else:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(binary.asm["cubin"])
+            file.flush()
+            tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+            command = [tool, "-res-usage", file.name]
+            text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        registers, stack = (re.search(rf"{what}:(\d+)", text)[1] for what in ("REG", "STACK"))
+    return {"registers": int(registers), "stack": int(stack), "shared": binary.metadata.shared}
+
+
+# The sizes that each result's product runs over and has as columns; whether it is backward, and its state transposed.
+ROLES = {
+    "output": (256, 512, False, False),
+    "query gradient": (512, 256, False, True),
+    "key gradient": (512, 256, True, True),
+    "value gradient": (256, 512, True, False),
+}
+
+
+# Bytes of shared memory of a multiprocessor, and the least number of programs it should hold.
+DEVICES = {80: (163 * 1024, 2), 90: (227 * 1024, 1), 100: (227 * 1024, 1)}
+
+
+@pytest.mark.parametrize("result", ["states", "gradients of states", *ROLES])
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_kernels_spill_nothing_and_fit(architecture, result):
+    """As many programs run on a multiprocessor as the documentation of the file says."""
+    used = resources(result, GPUTarget("cuda", architecture, 32))
+    assert used["stack"] == 0, used
+    shared, programs = DEVICES[architecture]
+    warps = 4 if architecture == 80 and "states" in result else 8
+    registers = -(-used["registers"] * 32 // 256) * 256 * warps
+    assert min(65536 // registers, shared // (used["shared"] + 1024)) >= programs, used
+
+
+@pytest.mark.parametrize("result", ["output", "key gradient"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_mask_and_reset_and_other_types_spill_nothing(dtype, result):
+    used = resources(result, GPUTarget("cuda", 90, 32), dtype, marked=True)
+    assert used["stack"] == 0, used
+
+
+@pytest.mark.parametrize(
+    "target", [GPUTarget("cuda", 100, 32), GPUTarget("hip", "gfx942", 64)], ids=lambda target: target.arch
+)
+def test_other_devices_compile_without_spills(target):
+    for result in ("gradients of states", "key gradient"):
+        assert resources(result, target)["stack"] == 0
+
+
+@pytest.mark.parametrize(("key_dim", "value_dim", "heads_of_matrix"), [(256, 512, 1), (512, 512, 4), (80, 96, 8)])
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_the_step_spills_nothing(architecture, key_dim, value_dim, heads_of_matrix):
+    constants = {"M": 8, "READERS": heads_of_matrix, "SHARING": 1, "K": key_dim, "V": value_dim, "HAS_WRITTEN": True}
+    constants |= retention_triton.step_tiles(key_dim, value_dim)
+    pointers = dict.fromkeys(("query", "key", "value"), "bf16")
+    pointers |= dict.fromkeys(("left", "written", "state", "output"), "fp32")
+    tiles = retention_triton.Tiles(1, 1, 1, 8, 2)
+    used = compiled(retention_triton.step_kernel, pointers, constants, GPUTarget("cuda", architecture, 32), tiles)
+    assert used["stack"] == 0, used
+
+
+@pytest.mark.parametrize("size", [80, 256])
+@pytest.mark.parametrize(
+    "target",
+    [*(GPUTarget("cuda", architecture, 32) for architecture in (80, 90, 100)), GPUTarget("hip", "gfx942", 64)],
+    ids=lambda target: target.arch,
+)
+def test_the_rotation_spills_nothing(target, size):
+    constants = {"H": 8, "HALF": size // 2, "TILE": triton.next_power_of_2(size // 2), "BACK": True}
+    constants["TOKENS"] = rotation_triton.TOKENS_OF_TILE
+    pointers = {"vectors": "bf16", "cos": "fp32", "sin": "fp32", "rotated": "bf16"}
+    tiles = retention_triton.Tiles(1, 1, 1, rotation_triton.WARPS, 2)
+    assert compiled(rotation_triton.rotation_kernel, pointers, constants, target, tiles)["stack"] == 0
+
+
+def test_segments_are_for_devices_that_states_would_leave_idle():
+    assert retention_triton.segments_of(programs=128, chunks=512, processors=132) == 1
+    assert retention_triton.segments_of(programs=8, chunks=512, processors=132) == 16
+    assert retention_triton.segments_of(programs=8, chunks=20, processors=132) == 5
+    assert retention_triton.segments_of(programs=8, chunks=1, processors=132) == 1
+
+
+def test_a_single_token_compiles():
+    """A whole number that is 1 is a constant of the kernel, which the interpreter does not show."""
+    target = GPUTarget("cuda", 90, 32)
+    for result in ("states", "gradients of states", "output", "key gradient"):
+        assert resources(result, target, length=1, chunks=1, chunks_in_segment=1, batches=1)["stack"] == 0
+
+
+def resources(result, target, dtype="bf16", marked=False, **ones) -> dict:
+    """Of the kernel that computes a result at the paper's shape: 8 heads, K = 256, V = 512."""
+    of_products, wide = (torch.bfloat16, "bf16") if dtype == "bf16" else (torch.float32, "fp32")
+    chunk = 128 if dtype == "bf16" and target.arch in (90, 100) else 64
+    constants = ones | {"MARKED": marked, "C": chunk, "PRECISION": "tf32" if dtype == "fp16" else "ieee"}
+    constants["DTYPE"] = tl.bfloat16 if dtype == "bf16" else tl.float32
+    pointers = {"log_decay": "fp32", "layout": "i32", "states": wide}
+    backward = result == "gradients of states"
+    if backward or result == "states":
+        tiles = retention_triton.state_tiles(of_products, chunk, 256, 512)
+        pointers |= {"initial": "fp32", "sums": "fp32", "final": "fp32", "key": dtype, "value": wide if backward else dtype}
+        constants |= {"M": 8, "READERS": 1, "SHARING": 1, "K": 256, "V": 512, "TILE_K": tiles.inner, "TILE_V": tiles.columns}
+        constants |= {"BACKWARD": backward, "SUMS_ONLY": False, "HAS_INITIAL": True}
+        return compiled(retention_triton.states_kernel, pointers, constants, target, tiles)
+    inner, columns, backward, transposed = ROLES[result]
+    tiles = retention_triton.read_tiles(of_products, chunk, inner, columns)
+    pointers |= dict.fromkeys(("query", "key", "value", "output"), dtype)
+    if result == "output":
+        pointers["output"] = "fp32"
+    else:
+        pointers[result.split()[0]] = wide  # output's gradient has the role of what the gradient is of
+    constants |= {"HEADS": 8, "QUERY_SHARING": 1, "KEY_SHARING": 1, "HEADS_OF_MATRIX": 1, "K": inner, "V": columns}
+    constants |= {"TILE_K": tiles.inner, "TILE_V": tiles.columns, "BACKWARD": backward, "TRANSPOSED": transposed}
+    return compiled(retention_triton.read_kernel, pointers, constants, target, tiles)
