@@ -350,7 +350,7 @@ def mutants(only: str = "") -> Iterator[tuple[str, str, str, str]]:
                 yield f"{file if '/' in file else module_path(file)}.py", tests, line, broken
 
 
-def test_file(name: str, checkout: Path = ROOT) -> Path:
+def file_of_tests(name: str, checkout: Path = ROOT) -> Path:
     """The file of tests of that name, in either of their rings. StopIteration: there is none."""
     return next(checkout.glob(f"tests*/*/test_{name}.py"))
 
@@ -359,7 +359,7 @@ def is_killed(checkout: Path, file: str, tests: str, line: str, broken: str) -> 
     """Whether a test fails in the checkout with the broken line. The file is put back."""
     source = (checkout / file).read_text(encoding="utf-8")
     (checkout / file).write_text(source.replace(line, broken), encoding="utf-8")
-    names = [str(test_file(name, checkout)) for name in tests.split()]
+    names = [str(file_of_tests(name, checkout)) for name in tests.split()]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *names]
     paths = os.pathsep.join(map(str, (checkout, checkout / "installed")))
     try:

@@ -9,13 +9,13 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 from pathlib import Path
 
 import datasets
 import pytest
 import torch
+from command_answers import TEXT, assert_same_weights, at_step, press_ctrl_c, press_ctrl_c_twice, refused, tree, weights
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from small_models import small_llama, small_model
@@ -33,7 +33,6 @@ from retnet_hf_cli.training.schedule import Course, Supervisor, follow_clock
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
 
-TEXT = SAMPLE_TEXT.read_text(encoding="utf-8")[:12_000]
 TINY = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -70,53 +69,6 @@ def trained(tmp_path_factory, heard_again) -> Path:
     finally:
         os.chdir(before)
     return folder / "model"
-
-
-def at_step(monkeypatch, step: int, action) -> None:
-    """Does something in the middle of the next training, when `step` steps are done."""
-    on_step_end = Supervisor.on_step_end
-
-    def patched(self, args, state, control, **kwargs):
-        on_step_end(self, args, state, control, **kwargs)
-        if state.global_step == step:
-            action()
-
-    monkeypatch.setattr(Supervisor, "on_step_end", patched)
-
-
-def press_ctrl_c() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def press_ctrl_c_twice() -> None:
-    press_ctrl_c()
-    press_ctrl_c()
-
-
-def refused(answer, *words: str, code: int = 2) -> None:
-    """One line on stderr that says what is wrong, nothing on stdout, and the exit code."""
-    assert answer.code == code, answer.err
-    assert answer.err.startswith("retnet-hf: ")
-    assert answer.err.count("\n") == 1
-    for word in words:
-        assert word in answer.err
-    assert answer.out == ""
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder with its content."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def assert_same_weights(one: Path, other: Path) -> None:
-    one, other = weights(one), weights(other)
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
 
 
 # help

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from foreign_folders import foreign, fused, write_folder
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from small_metaformer import small_metaformer
 from small_models import small_model, word_tokenizer
 from small_rmt import small_rmt
-from test_checkpoint_loading import foreign, fused, write_folder
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,

@@ -14,9 +14,10 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from command_answers import assert_same_weights, at_step, press_ctrl_c, press_ctrl_c_twice, refused, tree
+from pictures import COLOURS, colour_picture, write_pictures
 from PIL import Image
 from safetensors.torch import load_file
-from test_cli import assert_same_weights, at_step, press_ctrl_c, press_ctrl_c_twice, refused, tree
 from transformers import AutoModelForImageClassification, pipeline
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
@@ -38,23 +39,9 @@ TINY = {
     "intermediate_size": 16,
     "hidden_dropout": 0.1,  # so that resuming exactly needs the random numbers too
 }
-COLOURS = ("blue", "green", "red")
 # 12 steps in 2 epochs, evaluated and saved at every fourth
 TRAIN = ["train-image", "pictures", "--config", "config.json", "--batch-size", 8, "--steps", 12, "--eval-every", 4]
 TRAIN += ["--lr", 0.01, "--threads", 1]
-
-
-def colour_picture(colour: str, seed: int, size: tuple[int, int] = (16, 20)) -> Image.Image:
-    levels = np.random.default_rng([COLOURS.index(colour), seed]).integers(0, 100, (*size, 3))
-    levels[..., 2 - COLOURS.index(colour)] += 120
-    return Image.fromarray(levels.astype(np.uint8))
-
-
-def write_pictures(folder: Path, count: int, suffix: str = ".png") -> None:
-    for colour in COLOURS:
-        (folder / colour).mkdir(parents=True)
-        for number in range(count):
-            colour_picture(colour, number).save(folder / colour / f"{number:02}{suffix}")
 
 
 def write_idx(file: Path, array: np.ndarray) -> None:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from test_checkpoint_loading import foreign, write_folder
-from test_cli import TEXT, refused, tree
-from test_cli_images import write_pictures
-from test_cli_linearize import make_source
+from command_answers import TEXT, refused, tree
+from foreign_folders import foreign, write_folder
+from linearized_source import make_source
+from pictures import write_pictures
 
 from retnet_hf_conversion.replaced_folder import locked
 

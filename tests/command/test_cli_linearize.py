@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cli import SAMPLE_TEXT, assert_same_weights, at_step, press_ctrl_c, press_ctrl_c_twice, refused, tree
+from command_answers import TEXT, assert_same_weights, at_step, press_ctrl_c, press_ctrl_c_twice, refused, tree
+from linearized_source import SIZES, make_source
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 from transformers import (
@@ -44,34 +45,8 @@ from retnet_hf_linearization.what_was_kept import Extent, measured_part
 
 pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
 
-TEXT = SAMPLE_TEXT.read_text(encoding="utf-8")[:12_000]
-SIZES = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": 1,
-    "initializer_range": 0.2,
-}
 LINEARIZE = ["linearize", "llama", "book.txt", "--output", "model", "--block-size", 32, "--batch-size", 4, "--threads", 1]
 LINEARIZE += ["--align-steps", 6, "--distill-steps", 6, "--eval-every", 3]
-
-
-def make_source(folder: Path) -> None:
-    """A Llama with tokenizer, chat template, generation config and a model card, and a text."""
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES))
-    model.generation_config.temperature, model.generation_config.do_sample = 0.5, True
-    model.save_pretrained(folder / "llama")
-    tokenizer = train_tokenizer([TEXT], 300)
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    tokenizer.save_pretrained(folder / "llama")
-    (folder / "llama" / "README.md").write_text("---\nlicense: mit\n---\nA Llama.\n", encoding="utf-8")
-    (folder / "book.txt").write_text(TEXT, encoding="utf-8")
 
 
 @pytest.fixture(scope="module", autouse=True)

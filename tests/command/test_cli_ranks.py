@@ -14,8 +14,8 @@ from unittest import mock
 
 import pytest
 import torch
+from linearized_source import make_source
 from safetensors.torch import load_file
-from test_cli_linearize import make_source
 from torchrun import started, torchrun_launcher
 from transformers import TrainerControl, TrainerState
 

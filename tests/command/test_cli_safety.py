@@ -9,11 +9,11 @@ from pathlib import Path
 
 import PIL.Image
 import pytest
+from command_answers import refused, tree
+from foreign_folders import foreign, write_folder
 from safetensors.torch import load_file
 from small_models import small_llama, small_model, word_tokenizer
 from small_vision_models import VISION_FAMILIES
-from test_checkpoint_loading import foreign, write_folder
-from test_cli import refused, tree
 from torchrun import free_port
 from transformers import PreTrainedModel
 

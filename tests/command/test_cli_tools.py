@@ -11,10 +11,10 @@ from pathlib import Path
 import PIL.Image
 import pytest
 import torch
+from command_answers import refused, tree
+from foreign_folders import foreign, write_folder
 from safetensors import SafetensorError
 from small_models import VOCAB_SIZE, small_llama, small_model, word_tokenizer
-from test_checkpoint_loading import foreign, write_folder
-from test_cli import refused, tree
 from torchrun import free_port
 
 from retnet_hf_cli.commands import serve

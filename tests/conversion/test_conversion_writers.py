@@ -9,13 +9,13 @@ import json
 
 import pytest
 import torch
+from changed_fields import CHANGES
 from huggingface_hub.errors import StrictDataclassError
 from random_vision import random_images
 from small_metaformer import small_metaformer
 from small_models import DIALECTS, HEIRS, random_ids, shake, small_config
 from small_rmt import small_rmt
 from small_vir import small_vir
-from test_configuration import CHANGES
 
 from retnet_hf import (
     MetaFormerBackbone,

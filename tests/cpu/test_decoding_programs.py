@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from plain_programs import same
 from small_models import close, greedy, random_ids, small_llama, small_model
 from torch import Tensor, nn
 from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
@@ -22,7 +23,6 @@ from transformers import AutoModelForCausalLM, TorchAoConfig
 import retnet_hf
 import retnet_hf_cpu
 from retnet_hf import RetNetForMaskedLM, RetNetForSequenceClassification, RetNetState
-from retnet_hf.state.retention_state import RetNetStateLayer
 from retnet_hf_cpu import compiled_layer, number_of_programs, original
 from retnet_hf_cpu import programs as cpu_programs
 from retnet_hf_cpu.fusing import FastLinear
@@ -53,15 +53,6 @@ def decoded(model, ids: Tensor = PROMPT) -> tuple[Tensor, RetNetState]:
 
 def query_weights(model) -> list[nn.Parameter]:
     return [layer.retention.q_proj.weight for layer in model.model.layers]
-
-
-def same(found: tuple[Tensor, RetNetState], expected: tuple[Tensor, RetNetState], tolerance: float = 1e-4) -> None:
-    close(found[0].float(), expected[0].float(), tolerance)
-    for layer, other in zip(found[1].layers, expected[1].layers, strict=True):
-        assert layer.next_position.equal(other.next_position)
-        assert layer.cumulative_length.equal(other.cumulative_length)
-        if isinstance(layer, RetNetStateLayer):
-            close(layer.recurrent_states, other.recurrent_states, tolerance)
 
 
 def test_compiled_programs_compute_what_the_layers_do_and_are_kept(tmp_path, monkeypatch):

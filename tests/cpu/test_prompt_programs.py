@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 import torch
+from plain_programs import same
 from small_models import close, greedy, random_ids, small_model
-from test_decoding_programs import same
 from torch import Tensor, nn
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig

@@ -7,7 +7,6 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from small_models import (
     HEIRS,
-    LLAMA3,
     close,
     greedy,
     memory,
@@ -20,16 +19,7 @@ from small_models import (
     small_model,
 )
 from torch._dynamo.testing import CompileCounter
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformer_sources import SIZES, SOURCES
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel, RetNetModel, RetNetState
 from retnet_hf.hub.cards import model_card
@@ -40,34 +30,6 @@ from retnet_hf.ops.layout import layout_of
 
 def no_rotation(position=None):
     """In the place of a model's, where only the blocks of a plan are looked at."""
-
-
-SIZES = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 512,
-}
-# of transformers' configuration, and of ours
-SOURCES = {
-    "Llama 3": (LlamaConfig, LlamaForCausalLM, {"rope_parameters": LLAMA3}, {}),
-    "Qwen2": (Qwen2Config, Qwen2ForCausalLM, {}, {"qkv_bias": True}),
-    "Qwen3": (
-        Qwen3Config,
-        Qwen3ForCausalLM,
-        {"head_dim": 16},
-        {"use_qk_norm": True, "key_expansion": 2.0, "value_expansion": 2.0},
-    ),
-    "Mistral": (
-        MistralConfig,
-        MistralForCausalLM,
-        {"sliding_window": 7},
-        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 7},
-    ),
-}
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pickle
 
 import pytest
 import torch
-from small_models import VOCAB_SIZE, close, random_ids, rounding, shake, small_model
-from test_hybrid import SIZES, SOURCES
+from small_models import VOCAB_SIZE, close, random_ids, rounding, small_model
+from transformer_sources import SIZES, SOURCES, source_of
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, TrainingArguments
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
@@ -36,11 +36,6 @@ from retnet_hf_linearization.transfer import _copy, decays_by_distance
 def no_gradients():
     with torch.no_grad():
         yield
-
-
-def source_of(name: str, **fields):
-    config_class, model_class, theirs, _ = SOURCES[name]
-    return shake(model_class(config_class(**(SIZES | theirs | {"eos_token_id": None} | fields)))).eval()
 
 
 @pytest.mark.parametrize("tied", [False, True])

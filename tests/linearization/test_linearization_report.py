@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 from small_models import random_ids
-from test_linearization import source_of
+from transformer_sources import source_of
 
 from retnet_hf_linearization import costliest_layers, measure_heads, spread_layers, transfer
 from retnet_hf_linearization.alignment import measure_layers

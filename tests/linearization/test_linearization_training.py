@@ -5,11 +5,11 @@
 import pytest
 import torch
 from small_models import random_ids
-from test_linearization import source_of
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchrun import run_ranks
+from transformer_sources import source_of
 from transformers import TrainingArguments
 
 from retnet_hf_linearization import (

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.small_models import close
+from small_models import close
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 

@@ -26,11 +26,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from foreign_folders import foreign, write_folder
 from golden import SMALL, golden
 from small_models import small_model, word_tokenizer
 from small_rmt import small_rmt
 from small_vir import small_vir
-from test_checkpoint_loading import foreign, write_folder
 
 from retnet_hf import RetNetState
 from retnet_hf_cli.errors import InputError

@@ -7,9 +7,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from small_models import close
 from torch import Tensor
 
+from retnet_hf import RetNetState
 from retnet_hf.ops import gradients
+from retnet_hf.state.retention_state import RetNetStateLayer
 from retnet_hf_cpu import programs as cpu_programs
 from retnet_hf_cpu.programs import ProductStep
 from retnet_hf_cpu.prompts import AfterOperator, BeforeOperator
@@ -62,3 +65,12 @@ def made(request, monkeypatch) -> Runs:
     monkeypatch.setattr(cpu_programs, "make", make)
     monkeypatch.setattr(cpu_programs, "load", load)
     return runs
+
+
+def same(found: tuple[Tensor, RetNetState], expected: tuple[Tensor, RetNetState], tolerance: float = 1e-4) -> None:
+    close(found[0].float(), expected[0].float(), tolerance)
+    for layer, other in zip(found[1].layers, expected[1].layers, strict=True):
+        assert layer.next_position.equal(other.next_position)
+        assert layer.cumulative_length.equal(other.cumulative_length)
+        if isinstance(layer, RetNetStateLayer):
+            close(layer.recurrent_states, other.recurrent_states, tolerance)

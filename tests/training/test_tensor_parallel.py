@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
+from foreign_folders import FOREIGN, foreign, write_folder
 from small_models import random_ids, small_model
-from test_checkpoint_loading import FOREIGN, foreign, write_folder
 from torchrun import run_ranks
 
 

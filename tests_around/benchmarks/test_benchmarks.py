@@ -660,4 +660,4 @@ def test_every_mutant_breaks_one_line_that_is_there():
         source = (mutations.ROOT / file).read_text(encoding="utf-8")
         assert source.count(line) == 1, (file, line)
         compile(source.replace(line, broken), file, "exec")
-        assert all(mutations.test_file(name).exists() for name in tests.split())
+        assert all(mutations.file_of_tests(name).exists() for name in tests.split())

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from test_cli_linearize import TEXT, make_source
+from command_answers import TEXT
+from linearized_source import make_source
 
 from benchmarks.laptop import __main__ as laptop
 from benchmarks.laptop import beyond, texts, write_tables

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 from documentation import blocks
+from foreign_folders import write_folder
 from golden import SMALL, golden
 from PIL import Image
 from places import ROOT
 from small_models import small_model
-from test_checkpoint_loading import write_folder
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, StateTuning, ViRConfig, ViRForImageClassification, ViRImageProcessor
 from retnet_hf_cli.app import app

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_answers import refused, tree
 from rich.console import Console
 from safetensors.torch import load_file
 from small_models import random_ids, small_model, word_tokenizer
 from small_vision_models import VISION_FAMILIES
-from test_cli import refused, tree
 
 from retnet_hf import RetNetForMaskedLM, StateTuning
 from retnet_hf_cli.page import serve_page

@@ -5,9 +5,9 @@
 import pytest
 import torch
 from engine import MODELS, engine, expected, generated, greedy, model_of, prompts
+from foreign_folders import foreign, write_folder
 from golden import SMALL, golden
 from small_models import VOCAB_SIZE, rounding, shake
-from test_checkpoint_loading import foreign, write_folder
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from vllm.v1.core.sched.scheduler import Scheduler
 
