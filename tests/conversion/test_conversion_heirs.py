@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from family_folders import folder_of, published_minimax, small_minimax, write
 from golden import SMALL, Golden, golden
 from safetensors.torch import load_file, save_file
 from small_models import close
@@ -25,7 +26,6 @@ from transformers import (
     MiniMaxConfig,
     MiniMaxForCausalLM,
     MiniMaxModel,
-    TorchAoConfig,
 )
 from transformers.models.minimax import modeling_minimax
 
@@ -109,48 +109,6 @@ def test_a_plain_model_is_refused_by_the_writers_of_hybrids(family):
         WRITERS[family](plain)
 
 
-def small_minimax(**fields) -> MiniMaxForCausalLM:
-    """A model of transformers in float64, whose decays and rates of rotation are not rounded to float32."""
-    options = {
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "intermediate_size": 24,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-        "num_local_experts": 6,
-        "num_experts_per_tok": 2,
-        "linear_attn_alpha_factor": 3.5,
-        "full_attn_alpha_factor": 2.5,
-        "mlp_alpha_factor": 1.5,
-        "linear_attn_beta_factor": 1.25,
-        "full_attn_beta_factor": 0.5,
-        "mlp_beta_factor": 0.75,
-        "block_size": 8,
-        "pad_token_id": 0,
-        "eos_token_id": None,
-    }
-    torch.manual_seed(0)
-    model = MiniMaxForCausalLM(MiniMaxConfig(**options | fields)).double().eval()
-    model.set_experts_implementation("eager")
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3) if parameter.dim() > 1 else nn.init.uniform_(parameter, 0.5, 1.5)
-    model.model.rotary_emb.inv_freq = nn.Buffer(1e6 ** -(torch.arange(0, 16, 2, dtype=torch.float64) / 16), persistent=False)
-    layers = model.config.num_hidden_layers
-    for index, layer in enumerate(model.model.layers):
-        if hasattr(layer.self_attn, "slope_rate"):
-            heads, factor = model.config.num_attention_heads, 1 - index / (layers - 1 + 1e-5) + 1e-5
-            slopes = [2 ** (-8 * (head + 1) / heads) * factor for head in range(heads)]
-            rate = torch.tensor(slopes, dtype=torch.float64)[:, None, None]
-            layer.self_attn.slope_rate = nn.Buffer(rate)
-            tables = zip(("query_decay", "key_decay", "diagonal_decay"), layer.self_attn.decay_factors(rate))
-            for name, table in tables:
-                setattr(layer.self_attn, name, nn.Buffer(table))
-    return model
-
-
 @pytest.fixture(scope="module")
 def theirs() -> MiniMaxForCausalLM:
     return small_minimax()
@@ -159,12 +117,6 @@ def theirs() -> MiniMaxForCausalLM:
 @pytest.fixture(scope="module")
 def ours(theirs) -> RetNetHybridForCausalLM:
     return eager(from_minimax(theirs.state_dict(), theirs.config.to_dict()))
-
-
-@pytest.fixture(scope="module")
-def plain_minimax() -> MiniMaxForCausalLM:
-    """Without factors on its branches, as published ones are."""
-    return small_minimax(linear_attn_beta_factor=1, full_attn_beta_factor=1, mlp_beta_factor=1)
 
 
 def eager(model: RetNetHybridForCausalLM) -> RetNetHybridForCausalLM:
@@ -251,41 +203,6 @@ def test_what_is_written_loads_in_transformers_and_computes_the_same(ours):
     assert all(torch.equal(read_again[name], value) for name, value in state_dict.items())
 
 
-def as_published(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The published layout: each expert by itself, and no tables of decays."""
-    published = {}
-    for name, value in state_dict.items():
-        block = name.split(".mlp.")[0] + ".block_sparse_moe"
-        if name.endswith(".mlp.gate.weight"):
-            published[f"{block}.gate.weight"] = value
-        elif ".experts." in name:
-            for expert, weight in enumerate(value):
-                parts = {"w2": weight} if "down" in name else dict(zip(("w1", "w3"), weight.chunk(2)))
-                published |= {f"{block}.experts.{expert}.{part}.weight": tensor for part, tensor in parts.items()}
-        elif not name.endswith(("slope_rate", "_decay")):
-            published[name] = value
-    return published
-
-
-def published_minimax(model: MiniMaxForCausalLM) -> tuple[dict[str, Tensor], dict]:
-    """Weights and config.json as MiniMax-Text-01 has them, of a model of transformers."""
-    config = model.config.to_dict()
-    content = {
-        "model_type": "minimax_text_01",
-        "attn_type_list": [int(kind == "full_attention") for kind in config.pop("layer_types")],
-        "rope_theta": config.pop("rope_parameters")["rope_theta"],
-        "postnorm": True,
-        "shared_intermediate_size": 0,
-        "shared_moe_mode": "sigmoid",
-        "rotary_dim": 8,
-    }
-    for kind in ("linear_attn", "full_attn", "mlp"):
-        for factor in ("alpha", "beta"):
-            long = {"linear_attn": "linear_attention", "full_attn": "full_attention"}.get(kind, kind)
-            content[f"layernorm_{long}_{factor}"] = config.pop(f"{kind}_{factor}_factor")
-    return as_published(model.state_dict()), config | content
-
-
 @pytest.mark.usefixtures("in_float64")
 def test_the_published_layout_rotates_the_part_of_a_head_that_it_states(theirs, monkeypatch):
     """transformers reads past `rotary_dim`: here its rotation is replaced by that of the first 8 of 16 numbers."""
@@ -348,27 +265,6 @@ BAD_FOLDERS = {
         "num_kv_heads_for_linear_attn in config.json, 64",
     ),
 }
-
-
-def folder_of(family: str, path: Path, minimax_of_transformers: MiniMaxForCausalLM) -> tuple[dict[str, Tensor], dict]:
-    """A folder as the family publishes it, in two shards; its tensors and config.json."""
-    if family == "minimax":
-        state_dict, config = published_minimax(minimax_of_transformers)
-    else:
-        data = golden(f"{family}/published_like", SMALL)
-        state_dict, config = dict(data.state_dict), dict(data.config)
-    write(path, state_dict, config)
-    return state_dict, config
-
-
-def write(path: Path, state_dict: dict[str, Tensor], config: dict) -> None:
-    path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(config))
-    homes = {name: f"model-{1 + index % 2:05d}-of-00002.safetensors" for index, name in enumerate(sorted(state_dict))}
-    for home in set(homes.values()):
-        part = {name: state_dict[name].contiguous() for name in homes if homes[name] == home}
-        save_file(part, path / home, metadata={"format": "pt"})
-    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": homes}))
 
 
 @pytest.mark.usefixtures("heard_again", "interruptible")
@@ -442,27 +338,6 @@ def test_a_folder_loads_as_it_is_and_is_saved_under_our_names(case, tmp_path, ca
     assert saved <= again.state_dict().keys()
     with torch.no_grad():
         close(again(data.tensors["input_ids"]).logits, data.tensors["logits"], 1e-5)
-
-
-@pytest.mark.parametrize("family", ["hypenet", "transnormer", "minimax", "ring"])
-def test_each_part_of_a_tensor_is_quantised_while_it_is_loaded(family, tmp_path, plain_minimax):
-    """As in a folder of ours, where each has a tensor of its own."""
-    pytest.importorskip("torchao")
-    from torchao.quantization import IntxWeightOnlyConfig
-    from torchao.quantization.granularity import PerAxis
-
-    folder_of(family, tmp_path / "theirs", plain_minimax)
-    RetNetHybridForCausalLM.from_pretrained(tmp_path / "theirs").save_pretrained(tmp_path / "ours")
-    eight_bits = TorchAoConfig(IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PerAxis(0)))
-    ours, model = (
-        RetNetHybridForCausalLM.from_pretrained(tmp_path / name, quantization_config=eight_bits, dtype=torch.float32)
-        for name in ("ours", "theirs")
-    )
-    ids = torch.arange(3, 27)[None]
-    with torch.no_grad():
-        close(model(ids).logits, ours(ids).logits, 1e-5)
-    plain = {name for name, weight in model.named_parameters() if type(weight.data) is torch.Tensor}
-    assert not [name for name in plain if name.endswith("k_proj.weight")]
 
 
 def test_the_bias_of_a_router_stays_in_float32(tmp_path):

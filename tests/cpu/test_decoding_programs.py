@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from plain_programs import same
+from plain_programs import PROMPT, decoded, same, state_after
 from small_models import close, greedy, random_ids, small_llama, small_model
-from torch import Tensor, nn
-from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerGroup
-from transformers import AutoModelForCausalLM, TorchAoConfig
+from torch import nn
 
 import retnet_hf
 import retnet_hf_cpu
@@ -30,25 +28,7 @@ from retnet_hf_cpu.fusing import FastLinear
 
 pytest_plugins = ("plain_programs",)  # the fixture `made`
 
-PROMPT = random_ids(1, 7)
 compiled = retnet_hf_cpu.compile  # a fast copy, with programs in a folder
-
-
-@torch.no_grad()
-def state_after(model, ids: Tensor = PROMPT) -> RetNetState:
-    """The state after a prompt."""
-    state = RetNetState(model.config)
-    model(ids, past_key_values=state, use_cache=True)
-    return state
-
-
-@torch.no_grad()
-def decoded(model, ids: Tensor = PROMPT) -> tuple[Tensor, RetNetState]:
-    """Logits of five tokens one by one after a prompt, and the state after them."""
-    state = state_after(model, ids)
-    steps = [random_ids(ids.shape[0], 1, seed=number) for number in range(5)]
-    logits = [model(step, past_key_values=state, use_cache=True).logits for step in steps]
-    return torch.cat(logits, dim=1), state
 
 
 def query_weights(model) -> list[nn.Parameter]:
@@ -206,25 +186,6 @@ def test_every_kind_of_layer(made, tmp_path, dialect, options, programs, files, 
     same(decoded(model), expected, 0)
     assert not made
     assert not made.of_products
-
-
-@pytest.mark.parametrize(
-    "config",
-    [Int8WeightOnlyConfig(), IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))],
-    ids=["int8", "int4"],
-)
-def test_quantised_layers(made, tmp_path, config):
-    small_model(hidden_size=64, intermediate_size=64).to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", quantization_config=TorchAoConfig(config)).eval()
-    expected = decoded(model)
-    fast = compiled(model, tmp_path, batch_sizes=(1, 2))
-    assert number_of_programs(fast) == 2
-    same(decoded(fast), expected, 0.05)
-    assert len(made) == 2 * 5
-    same(decoded(original(fast)), expected, 0)
-    made.clear()
-    same(decoded(fast, random_ids(2, 7)), decoded(model, random_ids(2, 7)), 0.05)
-    assert len(made) == 2 * 5
 
 
 def test_a_base_model_and_a_model_with_another_head_have_programs(made, tmp_path):

@@ -14,8 +14,6 @@ import torch
 from plain_programs import same
 from small_models import close, greedy, random_ids, small_model
 from torch import Tensor, nn
-from torchao.quantization import Int8WeightOnlyConfig
-from transformers import AutoModelForCausalLM, TorchAoConfig
 
 import retnet_hf_cpu
 from retnet_hf import RetNetState
@@ -202,16 +200,6 @@ def test_layers_without_plain_weights_have_no_programs(made, tmp_path):
     fast = compiled(model, tmp_path)
     assert number_of_programs(fast) == 0
     same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)))
-
-
-def test_quantised_layers_have_programs_of_steps_alone(made, tmp_path):
-    small_model(hidden_size=64, intermediate_size=64).to(torch.bfloat16).save_pretrained(tmp_path / "model")
-    config = TorchAoConfig(Int8WeightOnlyConfig())
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", quantization_config=config).eval()
-    fast = compiled(model, tmp_path / "programs")
-    same(read(fast, random_ids(1, 7)), read(model, random_ids(1, 7)), 0.05)
-    assert number_of_programs(fast) == 2
-    assert made.of_prompts == []
 
 
 def test_new_values_are_read_and_new_weights_end_programs_with_a_warning(made, tmp_path, monkeypatch):

@@ -23,7 +23,6 @@ from small_vision_models import VISION_FAMILIES
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers.models.auto import modeling_auto
-from trl.trainer.utils import create_model_from_path
 
 import retnet_hf
 from retnet_hf import (
@@ -95,12 +94,6 @@ def test_losses_of_classifiers_do_not_grow_with_the_steps_of_gradient_accumulati
         trainer.train()
         logged.append([trainer.state.log_history[0][name] for name in ("loss", "grad_norm")])
     assert logged[1] == pytest.approx(logged[0], rel=1e-4)
-
-
-def test_trl_loads_a_folder_by_its_name(tmp_path):
-    small_model().save_pretrained(tmp_path)
-    assert type(create_model_from_path(str(tmp_path), device_map=None)) is RetNetForCausalLM
-    assert "auto_map" not in small_config().to_dict()
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from small_models import close
+from small_models import close, random_ids
 from torch import Tensor
 
 from retnet_hf import RetNetState
@@ -74,3 +74,23 @@ def same(found: tuple[Tensor, RetNetState], expected: tuple[Tensor, RetNetState]
         assert layer.cumulative_length.equal(other.cumulative_length)
         if isinstance(layer, RetNetStateLayer):
             close(layer.recurrent_states, other.recurrent_states, tolerance)
+
+
+PROMPT = random_ids(1, 7)
+
+
+@torch.no_grad()
+def state_after(model, ids: Tensor = PROMPT) -> RetNetState:
+    """The state after a prompt."""
+    state = RetNetState(model.config)
+    model(ids, past_key_values=state, use_cache=True)
+    return state
+
+
+@torch.no_grad()
+def decoded(model, ids: Tensor = PROMPT) -> tuple[Tensor, RetNetState]:
+    """Logits of five tokens one by one after a prompt, and the state after them."""
+    state = state_after(model, ids)
+    steps = [random_ids(ids.shape[0], 1, seed=number) for number in range(5)]
+    logits = [model(step, past_key_values=state, use_cache=True).logits for step in steps]
+    return torch.cat(logits, dim=1), state

@@ -10,9 +10,9 @@ import pytest
 from places import ROOT
 
 
-nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e '.[test]'")
-nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: pip install -e '.[test]'")
-jupyter_client = pytest.importorskip("jupyter_client", reason="nbclient is not installed: pip install -e '.[test]'")
+nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed: pip install -e '.[around]'")
+nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: pip install -e '.[around]'")
+jupyter_client = pytest.importorskip("jupyter_client", reason="nbclient is not installed: pip install -e '.[around]'")
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 if not NOTEBOOKS:

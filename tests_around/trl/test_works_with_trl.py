@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from small_models import VOCAB_SIZE, close, random_ids, rounding, small_model, word_tokenizer
+from small_models import VOCAB_SIZE, close, random_ids, rounding, small_config, small_model, word_tokenizer
 from transformers import AutoModelForCausalLM
 from trl import (
     DPOConfig,
@@ -22,6 +22,9 @@ from trl import (
     SFTConfig,
     SFTTrainer,
 )
+from trl.trainer.utils import create_model_from_path
+
+from retnet_hf import RetNetForCausalLM
 
 
 LONGEST = 24
@@ -154,3 +157,9 @@ def test_trainers_make_their_reference_by_themselves(tmp_path, method, by_name, 
     assert losses(run)[0] == pytest.approx(first_loss, abs=1e-5)
     assert len(losses(run)) == 2
     assert [name for name, weight in run.model.named_parameters() if weight.equal(before[name])] == []
+
+
+def test_trl_loads_a_folder_by_its_name(tmp_path):
+    small_model().save_pretrained(tmp_path)
+    assert type(create_model_from_path(str(tmp_path), device_map=None)) is RetNetForCausalLM
+    assert "auto_map" not in small_config().to_dict()
