@@ -40,6 +40,9 @@ from retnet_hf_conversion.shapes import shapes_of
 from retnet_hf_conversion.transnormer import from_transnormer, to_transnormer
 
 
+pytest_plugins = ("family_folders",)  # the fixture `plain_minimax`
+
+
 FORMS = ("parallel", "recurrent", "chunkwise")
 FORMATS = {"hypenet": hypenet, "transnormer": transnormer, "minimax": minimax, "ring": ring}
 READERS = {"hypenet": from_hypenet, "transnormer": from_transnormer, "ring": from_ring}

@@ -13,6 +13,9 @@ from transformers import TorchAoConfig
 from retnet_hf import RetNetHybridForCausalLM
 
 
+pytest_plugins = ("family_folders",)  # the fixture `plain_minimax`
+
+
 @pytest.mark.parametrize("family", ["hypenet", "transnormer", "minimax", "ring"])
 def test_each_part_of_a_tensor_is_quantised_while_it_is_loaded(family, tmp_path, plain_minimax):
     """As in a folder of ours, where each has a tensor of its own."""
