@@ -18,14 +18,7 @@ from command_answers import TEXT, assert_same_weights, at_step, press_ctrl_c, pr
 from linearized_source import SIZES, make_source
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    pipeline,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MixtralConfig, pipeline
 
 import retnet_hf_cli.linearizing.finish as finish_module
 import retnet_hf_cli.linearizing.pipeline as pipeline_module

@@ -19,14 +19,7 @@ from golden import SMALL, Golden, golden
 from safetensors.torch import load_file, save_file
 from small_models import close
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    MiniMaxConfig,
-    MiniMaxForCausalLM,
-    MiniMaxModel,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, MiniMaxConfig, MiniMaxForCausalLM, MiniMaxModel
 from transformers.models.minimax import modeling_minimax
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel

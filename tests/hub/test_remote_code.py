@@ -21,12 +21,7 @@ from small_vision_models import VISION_FAMILIES
 from transformers.dynamic_module_utils import get_class_from_dynamic_module, get_imports, get_relative_imports
 
 import retnet_hf
-from retnet_hf import (
-    RetNetConfig,
-    RetNetForCausalLM,
-    RetNetForSequenceClassification,
-    RetNetModel,
-)
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetForSequenceClassification, RetNetModel
 from retnet_hf.hub import travelling_code
 
 

@@ -10,10 +10,7 @@ import torch
 from golden import SMALL, golden
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import (
-    MiniMaxConfig,
-    MiniMaxForCausalLM,
-)
+from transformers import MiniMaxConfig, MiniMaxForCausalLM
 
 
 def small_minimax(**fields) -> MiniMaxForCausalLM:

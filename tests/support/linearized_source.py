@@ -6,10 +6,7 @@ from pathlib import Path
 
 import torch
 from command_answers import TEXT
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from retnet_hf_cli.text.corpus import train_tokenizer
 

@@ -2,10 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Small models of transformers that a hybrid computes, or that are linearized."""
 
-from small_models import (
-    LLAMA3,
-    shake,
-)
+from small_models import LLAMA3, shake
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,

@@ -27,12 +27,7 @@ from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from triton.runtime import interpreter
 
-from retnet_hf import (
-    RetNetConfig,
-    RetNetForCausalLM,
-    RetNetHybridConfig,
-    RetNetHybridForCausalLM,
-)
+from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM
 from retnet_hf.gpu import kernel_check, retention_triton, rotation_triton
 from retnet_hf.ops.gradients import rotate
 from retnet_hf.ops.kernels import load_kernels

@@ -24,17 +24,8 @@ from transformers import (
     PoolFormerModel,
 )
 
-from retnet_hf import (
-    MetaFormerBackbone,
-    MetaFormerConfig,
-    MetaFormerForImageClassification,
-    MetaFormerModel,
-)
-from retnet_hf.vision.modeling_metaformer import (
-    MetaFormerAttention,
-    MetaFormerManhattanRetention,
-    MetaFormerRetention,
-)
+from retnet_hf import MetaFormerBackbone, MetaFormerConfig, MetaFormerForImageClassification, MetaFormerModel
+from retnet_hf.vision.modeling_metaformer import MetaFormerAttention, MetaFormerManhattanRetention, MetaFormerRetention
 from retnet_hf.vision.vision_blocks import ResidualBranch
 from retnet_hf_conversion.poolformer import from_poolformer
 
