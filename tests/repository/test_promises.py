@@ -1,0 +1,22 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The tables of `tests/PROMISES.md` name tests that exist."""
+
+import ast
+import re
+
+from places import TESTS
+
+
+PROMISES = re.findall(r"^\| (.+) \| `(\S+)::(\w+)` \|$", (TESTS / "PROMISES.md").read_text(encoding="utf-8"), flags=re.M)
+
+
+def test_every_promise_has_a_test():
+    rows = (TESTS / "PROMISES.md").read_text(encoding="utf-8").count("\n| ") - 2  # without the titles of both tables
+    assert len(PROMISES) == rows == 125
+    tests = {}
+    for promise, file, test in PROMISES:
+        if file not in tests:
+            body = ast.parse((TESTS / file).read_text(encoding="utf-8")).body
+            tests[file] = {node.name for node in body if isinstance(node, ast.FunctionDef)}
+        assert test in tests[file], promise
