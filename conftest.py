@@ -3,34 +3,13 @@
 """How the tests are run. The fixtures, and with them torch, are imported by the processes that run tests alone."""
 
 import gc
+import json
+from pathlib import Path
 
 
 gc.disable()  # while everything is imported, of which nothing is garbage: that halves the time
 
-# Files that take longest, the slowest first.
-LONG = (
-    "test_notebooks",
-    "test_compile_and_export",
-    "test_cli",
-    "test_vision_promises",
-    "test_documentation",
-    "test_cli_conversion",
-    "test_generation",
-    "test_cli_process",
-    "test_tensor_parallel",
-    "test_transformers_mixins",
-    "test_works_with_onnx",
-    "test_export_onnx",
-    "test_export_page",
-    "test_works_with_accelerate",
-    "test_works_with_transformers_serve",
-    "test_hub",
-    "test_training",
-    "test_decoding_programs",
-    "test_fused_projections",
-    "test_remote_code",
-    "test_readme",
-)
+ROOT = Path(__file__).parent
 
 
 def pytest_configure(config):
@@ -41,7 +20,8 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """Long files begin first, so that at the end no worker is left alone with one."""
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    seconds = json.loads((ROOT / "tests" / "durations.json").read_text(encoding="utf-8"))["files"]
+    items.sort(key=lambda item: -seconds.get(item.path.relative_to(ROOT).as_posix(), 0))
 
 
 def pytest_collection_finish(session):
