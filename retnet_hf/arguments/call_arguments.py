@@ -14,7 +14,8 @@ from transformers.utils import TransformersKwargs
 
 
 PASSED_ON = frozenset((*TransformersKwargs.__annotations__, "seq_idx", "state_rows"))
-MEANS_TOKENS = re.compile("doc|seg|seq|len|mask|pack|pad")  # documents, lengths and masks, however a library calls them
+# documents, lengths, masks, states and what tokens see, however a library calls them
+CHANGES_RESULTS = re.compile("doc|seg|seq|len|mask|pack|pad|offset|bound|indptr|past|cache|state|encoder|causal|bidirect")
 
 
 def require_known_arguments(model: nn.Module, given: dict[str, Any]) -> None:
@@ -24,20 +25,25 @@ def require_known_arguments(model: nn.Module, given: dict[str, Any]) -> None:
         given: keyword arguments of `forward` that its signature does not have.
 
     Raises:
-        ValueError: for what another library calls documents, lengths or masks, and for a misspelt argument.
+        ValueError: for what another library calls documents, lengths, masks or states, and for a misspelt argument.
     """
-    if PASSED_ON.issuperset(given) and ("cu_seq_lens_k" not in given or "cu_seq_lens_q" in given):
+    passed = PASSED_ON if "cu_seq_lens_q" in given else PASSED_ON - {"cu_seq_lens_k"}  # which says nothing by itself
+    if given.get("is_causal") is getattr(model.config, "bidirectional", True):  # which contradicts the configuration
+        passed = passed - {"is_causal"}
+    if passed.issuperset(given):
         return
-    known = PASSED_ON.union(inspect.signature(model.forward).parameters)
-    known = known if "cu_seq_lens_q" in given else known - {"cu_seq_lens_k"}  # which says nothing by itself
+    known = passed.union(inspect.signature(model.forward).parameters)
     for name in given.keys() - known:
         nearest = difflib.get_close_matches(name, known, 1, 0.8)
-        if given[name] is not None and (nearest or MEANS_TOKENS.search(name)):
+        if given[name] is not None and (nearest or CHANGES_RESULTS.search(name)):
             error = f"{name} is no argument of {type(model).__name__}"
             if nearest:
                 error += f": did you mean {nearest[0]}?"
             elif "attention_mask" in known:
-                error += ": absent tokens are given as attention_mask, documents in one row as cu_seq_lens_q or seq_idx."
+                error += (
+                    ": absent tokens are given as attention_mask, documents in one row as cu_seq_lens_q or seq_idx, a state "
+                    "as past_key_values. What a token sees is bidirectional in the configuration."
+                )
             raise ValueError(error)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ..retnet.modeling_retnet import RetNetForCausalLM
 from ..state.retention_state import RetNetState, require_retention_alone
@@ -101,6 +102,10 @@ class StateTuning(nn.Module):
     def save(self, path: str | os.PathLike) -> None:
         """Writes the state as a file that `RetNetState.load(path, model)` reads."""
         self.state().save(path)
+
+
+# Trainer decides by these names whether label smoothing shifts the labels.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(f"{StateTuning.__module__}.{StateTuning.__name__}", StateTuning.__name__)
 
 
 def _without_weights(tuning: StateTuning, keys: Any) -> None:

@@ -18,6 +18,7 @@ import re
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from small_models import random_ids, small_config, small_model
 from small_vision_models import VISION_FAMILIES
 from torch.nn import functional as F
@@ -34,6 +35,7 @@ from retnet_hf import (
     RetNetHybridForCausalLM,
     RetNetModel,
     RetNetState,
+    StateTuning,
     ViRModel,
 )
 
@@ -71,10 +73,19 @@ class Derived(RetNetForCausalLM):
     """A model that a user derives, and does not register."""
 
 
-@pytest.mark.parametrize("model_class", [RetNetForCausalLM, Derived])
-def test_label_smoothing_shifts_labels(model_class, tmp_path):
+TRAINED = {
+    "a model": small_model,
+    "a derived class": lambda: small_model(model_class=Derived),
+    "a hybrid": lambda: small_model("hybrid"),
+    "adapters": lambda: get_peft_model(small_model(), LoraConfig(target_modules=["q_proj"])),
+    "a state": lambda: StateTuning(small_model()),
+}
+
+
+@pytest.mark.parametrize("trained", TRAINED)
+def test_label_smoothing_shifts_labels(trained, tmp_path):
     ids, smoothing = random_ids(4, 12), 0.1
-    model = small_model(model_class=model_class)
+    model = TRAINED[trained]()
     with torch.no_grad():
         logits = model(ids).logits[:, :-1].flatten(0, 1)
     expected = F.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=smoothing).item()

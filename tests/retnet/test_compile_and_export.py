@@ -342,3 +342,45 @@ def test_models_can_be_traced(kind, grad):
     with torch.set_grad_enabled(grad):
         traced = torch.jit.trace(model, traced_with, strict=False)
         close(traced(others)["logits"], model(others).logits, 5e-5)
+
+
+@pytest.mark.parametrize("kind", ["fla", "hybrid", "torchscale", "hypenet", *VISION_FAMILIES])
+def test_a_traced_model_is_right_about_another_length_or_refuses_it(kind):
+    if kind in VISION_FAMILIES:
+        model, inputs = VISION_FAMILIES[kind].model(), torch.randn(2, 3, 32, 32)
+        others = [torch.randn(1, 3, 32, 32), torch.randn(2, 3, 64, 64), torch.randn(2, 3, 32, 64)]
+    else:
+        model, inputs = small_model(kind, use_cache=False), random_ids(2, 21)
+        others = [random_ids(*shape, seed=1) for shape in ((1, 21), (2, 22), (2, 20), (2, 16), (2, 5), (2, 40), (2, 1))]
+    with torch.no_grad():
+        traced, right = torch.jit.trace(model, inputs, strict=False, check_trace=False), 0
+        for other in others:
+            try:
+                logits = traced(other)["logits"]
+            except RuntimeError:  # sizes that were constants of the trace do not fit
+                continue
+            close(logits, model(other).logits, 5e-5)
+            right += 1
+    assert right >= 1
+
+
+@pytest.mark.parametrize("kind", ["fla", "hybrid"])
+def test_a_model_traced_without_padding_is_right_about_padding_and_documents(kind):
+    model, ids = small_model(kind), random_ids(2, 21)
+    padded = torch.ones_like(ids)
+    padded[0, :5] = 0
+    plain = torch.arange(21).repeat(2, 1)
+    for name, traced_with, other in (("attention_mask", torch.ones_like(ids), padded), ("position_ids", plain, plain % 10)):
+
+        class Traced(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def forward(self, ids, given, name=name):
+                return self.model(ids, use_cache=False, **{name: given}).logits
+
+        with torch.no_grad():
+            traced = torch.jit.trace(Traced(), (ids, traced_with), check_trace=False)
+            logits, expected = traced(ids, other), model(ids, use_cache=False, **{name: other}).logits
+        close(logits[:, 5:], expected[:, 5:], 5e-5)

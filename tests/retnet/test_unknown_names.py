@@ -8,7 +8,7 @@ from small_models import random_ids, small_config, small_model
 from small_vision_models import VISION_FAMILIES
 from transformers.utils import TransformersKwargs
 
-from retnet_hf import MetaFormerConfig, RetNetConfig, RetNetForMaskedLM, RMTConfig, ViRConfig
+from retnet_hf import MetaFormerConfig, RetNetConfig, RetNetForMaskedLM, RetNetModel, RMTConfig, ViRConfig
 
 
 @pytest.mark.parametrize("config_class", [RetNetConfig, ViRConfig, RMTConfig, MetaFormerConfig])
@@ -43,6 +43,7 @@ def test_a_configuration_takes_what_it_writes_and_what_files_have(config_class):
         ),
         *("attention_masks", "attn_mask", "padding_mask", "key_padding_mask", "lengths", "position_id", "seq_ids"),
         *("use_caches", "retention_forms"),
+        *("offsets", "indptr", "cache_params", "incremental_state", "layer_past", "initial_state", "encoder_hidden_states"),
     ],
 )
 def test_forward_refuses_what_means_tokens_elsewhere(name):
@@ -50,6 +51,15 @@ def test_forward_refuses_what_means_tokens_elsewhere(name):
         with pytest.raises(ValueError, match=f"{name} is no argument of RetNetModel"):
             model(random_ids(1, 8), **{name: torch.tensor([0, 4, 8])})
         model(random_ids(1, 8), **{name: None})
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_what_tokens_see_is_not_said_by_a_call(bidirectional):
+    """A Llama takes is_causal from a call."""
+    model, ids = small_model(model_class=RetNetModel, bidirectional=bidirectional), random_ids(1, 8)
+    with pytest.raises(ValueError, match="is_causal is no argument of RetNetModel: .*bidirectional in the configuration"):
+        model(ids, is_causal=bidirectional)
+    assert torch.equal(model(ids, is_causal=not bidirectional).last_hidden_state, model(ids).last_hidden_state)
 
 
 @pytest.mark.parametrize("family", VISION_FAMILIES)
