@@ -15,7 +15,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from plain_programs import PROMPT, decoded, same, state_after
-from small_models import close, greedy, random_ids, small_llama, small_model
+from small_models import close, random_ids, small_llama, small_model
 from torch import nn
 
 import retnet_hf
@@ -33,55 +33,6 @@ compiled = retnet_hf_cpu.compile  # a fast copy, with programs in a folder
 
 def query_weights(model) -> list[nn.Parameter]:
     return [layer.retention.q_proj.weight for layer in model.model.layers]
-
-
-def test_compiled_programs_compute_what_the_layers_do_and_are_kept(tmp_path, monkeypatch):
-    """A program is compiled once for all layers that are alike, then loaded. A broken file is made again."""
-    make = cpu_programs.make
-    model = small_model(num_hidden_layers=3)
-    expected, text = decoded(model), greedy(model, PROMPT)
-    with monkeypatch.context() as patches:  # sums without a trial
-        patches.setattr(cpu_programs, "make", lambda path, steps, inputs: make(path, steps[:1], inputs))
-        fast = compiled(model, tmp_path / "programs")
-    assert number_of_programs(fast) == 3
-    files = list((tmp_path / "programs").iterdir())
-    assert len(files) == 2  # of layers, and of the head
-    same(decoded(fast), expected)
-    assert greedy(fast, PROMPT).equal(text)
-    monkeypatch.setattr(cpu_programs.LayerProgram, "decay", lambda *arguments: None)
-    same(decoded(fast), expected)
-    monkeypatch.undo()
-
-    other = small_model(seed=1)  # of other weights, and fewer layers
-    expected = decoded(other)
-    with monkeypatch.context() as patches:
-        patches.setattr(torch._inductor, "aoti_compile_and_package", None)  # nothing is compiled any more
-        fast = compiled(other, tmp_path / "programs")
-        assert number_of_programs(fast) == 2
-        same(decoded(fast), expected)
-    for path in files:
-        path.write_bytes(b"no program")
-    monkeypatch.setattr(cpu_programs, "make", lambda path, steps, inputs: make(path, steps[1:], inputs))  # the kernels
-    same(decoded(compiled(other, tmp_path / "programs")), expected)
-
-
-def test_the_program_that_a_trial_finds_clearly_faster_is_kept(tmp_path, monkeypatch):
-    """Of two that compute the same; the second one without a clear gain."""
-    step, inputs = nn.Tanh(), [(torch.ones(3),)] * 2
-    other, path, asked = nn.Sigmoid(), tmp_path / "kept.pt2", []
-    for faster, expected in ((True, step), (False, other)):
-
-        def is_clearly_faster(one, another, faster=faster):
-            asked.append([[float(result[0][0]) for result in runs()] for runs in (one, another)])
-            return faster
-
-        monkeypatch.setattr(cpu_programs, "is_clearly_faster", is_clearly_faster)
-        cpu_programs.make(path, [step, other], inputs)
-        close(cpu_programs.load(path)([torch.full((3,), 0.5)])[0], expected(torch.full((3,), 0.5)))
-    first, second = float(torch.tensor(1.0).tanh()), float(torch.tensor(1.0).sigmoid())
-    for found in asked:
-        assert found == [pytest.approx([first] * 2), pytest.approx([second] * 2)]
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 def test_programs_decode_as_many_sequences_as_they_were_made_for(made, tmp_path, monkeypatch):

@@ -17,10 +17,7 @@ from torch import Tensor, nn
 
 import retnet_hf_cpu
 from retnet_hf import RetNetState
-from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer
 from retnet_hf_cpu import compiled_layer, number_of_programs, original
-from retnet_hf_cpu import programs as cpu_programs
-from retnet_hf_cpu.prompts import AfterOperator, BeforeOperator
 
 
 pytest_plugins = ("plain_programs",)  # the fixture `made`
@@ -33,28 +30,6 @@ def read(model, ids: Tensor, **inputs) -> tuple[Tensor, RetNetState]:
     """Logits of a prompt, and the state after it."""
     state = RetNetState(model.config)
     return model(ids, past_key_values=state, use_cache=True, **inputs).logits, state
-
-
-def test_two_programs_serve_every_length_and_are_kept(tmp_path, monkeypatch):
-    make, load, shapes = cpu_programs.make, cpu_programs.load, ((1, 2), (1, 130), (3, 7))
-
-    def make_of_prompts(path, steps, inputs):  # those of steps have tests of their own, and are not compiled
-        make(path, steps, inputs) if isinstance(steps[0], (BeforeOperator, AfterOperator)) else path.touch()
-
-    monkeypatch.setattr(cpu_programs, "make", make_of_prompts)
-    monkeypatch.setattr(cpu_programs, "load", lambda path: load(path) if path.stat().st_size else None)
-    model, other = (small_model(num_key_value_heads=2, seed=seed) for seed in (0, 1))
-    expected = [[read(each, random_ids(*shape)) for shape in shapes] for each in (model, other)]
-    copies = [compiled(model, tmp_path)]
-    files = len(list(tmp_path.iterdir()))
-    assert files == 4  # of prompts, of steps, and of the head
-    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", None)  # nothing is compiled any more
-    copies.append(compiled(other, tmp_path))
-    assert len(list(tmp_path.iterdir())) == files
-    monkeypatch.setattr(RetNetDecoderLayer, "forward", None)  # no layer computes by itself
-    for fast, own in zip(copies, expected):
-        for shape, result in zip(shapes, own):
-            same(read(fast, random_ids(*shape)), result)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

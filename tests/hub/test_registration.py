@@ -1,12 +1,7 @@
 """The Auto classes find our models, whoever else uses their model_types: each case in a process of its own."""
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-
 import pytest
+from registering_process import OTHER, OURS, run
 from small_models import PACKAGE_ABSENT
 from transformers.utils import is_torchvision_available
 
@@ -24,22 +19,6 @@ for model_type, name in (("retnet", "RetNet"), ("vir", "ViR"), ("rmt", "RMT"), (
     for mapping in (modeling_auto.MODEL_MAPPING, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING):
         mapping._reverse_config_mapping[f"{name}Config"] = model_type
         mapping._model_mapping[model_type] = f"{name}Model"
-"""
-OTHER = """
-from transformers.utils import is_torchvision_available
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-
-class OtherConfig(PreTrainedConfig):
-    model_type = "retnet"
-
-class OtherModel(PreTrainedModel):
-    config_class = OtherConfig
-
-AutoConfig.register("retnet", OtherConfig, exist_ok=True)
-AutoModelForCausalLM.register(OtherConfig, OtherModel, exist_ok=True)
-"""
-OURS = """
-import retnet_hf
 """
 USE = """
 import json
@@ -63,15 +42,6 @@ FOUND = [
     *("retnet_hf.ViRForImageClassification", "retnet_hf.RMTForImageClassification"),
     "retnet_hf.MetaFormerForImageClassification",
 ]
-
-
-def run(script: str, folder) -> tuple[list[str], str]:
-    """What is found, and what is said meanwhile."""
-    paths = [*(path for path in sys.path if path), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
 @pytest.mark.parametrize("before", ["", UPSTREAM, OTHER], ids=["alone", "transformers", "a library before"])
@@ -172,22 +142,3 @@ print(json.dumps([type(AutoImageProcessor.from_pretrained("vir", backend="pil"))
     assert found == [f"ViRImageProcessor{'Pil' if is_torchvision_available() else ''}"], (
         "AutoImageProcessor does not know our image processors"
     )
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton, which fla's kernels need")
-def test_a_model_with_the_kernels_of_fla_leaves_its_name_as_it_was(tmp_path):
-    """All of fla registers models of its own where it is imported."""
-    package = tmp_path / "fla" / "ops"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package.parent / "__init__.py").write_text(OTHER)
-    (package / "simple_gla.py").write_text("chunk_simple_gla = None\n")
-    look = """
-import json
-import sys
-sys.path.insert(0, "")
-import retnet_hf.gpu.retention_fla
-from transformers import AutoConfig
-print(json.dumps([type(AutoConfig.for_model("retnet")).__module__, sys.modules["fla"].__name__]))
-"""
-    assert run(OURS + look, tmp_path)[0] == ["retnet_hf.retnet.configuration_retnet", "fla"]

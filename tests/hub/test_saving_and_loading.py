@@ -11,7 +11,7 @@ import torch
 from accelerate import cpu_offload, dispatch_model, infer_auto_device_map, init_empty_weights
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from small_models import VOCAB_SIZE, close, greedy, random_ids, rounding, shake, small_config, small_model
+from small_models import VOCAB_SIZE, close, greedy, of_every_model, random_ids, rounding, shake, small_config, small_model
 from small_vision_models import VISION_FAMILIES
 from transformers import (
     AutoConfig,
@@ -62,6 +62,7 @@ def same_buffers(actual, expected) -> None:
         assert buffer.equal(expected[name]), name
 
 
+@of_every_model
 def test_save_load_roundtrip(model, folder):
     loaded, report = type(model).from_pretrained(folder, output_loading_info=True)
     assert not any(report.values()), report

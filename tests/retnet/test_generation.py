@@ -9,7 +9,6 @@ import pytest
 import torch
 from small_models import (
     DIALECTS,
-    HEIRS,
     PAD,
     VOCAB_SIZE,
     as_for_a_llama,
@@ -18,6 +17,7 @@ from small_models import (
     greedy,
     left_padded,
     memory,
+    of_every_model,
     random_ids,
     small_llama,
     small_model,
@@ -29,11 +29,6 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging as transformers_logging
 
 from retnet_hf import RetNetState
-
-
-@pytest.fixture(scope="session", params=[*DIALECTS, *HEIRS])
-def model(request):
-    return small_model(request.param)
 
 
 @pytest.fixture
@@ -68,6 +63,7 @@ def test_small_models_use_their_context(model):
     assert difference.abs().max() > 1e-2
 
 
+@of_every_model
 def test_greedy_cache_equals_no_cache(model):
     """200 tokens: the parallel, then chunkwise, form of ever longer texts against one recurrent step each."""
     with_state = detailed(model, random_ids(2, 7), 200)
@@ -135,6 +131,7 @@ def beams(model, ids, tokens=25, **kwargs):
     return model.generate(ids, max_new_tokens=tokens, **(fields | kwargs))
 
 
+@of_every_model
 def test_beam_search_cache_equals_no_cache(model):
     with_state, without = beams(model, random_ids(2, 7)), beams(model, random_ids(2, 7), use_cache=False)
     assert with_state.sequences.equal(without.sequences)
@@ -209,6 +206,7 @@ def test_text_iterator_streamer(fla_model, tokenizer):
     assert "".join(streamer).split() == tokenizer.decode(expected).split()
 
 
+@of_every_model
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 def test_prefill_in_chunks(model, chunk):
     expected = greedy(model, random_ids(2, 11), 20)
@@ -269,6 +267,7 @@ def test_assisted_decoding_same_model(model):
         assert greedy(model, ids, 30, assistant_model=model).equal(greedy(model, ids, 30))
 
 
+@of_every_model
 def test_assisted_decoding_other_model(model, forwards):
     other = small_model("torchscale", seed=1)
     for ids in assisted_prompts():

@@ -4,7 +4,15 @@
 
 import pytest
 import torch
-from small_models import DIALECTS, HEIRS, close, greedy, left_padded, random_ids, remembered, same_state, small_model
+from small_models import (
+    close,
+    greedy,
+    left_padded,
+    of_every_model,
+    random_ids,
+    remembered,
+    same_state,
+)
 from torch import Tensor
 
 from retnet_hf import RetNetState
@@ -12,11 +20,6 @@ from retnet_hf import RetNetState
 
 FORMS = ("auto", "parallel", "chunkwise", "recurrent")
 MASK_TYPES = (torch.int64, torch.bool, torch.float32, torch.int32)
-
-
-@pytest.fixture(scope="session", params=[*DIALECTS, *HEIRS])
-def model(request):
-    return small_model(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +66,7 @@ def test_attention_mask_of_ones_is_none_in_generate(model):
     assert greedy(model, ids, attention_mask=torch.ones_like(ids)).equal(greedy(model, ids))
 
 
+@of_every_model
 @pytest.mark.parametrize("form", FORMS)
 def test_left_padded_logits(model, form):
     """With the positions that transformers makes, with those of torch.arange, and of every type of mask."""
@@ -86,6 +90,7 @@ def test_left_padded_logits_without_positions(model, form):
         rows_match(model(ids, attention_mask=mask.to(dtype), retention_form=form).logits, mask, expected)
 
 
+@of_every_model
 def test_left_padded_batch_tokens(model):
     ids, mask = left_padded(prompts())
     together = greedy(model, ids, 40, attention_mask=mask)[:, 21:]
@@ -97,6 +102,7 @@ def test_left_padded_batch_tokens(model):
     assert greedy(model, ids, 40)[:, 21:].equal(alone)
 
 
+@of_every_model
 def test_left_padded_beams(model):
     def beams(ids, **kwargs):
         out = model.generate(
@@ -243,6 +249,7 @@ def test_batch_equals_rows(model, form):
 SPLITS = ([1] * 30, [30], [1, 29], [29, 1], [8, 8, 8, 6], [3, 14, 1, 2, 10], [16, 14])
 
 
+@of_every_model
 @pytest.mark.parametrize("form", FORMS)
 def test_chunked_forward_any_split(model, form):
     ids = random_ids(2, 30)

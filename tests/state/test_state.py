@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from small_models import DIALECTS, HEIRS, close, detailed, greedy, left_padded, memory, random_ids, same_state, small_model
+from small_models import close, detailed, greedy, left_padded, memory, of_every_model, random_ids, same_state, small_model
 from transformers import DynamicCache, StaticCache
 
 from retnet_hf import RetNetModel, RetNetState
@@ -15,11 +15,6 @@ from retnet_hf.state.retention_state import RetNetStateLayer
 
 
 ONES = torch.ones(2, 64, dtype=torch.int64)
-
-
-@pytest.fixture(scope="session", params=[*DIALECTS, *HEIRS])
-def model(request):
-    return small_model(request.param)
 
 
 def retention_layers(state) -> list[RetNetStateLayer]:
@@ -414,6 +409,7 @@ def test_the_record_of_the_past_costs_what_was_recorded(model):
     assert state.get_seq_length() == 18
 
 
+@of_every_model
 @pytest.mark.parametrize("removed", [0, 1, 3, 4, 11])
 def test_crop_is_as_if_never_read(model, removed):
     ids = random_ids(2, 20)

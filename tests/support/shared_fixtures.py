@@ -13,7 +13,7 @@ import datasets
 import pytest
 import torch
 import transformers
-from small_models import DIALECTS, small_model, word_tokenizer
+from small_models import COVERING, small_model, word_tokenizer
 
 from retnet_hf_cli.main import main
 
@@ -40,7 +40,7 @@ def seeded():
     torch.manual_seed(0)
 
 
-@pytest.fixture(scope="session", params=DIALECTS)
+@pytest.fixture(scope="session", params=COVERING)
 def model(request):
     return small_model(request.param)
 

@@ -190,6 +190,10 @@ HEIRS = {
     },
 }
 
+# The three that differ most. Tests of what a model does by itself, whatever its options are, run with these.
+COVERING = ("grouped", "hybrid", "torchscale")
+of_every_model = pytest.mark.parametrize("model", [*DIALECTS, *HEIRS], indirect=True)
+
 # One layer of each kind, for exporters, which take seconds for each layer.
 ONE_OF_EACH_KIND = {
     "sinks": {

@@ -705,13 +705,6 @@ def test_every_parameter_gets_a_gradient(family):
     assert [name for name, gradient in gradients.items() if not gradient.abs().max() > 0] == []
 
 
-def test_compiled_forward(family, fresh_compiler):
-    """One graph, default backend: same logits."""
-    model = family.model(**family.smallest)
-    compiled = torch.compile(model, fullgraph=True)
-    close(logits_of(compiled), logits_of(model))
-
-
 def test_compiled_training_step(family, fresh_compiler):
     """One graph (aot_eager): same loss and gradients."""
     model = family.model(**family.smallest).train()

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from places import ROOT
+from registering_process import OTHER, OURS, run
 
 
 pytest.importorskip("triton", reason="triton cannot be imported here")
@@ -50,3 +51,21 @@ def test_results_are_those_of_the_recurrence(interpreted, name):
 def test_fla_computes_what_its_kernels_cover(interpreted):
     calls = {name: interpreted[name]["calls"] for name in [*BY_FLA, *BY_PYTORCH, "gradient of a gradient"]}
     assert calls == dict.fromkeys([*BY_FLA, "gradient of a gradient"], 1) | dict.fromkeys(BY_PYTORCH, 0)
+
+
+def test_a_model_with_the_kernels_of_fla_leaves_its_name_as_it_was(tmp_path):
+    """All of fla registers models of its own where it is imported."""
+    package = tmp_path / "fla" / "ops"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package.parent / "__init__.py").write_text(OTHER)
+    (package / "simple_gla.py").write_text("chunk_simple_gla = None\n")
+    look = """
+import json
+import sys
+sys.path.insert(0, "")
+import retnet_hf.gpu.retention_fla
+from transformers import AutoConfig
+print(json.dumps([type(AutoConfig.for_model("retnet")).__module__, sys.modules["fla"].__name__]))
+"""
+    assert run(OURS + look, tmp_path)[0] == ["retnet_hf.retnet.configuration_retnet", "fla"]

@@ -19,7 +19,9 @@ from triton import language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from retnet_hf import RetNetConfig, RetNetForCausalLM  # noqa: E402
 from retnet_hf.gpu import retention_triton, rotation_triton  # noqa: E402
+from retnet_hf.ops.kernels import TORCH, load_kernels  # noqa: E402
 
 
 CHUNKWISE = {
@@ -250,3 +252,14 @@ def resources(result, target, dtype="bf16", marked=False, **ones) -> dict:
     constants |= {"HEADS": 8, "QUERY_SHARING": 1, "KEY_SHARING": 1, "HEADS_OF_MATRIX": 1, "K": inner, "V": columns}
     constants |= {"TILE_K": tiles.inner, "TILE_V": tiles.columns, "BACKWARD": backward, "TRANSPOSED": transposed}
     return compiled(retention_triton.read_kernel, pointers, constants, target, tiles)
+
+
+def test_where_kernels_do_not_run_pytorch_computes():
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    kernels = load_kernels("triton")
+    assert kernels.runs_on(torch.device("cuda"))
+    assert not kernels.runs_on(torch.device("cpu"))
+    torch.manual_seed(0)
+    model = RetNetForCausalLM(RetNetConfig(**sizes, kernels="triton"))
+    assert model.model.kernels is not TORCH
+    model(torch.arange(3, 30)[None]).logits.sum().backward()  # a kernel would not run on this device
