@@ -206,7 +206,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "modeling_hybrid": (
-        "hybrid experts conversion_heirs",
+        "hybrid experts conversion_families",
         [
             (
                 "self.mixer_multiplier = of_attention or config.residual_multiplier",
@@ -270,7 +270,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         [("        if not _is_within_epoch(state):", "        if False:")],
     ),
     "conversion/changes": (
-        "conversion_heirs",
+        "conversion_families",
         [
             ("return list(tensors[0].tensor_split(self.parts))", "return list(tensors[0].tensor_split(self.parts))[::-1]"),
             (
@@ -281,7 +281,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "conversion/dialect": (
-        "conversion_heirs",
+        "conversion_families",
         [
             ("modules.append((theirs, ours))", "pass"),
             ("return Change() if turned == config.head_dim else", "return Change() if turned else"),
@@ -333,7 +333,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "conversion/moves": (
-        "conversion_retnet conversion_writers conversion_heirs",
+        "conversion_retnet conversion_writers conversion_families",
         [
             ("if filled[name] == 0:", "if False:"),
             ("if filled[name] > 1:", "if False:"),
@@ -357,7 +357,7 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         ],
     ),
     "conversion/family": (
-        "conversion_family conversion_writers conversion_heirs",
+        "conversion_family conversion_writers conversion_families",
         [
             ("if value not in self.values:", "if False:"),
             ("require_fields(ours, target_format, (name, *self.values.values()))", "pass"),

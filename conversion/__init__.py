@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Foreign checkpoints of RetNet and its heirs, ViR, RMT and PoolFormer, into models of retnet_hf and back.
+"""Checkpoints of other libraries and model families, converted into models of retnet_hf and back.
 
 One file per format. Each has
 

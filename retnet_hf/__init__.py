@@ -165,4 +165,4 @@ for _config_class in _CONFIGS:
     _ends = (end for end in _AUTO_CLASSES if _family + end in __all__)
     register(_config_class, {_AUTO_CLASSES[end]: globals()[_family + end] for end in _ends})
 register_target_modules(*(_config_class.model_type for _config_class in _CONFIGS))
-conversion("heirs")  # registers those that are RetNets by other names
+conversion("family_model_types")  # registers those that are RetNets by other names

@@ -27,7 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-from small_models import DIALECTS, HEIRS, left_padded, random_ids, small_model  # noqa: E402
+from small_models import DIALECTS, FAMILIES, left_padded, random_ids, small_model  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from retnet_hf import RetNetForMaskedLM, RetNetState  # noqa: E402
@@ -144,7 +144,7 @@ def pictures(family: str, device: str, **options) -> Results:
 
 def cases() -> dict[str, Callable[[str], Results]]:
     part, found = functools.partial, {}
-    for dialect in DIALECTS | HEIRS:
+    for dialect in DIALECTS | FAMILIES:
         found[f"training, {dialect}"] = part(training, dialect)
         found[f"generation, {dialect}"] = part(generation, dialect)
         found[f"half, {dialect}"] = part(half, dialect)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Modules with numbers of their own for each head, in some heirs of RetNet.
+"""Modules with numbers of their own for each head, in some families of models.
 
 Shapes in comments: B batch, T tokens, H heads, K key size, V value size.
 """

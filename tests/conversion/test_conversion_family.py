@@ -4,11 +4,11 @@
 
 import pytest
 import torch
-from small_models import HEIRS, small_config, small_model
+from small_models import FAMILIES, small_config, small_model
 from transformers import CONFIG_MAPPING
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
-from retnet_hf_conversion import families, heirs, ring
+from retnet_hf_conversion import families, family_model_types, ring
 from retnet_hf_conversion.dialect import Dialect
 from retnet_hf_conversion.errors import CheckpointError
 from retnet_hf_conversion.family import Family, Row, Together, same
@@ -112,7 +112,7 @@ def test_a_field_that_no_row_writes_is_refused_naming_it_and_its_value(fields, m
 
 def test_a_field_that_only_says_what_another_one_means_is_named_itself():
     decays = decays_with_factors("alibi", 4, ring.depth_factors(3))
-    config = small_config(**HEIRS["ring"] | {"decay_schedule": decays, "attention_head_dim": 16})
+    config = small_config(**FAMILIES["ring"] | {"decay_schedule": decays, "attention_head_dim": 16})
     with pytest.raises(ValueError, match="attention_head_dim must be None for the format ring, which cannot express 16"):
         ring.to_ring(RetNetHybridForCausalLM(config))
 
@@ -136,5 +136,5 @@ def test_a_checkpoint_without_a_config_json_is_recognised_by_its_names_and_refus
 
 
 def test_the_model_types_of_all_families_are_registered():
-    assert sorted(heirs.MODEL_TYPES) == sorted(families.BY_MODEL_TYPE)
-    assert set(heirs.MODEL_TYPES) <= set(CONFIG_MAPPING.keys())
+    assert sorted(family_model_types.MODEL_TYPES) == sorted(families.BY_MODEL_TYPE)
+    assert set(family_model_types.MODEL_TYPES) <= set(CONFIG_MAPPING.keys())

@@ -13,7 +13,7 @@ from changed_fields import CHANGES
 from huggingface_hub.errors import StrictDataclassError
 from random_vision import random_images
 from small_metaformer import small_metaformer
-from small_models import DIALECTS, HEIRS, random_ids, shake, small_config
+from small_models import DIALECTS, FAMILIES, random_ids, shake, small_config
 from small_rmt import small_rmt
 from small_vir import small_vir
 
@@ -52,13 +52,13 @@ TAKEN = {
     fla: DIALECTS["fla"],
     torchscale: DIALECTS["torchscale"] | DEEP,
     syncdoth: DIALECTS["torchscale"] | DEEP,
-    hypenet: HEIRS["hypenet"],
-    minimax: HEIRS["minimax"]
+    hypenet: FAMILIES["hypenet"],
+    minimax: FAMILIES["minimax"]
     | {"decay_schedule": decays_with_factors("alibi", 4, minimax.depth_factors(3)), "head_norm_eps": 1e-6 / 8},
-    transnormer: HEIRS["transnormer"]
+    transnormer: FAMILIES["transnormer"]
     | {"decay_schedule": decays_with_factors("alibi", 4, transnormer.depth_factors(2)), "rms_norm_eps": EPSILON}
     | {"head_norm_eps": EPSILON / 8},
-    ring: HEIRS["ring"] | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3))},
+    ring: FAMILIES["ring"] | {"decay_schedule": decays_with_factors("alibi", 4, ring.depth_factors(3))},
 }
 # other values than those that change a fingerprint: what REVIEW found, and fields without an effect of their own
 FURTHER = {

@@ -4,7 +4,7 @@
 
 import pytest
 import torch
-from small_models import DIALECTS, HEIRS, close, random_ids, small_config, small_model
+from small_models import DIALECTS, FAMILIES, close, random_ids, small_config, small_model
 from transformers.utils import logging
 
 import retnet_hf_cpu
@@ -63,7 +63,7 @@ def step(model, fast) -> None:
 
 def test_a_program_scales_queries_that_it_does_not_rotate(made, tmp_path):
     """Without rotation, and with the rotation of other layers alone."""
-    for fields in (HEIRS["transnormer"] | {"learned_rotary_layers": None}, HEIRS["minimax"] | {"num_experts": None}):
+    for fields in (FAMILIES["transnormer"] | {"learned_rotary_layers": None}, FAMILIES["minimax"] | {"num_experts": None}):
         model = small_model(**fields)
         fast = retnet_hf_cpu.compile(model, folder=tmp_path)
         assert retnet_hf_cpu.number_of_programs(fast) == 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from small_models import (
-    HEIRS,
+    FAMILIES,
     close,
     greedy,
     memory,
@@ -68,7 +68,7 @@ def hybrid(family="hybrid", **fields):
     return small_model(family, **fields)
 
 
-of_every_family = pytest.mark.parametrize("family", ["hybrid", "sinks", *HEIRS])
+of_every_family = pytest.mark.parametrize("family", ["hybrid", "sinks", *FAMILIES])
 
 
 @pytest.mark.parametrize("family", ["hybrid", "sinks"])

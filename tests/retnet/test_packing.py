@@ -4,7 +4,7 @@
 
 import pytest
 import torch
-from small_models import HEIRS, close, random_ids, small_model
+from small_models import FAMILIES, close, random_ids, small_model
 from torch.nn import functional as F
 from transformers import DataCollatorWithFlattening
 
@@ -32,7 +32,7 @@ def batch(request):
     return packed(request.param)
 
 
-@pytest.mark.parametrize("dialect", ["fla", "grouped", "torchscale", *HEIRS])
+@pytest.mark.parametrize("dialect", ["fla", "grouped", "torchscale", *FAMILIES])
 @pytest.mark.parametrize("form", ["auto", "parallel", "chunkwise", "recurrent"])
 def test_packed_logits_are_those_of_each_document_alone(batch, dialect, form):
     model = small_model(dialect).double()

@@ -107,7 +107,7 @@ DIALECTS = {
 }
 
 # Families whose decays are constant, too, each with the options of its published models.
-HEIRS = {
+FAMILIES = {
     # norms over all heads, sigmoid gates; softmax attention without rotation, whose queries grow with the position
     "hypenet": {
         "num_attention_heads": 4,
@@ -192,7 +192,7 @@ HEIRS = {
 
 # The three that differ most. Tests of what a model does by itself, whatever its options are, run with these.
 COVERING = ("grouped", "hybrid", "torchscale")
-of_every_model = pytest.mark.parametrize("model", [*DIALECTS, *HEIRS], indirect=True)
+of_every_model = pytest.mark.parametrize("model", [*DIALECTS, *FAMILIES], indirect=True)
 
 # One layer of each kind, for exporters, which take seconds for each layer.
 ONE_OF_EACH_KIND = {
@@ -224,7 +224,7 @@ def small_config(dialect: str = "fla", **overrides) -> RetNetConfig:
         "bos_token_id": 1,
         "eos_token_id": None,
     }
-    fields |= (DIALECTS | HEIRS)[dialect] | overrides
+    fields |= (DIALECTS | FAMILIES)[dialect] | overrides
     return config_class_of(fields)(**fields)
 
 

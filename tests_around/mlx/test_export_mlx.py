@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from small_models import HEIRS, greedy, random_ids, small_model, word_tokenizer
+from small_models import FAMILIES, greedy, random_ids, small_model, word_tokenizer
 
 from retnet_hf_export import ExportError, export_mlx
 
@@ -242,10 +242,16 @@ def test_quantised_weights_are_near(tmp_path):
     assert 1e-4 < errors[8] < 0.15 < errors[4] < 1
 
 
+HYBRIDS = ("hybrid", "sinks", *FAMILIES)
+
+
 @pytest.mark.parametrize(
     ("dialect", "fields", "words"),
     [
-        *((name, {}, "is of a plain RetNet, and has no layers of a RetNetHybrid") for name in ("hybrid", "sinks", *HEIRS)),
+        *(
+            (name, {}, "is of a plain RetNet, and has no layers of a RetNetHybrid")
+            for name in ("hybrid", "sinks", *FAMILIES)
+        ),
         ("fla", {"hidden_act": "mish"}, "has no activation 'mish'"),
     ],
 )

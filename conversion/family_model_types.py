@@ -18,7 +18,7 @@ MODEL_TYPES = (
 )
 
 
-class HeirConfig:
+class FamilyConfig:
     """Stands for a family in AutoConfig, and makes a RetNetHybridConfig of its files."""
 
     model_type = ""
@@ -32,4 +32,4 @@ class HeirConfig:
 
 for _name in MODEL_TYPES:
     if _name not in CONFIG_MAPPING:  # what transformers or others have stays theirs
-        AutoConfig.register(_name, type("HeirConfig", (HeirConfig,), {"model_type": _name}))
+        AutoConfig.register(_name, type("FamilyConfig", (FamilyConfig,), {"model_type": _name}))

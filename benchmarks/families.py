@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A small MiniMax: transformers' own model against the same weights here, on one machine and in one run.
 
-    python benchmarks/heirs.py [--rounds 5] [--only prefill decoding second_turn]
+    python benchmarks/families.py [--rounds 5] [--only prefill decoding second_turn]
 
 Both models read a prompt, decode after it, and read as many tokens again, in turns. In tokens per second, medians and the
 spread of the rounds (highest over lowest) are printed, and the ratio of the medians.
