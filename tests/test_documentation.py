@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from documentation import Session, blocks, dead_links, session, sessions
+from transformers import AutoConfig
 
 import retnet_hf
 from retnet_hf import RetNetConfig, RetNetForCausalLM
@@ -46,6 +47,16 @@ def test_the_python_of_the_documentation_runs(one, tmp_path, monkeypatch, newest
     for registered in (RetNetConfig, RetNetForCausalLM):  # what a page registers is undone
         monkeypatch.setattr(registered, "_auto_class", None)
     one.run()
+
+
+def test_troubleshooting_quotes_what_transformers_says_without_this_package(tmp_path):
+    """Its advice, an upgrade, does not help."""
+    (tmp_path / "config.json").write_text('{"model_type": "no_type_of_any_package"}', encoding="utf-8")
+    with pytest.raises(ValueError, match="upgrad") as raised:
+        AutoConfig.from_pretrained(tmp_path)
+    said = str(raised.value).partition(".")[0].replace("no_type_of_any_package", "retnet")
+    page = " ".join((DOCS / "troubleshooting.md").read_text(encoding="utf-8").split())
+    assert said in page
 
 
 def test_all_python_is_run_but_what_needs_more_than_this_process():
