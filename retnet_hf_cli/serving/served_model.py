@@ -2,6 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """What a server is told about the model that it serves."""
 
+import math
 import os
 from collections.abc import Sequence
 
@@ -31,9 +32,9 @@ def dtype_of(config: RetNetConfig, asked: str) -> str:
 
 
 def state_bytes(config: RetNetConfig) -> int:
-    """Memory that vLLM needs for the states of one request: in each layer a slot as large as the largest."""
-    heads = max(config.state_heads(layer) for layer in range(config.num_hidden_layers))
-    return 4 * config.num_hidden_layers * heads * config.head_dim * config.value_head_dim
+    """Memory that vLLM needs for the states of one request: in each layer a slot with the largest sizes of all."""
+    shapes = map(config.state_shape, range(config.num_hidden_layers))
+    return 4 * config.num_hidden_layers * math.prod(map(max, zip(*shapes, strict=True)))
 
 
 def vllm_arguments(config: RetNetConfig, requests: int, length: int | None, further: Sequence[str] = ()) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.cache_utils import Cache
 
@@ -29,6 +29,20 @@ from .generation import continue_text, encode_prompt, load_state
 
 
 REWINDS = 8  # turns that can be taken back: each keeps a state, which grows with the text in a hybrid
+
+
+def _require_replaceable(file: Path, beside: Path) -> None:
+    """Raises InputError for files that hold something else than a saved conversation."""
+    path = file
+    try:
+        if file.exists():
+            with safe_open(file, framework="pt") as opened:
+                (opened.metadata() or {})["fingerprint"]
+        path = beside
+        if beside.exists():
+            json.loads(beside.read_text(encoding="utf-8"))["unread"]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError, SafetensorError) as error:
+        raise InputError(f"{path} is no saved conversation, and is not replaced: give the name of another file") from error
 
 
 @dataclass
@@ -190,9 +204,11 @@ class Conversation:
                 "nothing was read yet" if self.memory.cache is None else "only the state of a RetNet can be saved"
             )
         said = {"messages": self.memory.messages, "read": self.memory.read, "unread": self.memory.unread}
+        beside = file.with_name(f"{file.name}.json")
+        _require_replaceable(file, beside)
         try:
             self.memory.cache.save(file)
-            write_whole(file.with_name(f"{file.name}.json"), json.dumps(said, ensure_ascii=False) + "\n")
+            write_whole(beside, json.dumps(said, ensure_ascii=False) + "\n")
         except (OSError, ValueError, SafetensorError) as error:
             raise InputError(f"{file} cannot be written: {first_line(error)}") from error
 

@@ -298,6 +298,21 @@ def test_a_file_of_something_else_beside_a_state_is_one_line_and_loses_nothing(f
     assert "2 tokens" in answer.err
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "model/config.json", "model/config", "model/model.safetensors", "table"])
+def test_saving_replaces_nothing_but_a_saved_conversation(folder, name):
+    talk = conversation(tokens=2)
+    say(talk, "w10")
+    Path("notes.txt").write_text("mine", encoding="utf-8")
+    Path("table.json").write_text("[1, 2]", encoding="utf-8")
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match="is no saved conversation, and is not replaced"):
+        talk.save(Path(name))
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+    for _ in range(2):
+        talk.save(Path("state"))
+    assert conversation(tokens=2).load(Path("state"))
+
+
 def test_the_state_of_several_sequences_is_no_conversation(tmp_path):
     talk = conversation(tokens=2)
     with torch.no_grad():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from documentation import blocks, dead_links
 from places import ROOT
+from transformers import AutoConfig
 
 import retnet_hf
 from retnet_hf import RetNetConfig, RetNetForCausalLM
@@ -23,6 +24,16 @@ if not DOCS.is_dir():
     pytest.skip("a source distribution has no docs", allow_module_level=True)
 
 PAGES = sorted(DOCS.rglob("*.md"))
+
+
+def test_troubleshooting_quotes_what_transformers_says_without_this_package(tmp_path):
+    """Its advice, an upgrade, does not help."""
+    (tmp_path / "config.json").write_text('{"model_type": "no_type_of_any_package"}', encoding="utf-8")
+    with pytest.raises(ValueError, match="upgrad") as raised:
+        AutoConfig.from_pretrained(tmp_path)
+    said = str(raised.value).partition(".")[0].replace("no_type_of_any_package", "retnet")
+    page = " ".join((DOCS / "troubleshooting.md").read_text(encoding="utf-8").split())
+    assert said in page
 
 
 def test_all_python_is_run_but_what_needs_more_than_this_process():

@@ -105,6 +105,13 @@ def test_streams_continue_from_batch_to_batch():
         TokenStreams(torch.arange(50), batch_size=10, segment_length=10)
 
 
+def test_streams_are_views_of_the_text_and_copy_none_of_it():
+    tokens = torch.arange(53)
+    dataset = TokenStreams(tokens, batch_size=2, segment_length=5)
+    first = next(iter(dataset))["input_ids"]
+    assert dataset.streams.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() == tokens.data_ptr()
+
+
 def trainer(model, tmp_path, callbacks, tokens, **options):
     settings = {"num_train_epochs": 1, "report_to": [], **options}
     arguments = TrainingArguments(tmp_path, per_device_train_batch_size=2, **settings)

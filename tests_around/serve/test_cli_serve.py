@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from small_models import VOCAB_SIZE, greedy, small_model, word_tokenizer
+from small_models import VOCAB_SIZE, greedy, small_config, small_model, word_tokenizer
 from torchrun import free_port
 
 from retnet_hf import RetNetForMaskedLM, RetNetState
@@ -108,11 +108,12 @@ def test_a_server_says_how_to_ask_it_answers_what_generate_would_and_ends_at_ctr
         assert "Traceback" not in process.stderr.read()
 
 
-def test_vllm_is_told_how_much_memory_states_take_on_a_cpu(monkeypatch):
-    config = model().config
+@pytest.mark.parametrize("dialect", ["fla", "transnormer"])
+def test_vllm_is_told_how_much_memory_states_take_on_a_cpu(dialect, monkeypatch):
+    config = small_config(dialect)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    state = RetNetState.zeros(config, 1)
-    assert state_bytes(config) == sum(layer.recurrent_states.nbytes for layer in state.layers)
+    sizes = [layer.recurrent_states.nbytes for layer in RetNetState.zeros(config, 1).layers]
+    assert state_bytes(config) == len(sizes) * max(sizes)
     told = ["--max-num-seqs", "64", "--enforce-eager", "--kv-cache-memory-bytes", str(66 * state_bytes(config))]
     assert vllm_arguments(config, 64, None) == told
     assert vllm_arguments(config, 64, 100)[2:4] == ["--max-model-len", "100"]
