@@ -13,7 +13,7 @@ from torch import nn
 from transformers.utils import TransformersKwargs
 
 
-PASSED_ON = frozenset((*TransformersKwargs.__annotations__, "seq_idx", "state_rows"))
+PASSED_ON = frozenset((*TransformersKwargs.__annotations__, "seq_idx", "state_rows", "use_cache"))  # Trainer gives the last
 # documents, lengths, masks, states and what tokens see, however a library calls them
 CHANGES_RESULTS = re.compile("doc|seg|seq|len|mask|pack|pad|offset|bound|indptr|past|cache|state|encoder|causal|bidirect")
 
