@@ -18,7 +18,6 @@ from small_models import (
     small_config,
     small_model,
 )
-from torch._dynamo.testing import CompileCounter
 from transformer_sources import SIZES, SOURCES
 
 from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM, RetNetHybridModel, RetNetModel, RetNetState
@@ -373,55 +372,6 @@ def test_what_is_said_of_memory_is_what_is_held():
     assert f"{config.cache_size_per_token:,} numbers" in card
 
 
-@pytest.mark.parametrize("mask", [[1, 1, 0, 0, 0], [1, 0, 1, 0, 1], [0, 0, 1, 1, 1]])
-@pytest.mark.parametrize("family", ["hybrid", "sinks"])
-def test_a_compiled_window_keeps_what_stands_before_a_gap(mask, family):
-    """A full window of columns is not a window of tokens where some of them are absent."""
-    model, ids = hybrid(family, sliding_window=4), random_ids(1, 11)
-    mask = torch.tensor([mask])
-    compiled = torch.compile(model, backend="eager")
-    state = model(ids[:, :5], attention_mask=mask, use_cache=True).past_key_values
-    text = torch.cat([ids[:, :5][mask.bool()], ids[0, 5:]])[None]
-    expected = model(text).logits[:, -6:]
-    for n, token in enumerate(ids[:, 5:].split(1, dim=1)):
-        close(compiled(token, past_key_values=state).logits[:, 0], expected[:, n])
-
-
-@pytest.mark.parametrize("family", ["hybrid", "sinks"])
-def test_a_compiled_window_forgets_no_token_for_one_that_is_absent(family):
-    """A row that has no token in a step keeps all tokens of its window."""
-    model, ids = hybrid(family, sliding_window=4), random_ids(2, 12)
-    compiled = torch.compile(model, backend="eager")
-    mask = torch.ones(2, 12, dtype=torch.int64)
-    mask[0, [5, 6, 8]] = 0
-    state = model(ids[:, :5], use_cache=True).past_key_values
-    for n in range(5, 12):
-        logits = compiled(ids[:, n : n + 1], attention_mask=mask[:, : n + 1], past_key_values=state).logits[:, 0]
-    close(logits[:1], model(ids[:1, mask[0].bool()]).logits[:, -1])
-    close(logits[1:], model(ids[1:]).logits[:, -1])
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("family", ["hybrid", "sinks"])
-def test_a_compiled_decode_step_is_compiled_while_windows_fill_and_not_again(padded, family):
-    """Not at every token (D4): Llama takes two programs, before its cache's length is taken for a variable."""
-    model, ids = hybrid(family), random_ids(2, 40)
-    mask = torch.ones(2, 9, dtype=torch.int64)
-    if padded:
-        mask[0, :4] = mask[1, 5] = 0
-    counter = CompileCounter()
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend=counter)
-    eager, state = (model(ids[:, :9], attention_mask=mask, use_cache=True).past_key_values for _ in range(2))
-    for token in ids[:, 9:].split(1, dim=1):
-        expected = model(token, past_key_values=eager).logits
-        close(compiled(token, past_key_values=state).logits, expected)
-    assert counter.frame_count <= 4
-    same_state(state, eager)
-    windows = [layer.keys.shape[2] for layer in state.layers if getattr(layer, "is_sliding", False)]
-    assert max(windows) <= 9 + 2 * model.config.attention_sinks
-
-
 def test_a_document_may_begin_at_an_absent_token_at_the_end_of_a_call():
     model, ids = hybrid(), random_ids(1, 12)
     mask, documents = torch.ones(1, 12, dtype=torch.int64), torch.tensor([[0] * 3 + [1] * 9])
@@ -430,14 +380,3 @@ def test_a_document_may_begin_at_an_absent_token_at_the_end_of_a_call():
     first = model(ids[:, :4], attention_mask=mask[:, :4], seq_idx=documents[:, :4], use_cache=True)
     second = model(ids[:, 4:], past_key_values=first.past_key_values)
     close(second.logits, expected[:, 4:])
-
-
-def test_a_loaded_state_with_sinks_goes_on_compiled(tmp_path):
-    """It holds columns of another row, which nothing in it needs."""
-    model, long, short, more = hybrid("sinks"), random_ids(1, 12), random_ids(1, 3, seed=1), random_ids(1, 8, seed=2)
-    states = [model(ids, use_cache=True).past_key_values for ids in (long, short)]
-    RetNetState.concatenate(states).select([1]).save(tmp_path / "state")
-    loaded, compiled = RetNetState.load(tmp_path / "state", model), torch.compile(model, backend="eager")
-    expected = model(torch.cat([short, more], dim=1)).logits[:, 3:]
-    for n, token in enumerate(more.split(1, dim=1)):
-        close(compiled(token, past_key_values=loaded).logits[:, 0], expected[:, n])

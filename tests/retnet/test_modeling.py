@@ -329,27 +329,6 @@ def test_a_state_of_another_batch_size_gets_a_sentence():
                 model(torch.randint(0, 50, (batch, length)), past_key_values=state)
 
 
-def test_a_compiled_forward_reads_the_same_mask_columns():
-    """A mask of static width, with columns for tokens that are still to come."""
-    model = build().double()
-    tokens = torch.randint(0, 50, (2, 12))
-    mask = torch.ones(2, 16, dtype=torch.long)
-    mask[0, :4] = 0
-    compiled = torch.compile(model, backend="eager")
-    with torch.no_grad():
-        expected = model(tokens, attention_mask=mask, use_cache=True)
-        actual = compiled(tokens, attention_mask=mask, use_cache=True)
-        close(actual.logits[1], expected.logits[1], 1e-11)
-        close(actual.logits[0, 4:], expected.logits[0, 4:], 1e-11)
-        step, following = torch.randint(0, 50, (2, 1)), torch.ones(2, 16, dtype=torch.long)
-        following[1, 12] = 0  # the token after the twelve read is absent in the second row
-        expected = model(step, attention_mask=following, past_key_values=expected.past_key_values, use_cache=True)
-        actual = compiled(step, attention_mask=following, past_key_values=actual.past_key_values, use_cache=True)
-        close(actual.logits[0], expected.logits[0], 1e-11)
-    assert actual.past_key_values.layers[0].next_position.tolist() == [9, 12]
-    assert expected.past_key_values.layers[0].next_position.tolist() == [9, 12]
-
-
 def test_projections_are_plain_linear_layers(model):
     """bitsandbytes and FP8, in transformers, quantise `nn.Linear` and silently leave the classes derived from it."""
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import torch
 
-from .triton_interpreter import (
+from tests.support.triton_interpreter import (
     Case,
     TrainedModel,
     multiply_bfloat16_as_a_device_does,
