@@ -1,31 +1,17 @@
 """Streams: scores do not depend on the cut, memory not on the length, and training carries the state."""
 
 import math
-import shutil
 import tracemalloc
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from streams_ranks import SEGMENT, STEPS_PER_EPOCH, STREAMS, train
+from streamed_model import build
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from torchrun import run_ranks
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from retnet_hf import RetNetConfig, RetNetForCausalLM
 from retnet_hf.training.streaming import CarryState, TokenStreams, score_stream, segments
-
-
-def build(**fields):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-    model = RetNetForCausalLM(RetNetConfig(**(sizes | {"chunk_size": 16} | fields))).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
 
 
 def test_segments_of_every_kind_of_stream():
@@ -211,26 +197,6 @@ def test_a_checkpoint_without_a_state_is_refused(tmp_path):
     again = trainer(build(), tmp_path, [CarryState()], tokens)
     with pytest.raises(ValueError, match="has no carried_state.safetensors"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-
-
-def test_processes_carry_the_states_of_their_rows(tmp_path):
-    """Two processes train as one does; each number of them goes on from a checkpoint of the other."""
-    build().save_pretrained(tmp_path / "model")
-    torch.save(torch.randint(0, 40, (STREAMS * SEGMENT * STEPS_PER_EPOCH,)), tmp_path / "tokens.pt")
-    train(tmp_path, tmp_path / "one", 1)
-    shutil.copytree(tmp_path / "one" / "checkpoint-4", tmp_path / "two after one" / "checkpoint-4")
-    run_ranks([2], "streams_ranks.py", tmp_path, tmp_path / "two", tmp_path / "two after one")
-    shutil.copytree(tmp_path / "two" / "checkpoint-4", tmp_path / "one after two" / "checkpoint-4")
-    train(tmp_path, tmp_path / "one after two", 1, resumed=True)
-    assert sorted(path.name for path in (tmp_path / "two" / "checkpoint-4").glob("carried*")) == [
-        "carried_state.0-of-2.safetensors",
-        "carried_state.1-of-2.safetensors",
-    ]
-    expected = load_file(tmp_path / "one" / "final" / "model.safetensors")
-    for run in ("two", "two after one", "one after two"):
-        weights = load_file(tmp_path / run / "final" / "model.safetensors")
-        for name, weight in expected.items():
-            torch.testing.assert_close(weights[name], weight, rtol=0, atol=2e-5, msg=f"{run}, {name}")
 
 
 def test_a_checkpoint_has_the_states_of_one_run(tmp_path):

@@ -1,0 +1,80 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Stage 1 of linearizing on two processes: the step of their mean gradient."""
+
+import pytest
+import torch
+from small_models import random_ids
+from torchrun import run_ranks
+from transformer_sources import source_of
+
+from retnet_hf_linearization import (
+    align,
+    measure_heads,
+    prepare_for_alignment,
+    transfer,
+)
+
+
+RANK = """
+import sys, torch
+torch.set_num_threads(1)
+from transformers import AutoModelForCausalLM, TrainingArguments
+import retnet_hf
+from retnet_hf_linearization import AlignmentTrainer, prepare_for_alignment
+
+folder = sys.argv[1]
+teacher, student = (AutoModelForCausalLM.from_pretrained(folder + name) for name in ("/teacher", "/student"))
+prepare_for_alignment(student)
+arguments = TrainingArguments(
+    folder + "/run", max_steps=1, learning_rate=0.1, optim="sgd", max_grad_norm=0.0, lr_scheduler_type="constant",
+    per_device_train_batch_size=2, gradient_accumulation_steps=2, report_to=[], save_strategy="no", use_cpu=True,
+    disable_tqdm=True, logging_strategy="no",
+)
+blocks = [{"input_ids": block} for block in torch.load(folder + "/ids.pt")]
+
+
+class InOrder(AlignmentTrainer):
+    def _get_train_sampler(self, *_):
+        return None
+
+
+InOrder(student, arguments, train_dataset=blocks, teacher=teacher).train()
+rank = torch.distributed.get_rank()
+torch.save(student.state_dict(), folder + f"/rank{rank}.pt")
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """Teacher and student before training, the blocks, and what two ranks made of the student."""
+    folder = tmp_path_factory.mktemp("aligned")
+    teacher = source_of("Qwen2")
+    student = transfer(teacher, kept=[], measures=measure_heads(teacher, [random_ids(2, 16)]))
+    ids = random_ids(8, 16)
+    teacher.save_pretrained(folder / "teacher")
+    student.save_pretrained(folder / "student")
+    torch.save(ids, folder / "ids.pt")
+    (folder / "rank.py").write_text(RANK, encoding="utf-8")
+    run_ranks([2], folder / "rank.py", folder)
+    return teacher, student, ids, [torch.load(folder / f"rank{rank}.pt") for rank in (0, 1)]
+
+
+def test_two_ranks_take_the_step_of_their_mean_gradient(two_ranks):
+    teacher, student, ids, ranks = two_ranks
+    parameters = prepare_for_alignment(student)
+    for batch in ids.split(2):  # two of each rank
+        align(student, teacher, batch, with_loss=lambda loss: (loss / (2 * 4)).backward())
+    names = {id(parameter): name for name, parameter in student.named_parameters()}
+    for parameter in parameters:
+        expected = parameter.detach() - 0.1 * parameter.grad
+        for state_dict in ranks:
+            torch.testing.assert_close(state_dict[names[id(parameter)]], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_two_ranks_have_the_same_weights(two_ranks):
+    _, student, _, (one, other) = two_ranks
+    assert all(one[name].equal(other[name]) for name in one)
+    before = student.state_dict()
+    assert any(not one[name].equal(before[name]) for name in one)
