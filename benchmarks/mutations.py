@@ -152,12 +152,25 @@ MUTANTS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "modeling_retnet": (
         "modeling outputs training state padding linearization linear_cross_entropy",
         [
-            ("self.scaling = config.head_dim**-0.5", "self.scaling = 1.0"),
             ("else self.retention_norm(hidden_states)\n\n", "else hidden_states\n\n"),
             ("hidden_states * self.config.embedding_multiplier", "hidden_states"),
             ("use_cache = past_key_values is not None or self.config.use_cache", "use_cache = self.config.use_cache"),
             ("if skip_logits and labels is None:", "if False:"),
             ('kwargs.get("ignore_index", -100)', "0"),
+        ],
+    ),
+    "decay_and_rotation": (
+        "modeling multi_scale_retention",
+        [("self.scaling = config.head_dim**-0.5", "self.scaling = 1.0")],
+    ),
+    "multi_scale_retention": (
+        "multi_scale_retention",
+        [
+            ("if config.bidirectional and state is not None:", "if False:"),
+            ("seq_idx=documents", "seq_idx=None"),
+            ("device, mask, past=past", "device, None, past=past"),
+            ("if given is not None and given.shape != hidden_states.shape[:2]:", "if False:"),
+            ("if unknown := sorted(", "if unknown := [] and sorted("),
         ],
     ),
     "initial_weights": (

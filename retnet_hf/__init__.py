@@ -36,6 +36,7 @@ from .retnet.modeling_retnet import (
     RetNetModel,
     RetNetPreTrainedModel,
 )
+from .retnet.multi_scale_retention import MultiScaleRetention
 from .state.retention_state import RetNetState
 from .training.split_over_ranks import context_parallel, shard_sequence
 from .training.state_tuning import StateTuning
@@ -67,6 +68,7 @@ __all__ = [
     "MetaFormerForImageClassification",
     "MetaFormerModel",
     "MetaFormerPreTrainedModel",
+    "MultiScaleRetention",
     "RMTBackbone",
     "RMTConfig",
     "RMTForImageClassification",

@@ -27,6 +27,7 @@ from transformers.utils.output_capturing import OutputRecorder
 
 from ..ops.gradients import gated
 from ..ops.plan import HALF_PRECISION, Plan, Rotation, Scaling
+from ..retnet.decay_and_rotation import RetNetRotaryEmbedding
 from ..retnet.modeling_retnet import (
     RetNetDecoderLayer,
     RetNetForCausalLM,
@@ -36,7 +37,6 @@ from ..retnet.modeling_retnet import (
     RetNetPreTrainedModel,
     RetNetRetention,
     RetNetRMSNorm,
-    RetNetRotaryEmbedding,
     RetNetTokenMixer,
     RetNetWithHead,
 )

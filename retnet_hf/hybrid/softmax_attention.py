@@ -181,6 +181,10 @@ class AttentionStateLayer(StateLayer):
             if tensor is not None:
                 setattr(self, name, change(tensor))
 
+    def reset_rows(self, rows: Tensor) -> None:
+        super().reset_rows(rows)
+        self.document.masked_fill_(rows[:, None], -1)  # columns of absent tokens
+
 
 STATE_LAYERS |= {
     "full_attention": lambda config: AttentionStateLayer(),

@@ -1,8 +1,10 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""How the tokens of a RetNet fade and turn: the decays of its heads, and the angles of its positions."""
+"""The decays of the heads of a RetNet, the angles of its positions, and the plans that are made of both."""
 
+import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,10 @@ from torch import Tensor, nn
 from ..modules.computed_buffers import ComputedBuffer
 from ..modules.head_decay import HeadDecay
 from ..modules.integer_angles import integer_frequencies, rotary_frequencies
+from ..ops.kernels import Sizes, kernels_of_call, load_kernels
+from ..ops.layout import Layout
+from ..ops.plan import Plan, Rotation, Scaling, plan_of_rows
+from ..ops.retention_forms import default_chunk_size
 from .configuration_retnet import RetNetConfig
 
 
@@ -62,3 +68,39 @@ class RetNetRotaryEmbedding(ComputedBuffer):
         if self.attention_scaling != 1.0:
             return angle.cos() * self.attention_scaling, angle.sin() * self.attention_scaling
         return angle.cos(), angle.sin()
+
+
+class PlansRetention:
+    """A module that plans its calls of retention: it has decays, a rotation, kernels and sizes."""
+
+    def prepare_plans(self, config: RetNetConfig) -> None:
+        """Makes what plans are made of."""
+        self.decay = RetNetDecay(config)
+        self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
+        self.kernels = load_kernels(config.kernels)
+        self.head_dims = config.head_dim, config.value_head_dim  # held here, because a compiler may know a field as a symbol
+        self.chunk_size = config.chunk_size or default_chunk_size(*self.head_dims)
+        self.scaling = config.head_dim**-0.5
+
+    def plan_of_layout(
+        self, layout: Layout, log_decays: list[Tensor], form: str, dtype: torch.dtype, with_final: bool, maps: bool
+    ) -> Plan:
+        """The plan of a call whose tokens are of `dtype`. Other arguments are those of `plan_of_rows`."""
+        length, device = layout.position.shape[1], layout.position.device
+        kernels = kernels_of_call(self.kernels, device, dtype, self.kernel_sizes(log_decays[0]), length)
+        rotation = functools.partial(self.rotation, dtype=dtype)
+        options = {"with_final": with_final, "bidirectional": self.config.bidirectional, "maps": maps}
+        return plan_of_rows(layout, rotation, log_decays, form, self.chunk_size, kernels=kernels, **options)
+
+    def kernel_sizes(self, log_decay: Tensor) -> Sizes:
+        """What kernels are compiled for, by the decays (M,) of the first layer. Ranks may share its heads."""
+        config, matrices = self.config, log_decay.numel()
+        heads = matrices * self.decay.heads_per_state[0]
+        groups = max(1, heads * config.num_key_value_heads // config.num_attention_heads)
+        return heads, groups, matrices, *self.head_dims, self.chunk_size
+
+    def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
+        """The rotation in layers of retention, of positions (B|1, T). Options are those of `Rotation`."""
+        if self.rotary is None:
+            return Scaling(self.scaling)
+        return Rotation(self.rotary(position, dtype), self.scaling, **options)

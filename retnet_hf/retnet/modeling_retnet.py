@@ -44,13 +44,12 @@ from ..modules.captured_steps import replayed
 from ..modules.computed_buffers import ComputedBuffer
 from ..modules.initial_weights import draw_weights, projection
 from ..ops.gradients import gated, mean_cross_entropy, rms_norm
-from ..ops.kernels import Sizes, kernels_of_call, load_kernels
 from ..ops.layout import Layout, layout_of
-from ..ops.plan import Plan, Rotation, Scaling, plan_of_rows
-from ..ops.retention_forms import default_chunk_size, form_of_call, needs_autograd
+from ..ops.plan import Plan
+from ..ops.retention_forms import form_of_call, needs_autograd
 from ..state.retention_state import UpdatedOnce, computes_layers_again, first_in_use, past_of_call
 from .configuration_retnet import RetNetConfig
-from .decay_and_rotation import RetNetDecay, RetNetRotaryEmbedding
+from .decay_and_rotation import PlansRetention
 from .generation_retnet import CACHE, RetNetGeneration
 from .long_sequences import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
 
@@ -217,7 +216,7 @@ class RetNetPreTrainedModel(SharedLoading, SavedWithCard, PreTrainedModel):
             draw_weights(module, self.config)
 
 
-class RetNetModel(RetNetPreTrainedModel):
+class RetNetModel(PlansRetention, RetNetPreTrainedModel):
     """The stack of RetNet layers, without a head.
 
     Attributes:
@@ -237,12 +236,7 @@ class RetNetModel(RetNetPreTrainedModel):
         self.layers = nn.ModuleList([self.layer_class(config, index) for index in range(config.num_hidden_layers)])
         pre_norm = config.norm_position == "pre"
         self.norm = norm() if pre_norm else nn.Identity()
-        self.decay = RetNetDecay(config)
-        self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
-        self.kernels = load_kernels(config.kernels)
-        self.head_dims = config.head_dim, config.value_head_dim  # held here, because a compiler may know a field as a symbol
-        self.chunk_size = config.chunk_size or default_chunk_size(*self.head_dims)
-        self.scaling = config.head_dim**-0.5
+        self.prepare_plans(config)
         self.context: Any = None
         self.gradient_checkpointing = False
         self.post_init()
@@ -353,35 +347,23 @@ class RetNetModel(RetNetPreTrainedModel):
         past = None if layers is None else first_in_use(layers)
         maps = config.output_attentions if output_attentions is None else output_attentions
         form = form_of_call(retention_form or config.retention_form, maps)
-        decays, rotation = self.decay.of_layers(dtype, device), functools.partial(self.rotation, dtype=dtype)
+        decays = self.decay.of_layers(dtype, device)
         call = (batch, length), device, attention_mask, position_ids
         packed = past is not None and past.is_initialized and kwargs.get("cu_seq_lens_q") is not None
         if self.context is None and not packed:
             layout = layout_of(*call, past, **kwargs) if layout is None else layout
-            kernels = kernels_of_call(self.kernels, device, dtype, self.kernel_sizes(decays[0]), length)
-            options = {"with_final": past is not None, "bidirectional": config.bidirectional, "maps": maps}
-            plan = plan_of_rows(layout, rotation, decays, form, self.chunk_size, kernels=kernels, **options)
-            return [plan] * config.num_hidden_layers
-        options = {"rotation": rotation, "log_decays": decays, "chunk_size": self.chunk_size}
+            return [self.plan_of_layout(layout, decays, form, dtype, past is not None, maps)] * config.num_hidden_layers
+        options = {
+            "rotation": functools.partial(self.rotation, dtype=dtype),
+            "log_decays": decays,
+            "chunk_size": self.chunk_size,
+        }
         options |= {"retention_form": retention_form, "output_attentions": maps, **kwargs}
         if self.context is not None:
             return [self.context.plan(past, *call, **options)] * config.num_hidden_layers
         from ..state.packed_documents import plan_of_documents  # of serving engines: does not travel with a model
 
         return [plan_of_documents(config, layers, *call, **options)] * config.num_hidden_layers
-
-    def kernel_sizes(self, log_decay: Tensor) -> Sizes:
-        """What kernels are compiled for, by the decays (M,) of the first layer. Ranks may share its heads."""
-        config, matrices = self.config, log_decay.numel()
-        heads = matrices * self.decay.heads_per_state[0]
-        groups = max(1, heads * config.num_key_value_heads // config.num_attention_heads)
-        return heads, groups, matrices, *self.head_dims, self.chunk_size
-
-    def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
-        """The rotation in layers of retention, of positions (B|1, T). Options are those of `Rotation`."""
-        if self.rotary is None:
-            return Scaling(self.scaling)
-        return Rotation(self.rotary(position, dtype), self.scaling, **options)
 
 
 class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin):

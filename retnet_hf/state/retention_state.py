@@ -174,6 +174,16 @@ class StateLayer(CacheLayerMixin):
         """Only the rows `indices`."""
         self._map_rows(lambda rows: rows[indices.to(rows.device)])
 
+    def reset_rows(self, rows: Tensor) -> None:
+        """As `RetNetState.reset_rows`."""
+
+        def begun_anew(tensor: Tensor) -> Tensor:
+            forgotten = rows.view(-1, *[1] * (tensor.dim() - 1))
+            return tensor.masked_fill(forgotten, 0) if tensor.requires_grad else tensor.masked_fill_(forgotten, 0)
+
+        self._start_record()
+        self._map(begun_anew)
+
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.is_initialized:
             self._map(change)
@@ -643,6 +653,21 @@ class RetNetState(Cache):
         twin = self.clone()
         twin.batch_select_indices(torch.as_tensor(rows, dtype=torch.int64))
         return twin
+
+    def reset_rows(self, rows: Tensor) -> None:
+        """Begins some rows anew, in place, without reading the values of `rows` in Python. What was recorded is dropped.
+
+        Args:
+            rows: (B,) bool, True for a row that forgets what it has read.
+
+        Raises:
+            ValueError: for another number of rows than the state has.
+        """
+        for layer in self.layers:
+            if layer.is_initialized:
+                if rows.shape != layer.next_position.shape:
+                    raise ValueError(f"rows must be ({layer.batch_size},), one for each row, got {tuple(rows.shape)}.")
+                layer.reset_rows(rows.to(layer.next_position.device))
 
     def repeat(self, times: int) -> "RetNetState":
         """A new state with every row `times` times, side by side: one prefix, many samples."""

@@ -1,0 +1,129 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Retention as a layer of any model: the mixer of a RetNet, which plans its calls by itself."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..modules.initial_weights import draw_weights
+from ..ops.layout import layout_of
+from ..ops.retention_forms import form_of_call
+from ..state.retention_state import RetNetState
+from .configuration_retnet import RetNetConfig
+from .decay_and_rotation import PlansRetention
+from .modeling_retnet import RetNetRetention
+
+
+# Fields of RetNetConfig that a layer of retention reads.
+OPTIONS = (
+    *("num_key_value_heads", "key_expansion", "value_expansion", "decay_schedule", "decay_range", "feature_map"),
+    *("use_rotary", "rotary_endpoint", "rope_parameters", "max_position_embeddings", "qkv_bias", "use_qk_norm"),
+    *("use_output_gate", "output_gate_act", "use_head_norm", "head_norm_affine", "rms_norm_eps"),
+    *("bidirectional", "initialization", "initializer_range", "retention_form", "chunk_size", "kernels"),
+)
+
+
+class MultiScaleRetention(PlansRetention, RetNetRetention):
+    r"""Gated multi-scale retention (arXiv 2307.08621, equation 8) as a layer of any model, in the place of attention.
+
+    Its weights have the names of `RetNetRetention`, the mixer of a RetNet, and each loads those of the other. It computes in
+    parallel, in chunks or token by token, whichever is fastest for the call, and with kernels on a GPU.
+
+    Args:
+        hidden_size: size D of the hidden states. num_heads: number of heads H, each with a decay of its own.
+        options: fields of `RetNetConfig` by name: `decay_schedule` and `decay_range`; `use_rotary`, `rotary_endpoint`,
+            `rope_parameters` and `max_position_embeddings`; `num_key_value_heads`, `key_expansion`, `value_expansion`,
+            `qkv_bias` and `use_qk_norm`; `feature_map`; `use_output_gate` and `output_gate_act`; `use_head_norm`,
+            `head_norm_affine` and `rms_norm_eps`; `bidirectional`; `initialization` and `initializer_range`;
+            `retention_form`, `chunk_size` and `kernels`.
+
+    Raises:
+        ValueError: for an option that a layer does not have.
+        huggingface_hub.errors.StrictDataclassError: for a value that `RetNetConfig` does not allow.
+
+    Example:
+
+    ```python
+    >>> import torch
+    >>> from retnet_hf import MultiScaleRetention
+
+    >>> layer = MultiScaleRetention(64, 4, decay_schedule="geometric")
+    >>> output, _ = layer(torch.randn(2, 10, 64))
+    >>> stream = layer.new_state()
+    >>> for frame in torch.randn(10, 2, 1, 64):
+    ...     output, stream = layer(frame, stream)
+    ```
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, **options: Any) -> None:
+        if unknown := sorted(options.keys() - set(OPTIONS)):
+            raise ValueError(f"{unknown[0]} is no option of MultiScaleRetention, which are {', '.join(OPTIONS)}.")
+        sizes = {"hidden_size": hidden_size, "num_attention_heads": num_heads, "num_hidden_layers": 1, "vocab_size": 1}
+        tokens = dict.fromkeys(("bos_token_id", "eos_token_id"))
+        super().__init__(RetNetConfig(**sizes, **tokens, **options), 0)
+        self.prepare_plans(self.config)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws the weights by the configuration's `initialization`."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                if self.config.initialization == "normal":
+                    nn.init.normal_(module.weight, std=self.config.initializer_range)
+                draw_weights(module, self.config)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def new_state(self) -> RetNetState:
+        """The state of streams that begin: of any number of rows, which the first call decides.
+
+        `RetNetState` has what streams need: `select` and `concatenate` for rows that leave and join, `reset_rows` for rows
+        that begin anew, `clone`, `save` and `load`, `nbytes`.
+        """
+        return RetNetState(self.config)
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # (B, T, D)
+        state: RetNetState | None = None,
+        mask: Tensor | None = None,  # (B, T)
+        documents: Tensor | None = None,  # (B, T)
+    ) -> tuple[Tensor, RetNetState | None]:
+        """
+        Args:
+            hidden_states: (B, T, D).
+            state: what rows have read before, from `new_state` or from an earlier call. The call updates it in place. None:
+                the rows begin and end with this call.
+            mask: (B, T), False or 0 where a token is absent: it changes no other token and no state, and its output has no
+                meaning. A row that is absent in a call keeps its state.
+            documents: (B, T) integers, the number of each token's document. Tokens see their own document alone. The first
+                document of a row continues what the state has read.
+
+        Returns:
+            output (B, T, D), and the state that was given.
+
+        Raises:
+            ValueError: for hidden states, masks or documents of other shapes, and for a state of a bidirectional layer.
+        """
+        config = self.config
+        if hidden_states.dim() != 3 or hidden_states.shape[-1] != config.hidden_size or 0 in hidden_states.shape[:2]:
+            raise ValueError(
+                f"hidden_states must be (batch, tokens, {config.hidden_size}), with at least one token, "
+                f"got {tuple(hidden_states.shape)}."
+            )
+        for name, given in (("mask", mask), ("documents", documents)):
+            if given is not None and given.shape != hidden_states.shape[:2]:
+                expected = tuple(hidden_states.shape[:2])
+                raise ValueError(f"{name} must be (batch, tokens), {expected} here, got {tuple(given.shape)}.")
+        if config.bidirectional and state is not None:
+            raise ValueError("state must be None in a bidirectional layer: a token sees those after it too.")
+        past = None if state is None else state.layers[0]
+        device, dtype = hidden_states.device, hidden_states.dtype
+        layout = layout_of(tuple(hidden_states.shape[:2]), device, mask, past=past, seq_idx=documents)
+        decays, form = self.decay.of_layers(dtype, device), form_of_call(config.retention_form, False)
+        plan = self.plan_of_layout(layout, decays, form, dtype, state is not None, False)
+        output, _ = super().forward(hidden_states, plan, state)
+        return output, state

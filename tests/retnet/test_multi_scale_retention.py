@@ -1,0 +1,236 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""Retention as a layer of any model: it is the mixer of a RetNet, and its streams are exact."""
+
+import copy
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_models import random_ids, small_model
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from retnet_hf import MultiScaleRetention, RetNetState
+
+
+D = 32
+OPTIONS = {
+    "default": {"chunk_size": 4},
+    "grouped": {
+        "num_key_value_heads": 2,
+        "key_expansion": 0.5,
+        "decay_schedule": [0.6, 0.6, 0.97, 1.0],
+        "feature_map": "relu",
+        "qkv_bias": True,
+        "use_qk_norm": True,
+    },
+    "bare": {
+        "use_rotary": False,
+        "use_output_gate": False,
+        "use_head_norm": False,
+        "decay_schedule": "geometric",
+        "value_expansion": 1.0,
+    },
+}
+EXACT = {"rtol": 0, "atol": 1e-12}
+
+
+def layer_of(name: str = "default", **options) -> MultiScaleRetention:
+    torch.manual_seed(0)
+    layer = MultiScaleRetention(D, 4, **(OPTIONS[name] | options)).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_(0, 0.5)
+    return layer
+
+
+def random_states(batch: int, tokens: int, seed: int = 0) -> Tensor:
+    return torch.randn(batch, tokens, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dialect", ["fla", "grouped", "from scratch", "torchscale"])
+def test_it_computes_what_the_mixer_of_a_model_computes_and_its_gradients(dialect):
+    model = small_model(dialect, num_hidden_layers=1, decay_schedule="log_linear", feature_map=None, decay_range=(2, 512))
+    config, mixer = model.config, model.model.layers[0].retention.double()
+    options = {name: getattr(config, name) for name in ("num_key_value_heads", "key_expansion", "value_expansion")}
+    options |= {name: getattr(config, name) for name in ("rotary_endpoint", "rope_parameters", "qkv_bias", "use_qk_norm")}
+    options |= {name: getattr(config, name) for name in ("use_head_norm", "head_norm_affine", "chunk_size", "rms_norm_eps")}
+    options |= {"decay_schedule": "log_linear", "max_position_embeddings": getattr(config, "max_position_embeddings", None)}
+    layer = MultiScaleRetention(config.hidden_size, config.num_attention_heads, **options).double()
+    assert layer.state_dict().keys() == mixer.state_dict().keys()
+    layer.load_state_dict(mixer.state_dict())
+    hidden_states = random_states(2, 21)
+    mask = torch.ones(2, 21, dtype=torch.bool)
+    mask[0, :4] = mask[1, 7] = False
+    documents = torch.arange(21).expand(2, -1) // 8
+    plans = model.model.plan(hidden_states, mask, seq_idx=documents)
+    results = []
+    for output in (layer(hidden_states, mask=mask, documents=documents)[0], mixer(hidden_states, plans[0])[0]):
+        results.append(
+            [
+                output[mask],
+                *torch.autograd.grad(output[mask].square().sum(), list((layer if not results else mixer).parameters())),
+            ]
+        )
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, **EXACT)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])
+def test_all_forms_are_equal(name, form):
+    hidden_states = random_states(2, 19)
+    layer = layer_of(name)
+    expected, _ = layer(hidden_states)
+    layer.config.retention_form = form
+    torch.testing.assert_close(layer(hidden_states)[0], expected, rtol=0, atol=1e-10)
+
+
+@settings(max_examples=20, deadline=None)
+@given(cuts=st.lists(st.integers(1, 22), max_size=4), name=st.sampled_from(sorted(OPTIONS)))
+def test_pieces_are_the_whole(cuts, name):
+    layer, hidden_states = layer_of(name), random_states(2, 23)
+    bounds = sorted({0, *cuts, 23})
+    state, pieces = layer.new_state(), []
+    with torch.no_grad():
+        for first, last in zip(bounds, bounds[1:]):
+            output, state = layer(hidden_states[:, first:last], state)
+            pieces.append(output)
+        torch.testing.assert_close(torch.cat(pieces, dim=1), layer(hidden_states)[0], rtol=0, atol=1e-10)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.booleans(), min_size=12, max_size=12).filter(any), st.sampled_from(sorted(OPTIONS)))
+def test_absent_tokens_change_nothing(kept, name):
+    layer, hidden_states, mask = layer_of(name), random_states(1, 12), torch.tensor([kept])
+    states = layer.new_state(), layer.new_state()
+    with torch.no_grad():
+        found = layer(hidden_states, states[0], mask)[0][mask]
+        expected = layer(hidden_states[mask][None], states[1])[0][0]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+        following = random_states(1, 3, seed=1)
+        torch.testing.assert_close(layer(following, states[0])[0], layer(following, states[1])[0], rtol=0, atol=1e-10)
+
+
+def test_documents_do_not_see_each_other():
+    layer, hidden_states = layer_of(), random_states(1, 14)
+    documents = torch.tensor([[0] * 5 + [1] * 9])
+    found, _ = layer(hidden_states, documents=documents)
+    expected = torch.cat([layer(part)[0] for part in hidden_states.split([5, 9], dim=1)], dim=1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+def test_sessions_join_leave_pause_and_begin_anew(tmp_path):
+    layer, frames = layer_of("grouped"), random_states(3, 12)
+    with torch.no_grad():
+        whole = layer(frames)[0]
+        _, state = layer(frames[:, :6], layer.new_state())
+        kept = state.clone()
+        _, state = layer(random_states(3, 2, seed=1), state, mask=torch.tensor([[True] * 2, [False] * 2, [True] * 2]))
+        state.reset_rows(torch.tensor([True, False, False]))
+        output, _ = layer(frames[:, 6:], state)
+        torch.testing.assert_close(output[1], whole[1, 6:], rtol=0, atol=1e-10)  # it paused
+        torch.testing.assert_close(output[0], layer(frames[:1, 6:])[0][0], rtol=0, atol=1e-10)  # it began anew
+        joined = RetNetState.concatenate([kept.select([2]), kept.select([0])])
+        joined.save(tmp_path / "state")
+        loaded = RetNetState.load(tmp_path / "state", layer.config)
+        torch.testing.assert_close(layer(frames[[2, 0], 6:], loaded)[0], whole[[2, 0], 6:], rtol=0, atol=1e-10)
+    assert kept.nbytes == joined.nbytes * 3 // 2
+
+
+@pytest.mark.parametrize("dialect", ["hybrid", "sinks", "grouped"])
+def test_rows_of_a_model_begin_anew(dialect):
+    model, ids = small_model(dialect), random_ids(2, 12)
+    with torch.no_grad():
+        state = model(ids[:, :7]).past_key_values
+        state.reset_rows(torch.tensor([False, True]))
+        found = model(ids[:, 7:], past_key_values=state).logits
+        torch.testing.assert_close(found[:1], model(ids[:1]).logits[:, 7:], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found[1:], model(ids[1:, 7:]).logits, rtol=1e-4, atol=1e-4)
+        with pytest.raises(ValueError, match=r"rows must be \(2,\), one for each row, got \(3,\)"):
+            state.reset_rows(torch.zeros(3, dtype=torch.bool))
+
+
+def test_both_directions():
+    layer, hidden_states = layer_of(bidirectional=True, use_rotary=False, use_head_norm=False), random_states(1, 9)
+    output, state = layer(hidden_states)
+    assert state is None
+    torch.testing.assert_close(layer(hidden_states.flip(1))[0].flip(1), output, rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match="state must be None in a bidirectional layer"):
+        layer(hidden_states, layer.new_state())
+
+
+def test_it_takes_the_place_of_attention():
+    class Block(nn.TransformerEncoderLayer):
+        def _sa_block(self, x: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None, is_causal=False) -> Tensor:
+            return self.dropout1(self.self_attn(x, mask=None if key_padding_mask is None else key_padding_mask == 0)[0])
+
+    block = Block(D, 4, dim_feedforward=48, dropout=0.0, batch_first=True, norm_first=True, dtype=torch.float64)
+    block.self_attn = layer_of()
+    hidden_states, absent = random_states(2, 8), torch.zeros(2, 8, dtype=torch.bool)
+    absent[1, 5:] = True
+    output = block(hidden_states, src_key_padding_mask=absent)
+    torch.testing.assert_close(output[1, :5], block(hidden_states[1:, :5])[0], rtol=0, atol=1e-10)
+    output.sum().backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in block.self_attn.parameters())
+
+
+def test_transforms_autocast_checkpoints_copies_and_devices():
+    layer, hidden_states = layer_of(), random_states(3, 9)
+    expected, _ = layer(hidden_states)
+    weights = dict(layer.named_parameters())
+    mapped = torch.func.vmap(lambda row: torch.func.functional_call(layer, weights, (row[None],))[0][0])
+    torch.testing.assert_close(mapped(hidden_states), expected, rtol=0, atol=1e-10)
+    again = checkpoint(lambda states: layer(states)[0], hidden_states, use_reentrant=False)
+    for one, other in zip(
+        torch.autograd.grad(again.sum(), weights.values()), torch.autograd.grad(expected.sum(), weights.values())
+    ):
+        torch.testing.assert_close(one, other, **EXACT)
+    torch.testing.assert_close(copy.deepcopy(layer)(hidden_states)[0], expected, **EXACT)
+    single = layer.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert single(hidden_states.float())[0].isfinite().all()
+    with torch.device("meta"):
+        empty = MultiScaleRetention(D, 4)
+    empty = empty.to_empty(device="cpu")
+    empty.load_state_dict(single.state_dict())
+    torch.testing.assert_close(empty.decay.log_decay, single.decay.log_decay)
+
+
+def test_it_compiles_to_one_graph_and_exports():
+    layer, hidden_states = layer_of(), random_states(2, 9)
+    with torch.no_grad():
+        expected, _ = layer(hidden_states)
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(hidden_states)[0], expected, **EXACT)
+        program = torch.export.export(layer, (hidden_states,))
+        torch.testing.assert_close(program.module()(hidden_states)[0], expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda: MultiScaleRetention(D, 4, vocab_size=3),
+            "vocab_size is no option of MultiScaleRetention, which are num_key",
+        ),
+        (lambda: layer_of()(torch.zeros(2, 3, 5)), r"hidden_states must be \(batch, tokens, 32\), .* got \(2, 3, 5\)"),
+        (lambda: layer_of()(torch.zeros(2, 0, D)), r"with at least one token, got \(2, 0, 32\)"),
+        (
+            lambda: layer_of()(random_states(2, 3), mask=torch.ones(2, 4)),
+            r"mask must be \(batch, tokens\), \(2, 3\) here, got \(2, 4\)",
+        ),
+        (lambda: layer_of()(random_states(2, 3), documents=torch.ones(3)), r"documents must be \(batch, tokens\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_a_sentence(call, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        call()
+
+
+def test_sizes_are_refused_as_the_configuration_refuses_them():
+    with pytest.raises(StrictDataclassError, match=r"hidden_size \(32\) times it divides by num_attention_heads \(5\)"):
+        MultiScaleRetention(D, 5)
