@@ -19,7 +19,8 @@ from transformers.utils import logging
 
 from retnet_hf import RetNetForCausalLM
 from retnet_hf.hybrid.modeling_hybrid import RetNetHybridDecoderLayer, RetNetHybridRetention
-from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel, RetNetRetention
+from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer, RetNetMLP, RetNetPreTrainedModel
+from retnet_hf.retnet.retention_mixer import RetNetRetention
 
 from .compiled_layer import CompiledLayer
 from .fusing import FastLinear, fused_weights, install, linear_groups, projection_groups

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetMLP, RetNetTokenMixer
+from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetMLP
+from retnet_hf.retnet.retention_mixer import RetNetTokenMixer
 
 from .changed_modules import ModuleSnapshot, warn_of_change
 from .products import TRIAL_BYTES, Products, is_clearly_faster, is_linear

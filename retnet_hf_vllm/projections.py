@@ -14,7 +14,8 @@ from vllm.model_executor.layers.linear import (
 from vllm.model_executor.layers.quantization import QuantizationConfig
 
 from retnet_hf import RetNetConfig
-from retnet_hf.retnet.modeling_retnet import RetNetMLP, RetNetModel, RetNetTokenMixer
+from retnet_hf.retnet.modeling_retnet import RetNetMLP, RetNetModel
+from retnet_hf.retnet.retention_mixer import RetNetTokenMixer
 
 
 # names of the layers that a module calls with one input, in the order of its calls, by the name of their product

@@ -35,11 +35,9 @@ from ..retnet.modeling_retnet import (
     RetNetMLP,
     RetNetModel,
     RetNetPreTrainedModel,
-    RetNetRetention,
-    RetNetRMSNorm,
-    RetNetTokenMixer,
     RetNetWithHead,
 )
+from ..retnet.retention_mixer import RetNetRetention, RetNetRMSNorm, RetNetTokenMixer
 from .configuration_hybrid import RetNetHybridConfig
 from .experts import Experts, MixtureOfExperts, Router, draw_experts, loss_and_routing
 from .head_modules import GroupRMSNorm, LearnedRotation

@@ -2,10 +2,10 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """RetNet: a transformer whose attention is retention (arXiv 2307.08621).
 
-Read from top to bottom: small modules, the token mixers, the layer, the model, its heads. A call to the model computes its
-plan once (plan.py). A layer rotates and retains by it, whether it trains, reads a prompt or decodes one token.
+Read from top to bottom: the feed-forward, the layer, the model, its heads. A layer mixes tokens by retention_mixer.py. A call
+to the model computes its plan once (plan.py), for training, for reading a prompt and for decoding alike.
 
-Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V value size, D hidden size.
+Shapes in comments: B batch, T tokens, H heads, D hidden size.
 """
 
 import functools
@@ -43,7 +43,7 @@ from ..hub.saving import SavedWithCard
 from ..modules.captured_steps import replayed
 from ..modules.computed_buffers import ComputedBuffer
 from ..modules.initial_weights import draw_weights, projection
-from ..ops.gradients import gated, mean_cross_entropy, rms_norm
+from ..ops.gradients import gated, mean_cross_entropy
 from ..ops.layout import Layout, layout_of
 from ..ops.plan import Plan
 from ..ops.retention_forms import form_of_call, needs_autograd
@@ -52,83 +52,7 @@ from .configuration_retnet import RetNetConfig
 from .decay_and_rotation import PlansRetention
 from .generation_retnet import CACHE, RetNetGeneration
 from .long_sequences import PIECE_SIZE_ON_CPU, pieces_of, read_pieces
-
-
-class RetNetRMSNorm(nn.RMSNorm):
-    """RMS norm of the residual stream, or of each head, in the dtype of its input."""
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return rms_norm(hidden_states, self.weight, self.eps)
-
-
-class RetNetTokenMixer(nn.Module):
-    """Queries, keys and values of heads, the gate, and the projection back, of any mixer of tokens.
-
-    Args:
-        gate_act: activation of the gate on the output; None without a gate.
-        gain, output_gain: of the initialisation of the projections to heads, and of the projection back.
-    """
-
-    def __init__(
-        self, config: RetNetConfig, layer_idx: int, gate_act: str | None, gain: float = 1.0, output_gain: float = 1.0
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.layer_idx = layer_idx
-        heads, groups, self.head_dim, self.value_head_dim = config.mixer_sizes(layer_idx)
-        self.num_key_value_groups = heads // groups
-        hidden_size, bias, values = config.hidden_size, config.qkv_bias, heads * self.value_head_dim
-        self.q_proj = projection(hidden_size, heads * self.head_dim, gain, on_value_path=False, bias=bias)
-        self.k_proj = projection(hidden_size, groups * self.head_dim, gain, on_value_path=False, bias=bias)
-        self.v_proj = projection(hidden_size, groups * self.value_head_dim, gain, bias=bias)
-        self.g_proj = None if gate_act is None else projection(hidden_size, values, gain, on_value_path=False)
-        self.o_proj = projection(values, hidden_size, output_gain)
-        self.gate_fn = None if gate_act is None else ACT2FN[gate_act]
-        self.q_norm = self.k_norm = None
-        if config.use_qk_norm:
-            self.q_norm, self.k_norm = (RetNetRMSNorm(self.head_dim, config.rms_norm_eps) for _ in range(2))
-
-    def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of hidden states (B, T, D): queries (B, H, T, K), keys (B, G, T, K) and values (B, G, T, V)."""
-        shape = (*hidden_states.shape[:-1], -1)  # (B, T, heads)
-        query = self.q_proj(hidden_states).view(*shape, self.head_dim).transpose(1, 2)
-        key = self.k_proj(hidden_states).view(*shape, self.head_dim).transpose(1, 2)
-        value = self.v_proj(hidden_states).view(*shape, self.value_head_dim).transpose(1, 2)
-        if self.q_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        return query, key, value
-
-
-class RetNetRetention(RetNetTokenMixer):
-    """Gated multi-scale retention, equation 8 of the paper:
-
-    head_i = Retention(X, γ_i),    Y = HeadNorm(head_1, …, head_H),    MSR(X) = (swish(X W_G) ⊙ Y) W_O
-    """
-
-    def __init__(self, config: RetNetConfig, layer_idx: int) -> None:
-        gate_act = config.output_gate_act if config.use_output_gate else None
-        super().__init__(config, layer_idx, gate_act, gain=2**-2.5, output_gain=2**-1)
-        feature_map = config.feature_map_of(layer_idx)
-        self.feature_map = nn.Identity() if feature_map is None else ACT2FN[feature_map]
-        self.head_norm = nn.Identity()
-        if config.use_head_norm:
-            self.head_norm = RetNetRMSNorm(self.value_head_dim, config.rms_norm_eps, config.head_norm_affine)
-
-    def forward(
-        self, hidden_states: Tensor, plan: Plan, state: Cache | None = None, **kwargs: Unpack[TransformersKwargs]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the plan computes it."""
-        past = None if state is None else state.layers[self.layer_idx]
-        query, key, value = self.operands(hidden_states, plan)
-        output, maps = plan.retain(self.layer_idx, query, key, value, past)  # (B, H, T, V)
-        output = self.head_norm(output).transpose(1, 2).flatten(2).to(value.dtype)
-        output = output if self.g_proj is None else gated(output, self.g_proj(hidden_states), self.gate_fn)
-        return self.o_proj(output), maps
-
-    def operands(self, hidden_states: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-        """What the operator computes with: queries and keys, mapped and rotated, and values."""
-        query, key, value = self.heads(hidden_states)
-        return *plan.rotate(self.feature_map(query), self.feature_map(key)), value
+from .retention_mixer import RetNetRetention, RetNetRMSNorm, RetNetTokenMixer
 
 
 class RetNetMLP(nn.Module):

@@ -13,7 +13,7 @@ from ..ops.retention_forms import form_of_call
 from ..state.retention_state import RetNetState
 from .configuration_retnet import RetNetConfig
 from .decay_and_rotation import PlansRetention
-from .modeling_retnet import RetNetRetention
+from .retention_mixer import RetNetRetention
 
 
 # Fields of RetNetConfig that a layer of retention reads.

@@ -7,7 +7,7 @@ import torch
 from small_models import a_state_for_each_head, close, random_ids, small_model
 
 from retnet_hf import RetNetConfig, RetNetForCausalLM, RetNetHybridConfig, RetNetHybridForCausalLM, RetNetModel, RetNetState
-from retnet_hf.retnet.modeling_retnet import RetNetRetention
+from retnet_hf.retnet.retention_mixer import RetNetRetention
 
 
 FORMS = ("parallel", "recurrent", "chunkwise", "auto")
