@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """RetNet: a transformer whose attention is retention (arXiv 2307.08621).
 
-Read from top to bottom: the feed-forward, the layer, the model, its heads. Layers mix tokens by retention_mixer.py. The model
-computes a plan once in a call (plan.py), for training, for reading a prompt and for decoding alike.
+Read from top to bottom: the feed-forward, the layer, the model, its heads. retention_mixer.py has the mixer of tokens.
+A call computes its plan once (plan.py), for training, for reading a prompt and for decoding alike.
 
 Shapes in comments: B batch, T tokens, H heads, D hidden size.
 """
