@@ -6,7 +6,7 @@
 
 Each run writes its report to benchmarks/results/laptop. The models stay in build/laptop, where `python -m
 benchmarks.laptop.beyond` measures them on long texts. `python -m benchmarks.laptop.write_tables` makes the tables of
-docs/guides/linearize.md from the reports of both. Nothing else should run meanwhile.
+README.md here from the reports of both. Nothing else should run meanwhile.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.laptop.write_tables`: writes the tables of docs/guides/linearize.md anew, from the runs."""
+"""`python -m benchmarks.laptop.write_tables`: writes the tables of README.md here anew, from the runs."""
 
 import json
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from typing import Any
 from ..quality.tables import table
 from ..quality.write_tables import filled
 from ..whole_files import write_whole
-from .__main__ import BEYOND, RESULTS, ROOT, RUNS
+from .__main__ import BEYOND, RESULTS, RUNS
 
 
-PAGE = ROOT / "docs" / "guides" / "linearize.md"
+PAGE = Path(__file__).parent / "README.md"
 HEADER = ("", "minutes", "all", "unseen", "sinks off", "kept layers off", "memory", "speed")
 BEYOND_HEADER = ("", "2,048 tokens", "8,192", "16,384", "the last over the second", "the source's", "memory", "speed")
 LENGTH = "2048"  # of the blocks, where a report has it

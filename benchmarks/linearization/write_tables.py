@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.linearization.write_tables`: writes the tables of docs/guides/linearize.md anew, from the cells."""
+"""`python -m benchmarks.linearization.write_tables`: writes the tables of README.md here anew, from the cells."""
 
 import statistics
 from pathlib import Path
@@ -10,11 +10,11 @@ from ..quality.statistics import Estimate
 from ..quality.tables import table
 from ..quality.write_tables import filled
 from ..whole_files import write_whole
-from .cells import RESULTS, ROOT, WAYS, LinearizationCell
+from .cells import RESULTS, WAYS, LinearizationCell
 from .work import SEEDS, cells
 
 
-PAGE = ROOT / "docs" / "guides" / "linearize.md"
+PAGE = Path(__file__).parent / "README.md"
 Result = dict[str, Any]
 
 

@@ -55,7 +55,6 @@ NOT_RUN = {  # the beginning of a line, as a pattern: why it is not run
     r"\S*retnet-hf linearize ": "trains for minutes; test_cli_linearize.py runs these options",
     r"\S*retnet-hf train-image fashion-mnist/ ": "reads data of a package of Debian; test_cli_images.py makes such",
 }
-TRANSCRIPTS = {"> What is a river?": "is what a terminal showed"}  # the first line of a block that holds no commands
 
 PY_NOT_RUN = {  # a pattern in a block: why it is not run here
     r"^from vllm ": "needs vLLM: tests_around/vllm runs it",
@@ -71,8 +70,7 @@ def lines_of(page: Path) -> list[list[str]]:
     for language in ("bash", "text"):
         for block in blocks(page.read_text(encoding="utf-8"), language):
             lines = [re.split(r"\s{3,}|\s+# ", line)[0].strip() for line in block.source.splitlines()]
-            if lines[0] not in TRANSCRIPTS:
-                found.append([line for line in lines if line and not line.startswith("# ")])
+            found.append([line for line in lines if line and not line.startswith("# ")])
     return found
 
 

@@ -122,7 +122,7 @@ def test_published_folders_are_served_as_they_are(dialect, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["hypenet", "transnormer"])
-def test_folders_of_heirs_are_served_as_they_are(family, tmp_path):
+def test_folders_of_families_are_served_as_they_are(family, tmp_path):
     if family == "hypenet":
         model = model_of("softmax attention of other heads, gated")
         state_dict, config = to_hypenet(model)
