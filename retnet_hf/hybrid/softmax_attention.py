@@ -183,7 +183,7 @@ class AttentionStateLayer(StateLayer):
 
     def reset_rows(self, rows: Tensor) -> None:
         super().reset_rows(rows)
-        self.document.masked_fill_(rows[:, None], -1)  # columns of absent tokens
+        self.document = self.document.masked_fill(rows[:, None], -1)  # columns of absent tokens
 
 
 STATE_LAYERS |= {

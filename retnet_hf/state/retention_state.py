@@ -175,14 +175,14 @@ class StateLayer(CacheLayerMixin):
         self._map_rows(lambda rows: rows[indices.to(rows.device)])
 
     def reset_rows(self, rows: Tensor) -> None:
-        """As `RetNetState.reset_rows`."""
-
-        def begun_anew(tensor: Tensor) -> Tensor:
-            forgotten = rows.view(-1, *[1] * (tensor.dim() - 1))
-            return tensor.masked_fill(forgotten, 0) if tensor.requires_grad else tensor.masked_fill_(forgotten, 0)
-
+        """Begins rows anew, (B,) bool, as `RetNetState.reset_rows` does for all layers."""
+        fill = Tensor.masked_fill_ if self.can_be_overwritten() else Tensor.masked_fill
         self._start_record()
-        self._map(begun_anew)
+        self._map(lambda tensor: fill(tensor, rows.view(-1, *[1] * (tensor.dim() - 1)), 0))
+
+    def can_be_overwritten(self) -> bool:
+        """Whether the state may be changed in its memory."""
+        return False
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
         if self.is_initialized:
@@ -297,7 +297,9 @@ class RetNetStateLayer(StateLayer):
             return False
         if torch.compiler.is_compiling():  # cannot ask about inference mode
             return True
-        return torch.is_inference_mode_enabled() or not self.recurrent_states.is_inference()
+        # A change of rows outside of inference mode has made new states, beside the old length.
+        made_in_inference_mode = self.recurrent_states.is_inference() or self.cumulative_length.is_inference()
+        return torch.is_inference_mode_enabled() or not made_in_inference_mode
 
     def needs_copy_for_gradient(self) -> bool:
         """Whether autograd has to read a copy of the state: it cannot save tensors that were made in inference mode."""
@@ -655,7 +657,9 @@ class RetNetState(Cache):
         return twin
 
     def reset_rows(self, rows: Tensor) -> None:
-        """Begins some rows anew, in place, without reading the values of `rows` in Python. What was recorded is dropped.
+        """Begins some rows anew, without reading the values of `rows` in Python. What was recorded is dropped.
+
+        Layers of retention keep their memory where no gradient is recorded, as a call does that updates them.
 
         Args:
             rows: (B,) bool, True for a row that forgets what it has read.

@@ -154,6 +154,40 @@ def test_rows_of_a_model_begin_anew(dialect):
             state.reset_rows(torch.zeros(3, dtype=torch.bool))
 
 
+@pytest.mark.parametrize("dialect", ["fla", "hybrid"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_rows_that_begin_anew_change_no_gradient_of_what_was_read(dialect, checkpointed):
+    def gradients(anew: bool) -> list[Tensor]:
+        model, ids = small_model(dialect).train(), random_ids(2, 12)
+        if checkpointed:
+            model.gradient_checkpointing_enable()
+        with torch.no_grad():
+            state = model(ids[:, :5], use_cache=True, past_key_values=RetNetState(model.config)).past_key_values
+        loss = model(ids[:, 5:], labels=ids[:, 5:], past_key_values=state).loss
+        if anew:
+            with torch.no_grad():
+                state.reset_rows(torch.tensor([True, True]))
+        loss.backward()
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    for found, expected in zip(gradients(True), gradients(False), strict=True):
+        assert found.equal(expected)
+
+
+@pytest.mark.parametrize("dialect", ["fla", "hybrid"])
+def test_rows_of_a_state_of_inference_mode_change_outside_it(dialect):
+    model, ids = small_model(dialect), random_ids(2, 12)
+    with torch.inference_mode():
+        swapped, anew = (model(ids[:, :7]).past_key_values for _ in range(2))
+    swapped.reorder_cache(torch.tensor([1, 0]))
+    anew.reset_rows(torch.tensor([True, True]))
+    with torch.no_grad():
+        found = model(ids.flip(0)[:, 7:], past_key_values=swapped).logits
+        torch.testing.assert_close(found, model(ids.flip(0)).logits[:, 7:], rtol=1e-4, atol=1e-4)
+        found = model(ids[:, 7:], past_key_values=anew).logits
+        torch.testing.assert_close(found, model(ids[:, 7:]).logits, rtol=1e-4, atol=1e-4)
+
+
 def test_both_directions():
     layer, hidden_states = layer_of(bidirectional=True, use_rotary=False, use_head_norm=False), random_states(1, 9)
     output, state = layer(hidden_states)
