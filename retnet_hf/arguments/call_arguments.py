@@ -13,7 +13,9 @@ from torch import nn
 from transformers.utils import TransformersKwargs
 
 
-PASSED_ON = frozenset((*TransformersKwargs.__annotations__, "seq_idx", "state_rows", "use_cache"))  # Trainer gives the last
+# What tools pass to every model; Trainer passes use_cache.
+PASSED_ON = frozenset((*TransformersKwargs.__annotations__, "seq_idx", "state_rows", "use_cache"))
+WITHOUT_DOCUMENTS = PASSED_ON - {"cu_seq_lens_k"}  # which says nothing without cu_seq_lens_q
 # documents, lengths, masks, states and what tokens see, however a library calls them
 CHANGES_RESULTS = re.compile("doc|seg|seq|len|mask|pack|pad|offset|bound|indptr|past|cache|state|encoder|causal|bidirect")
 
@@ -27,7 +29,7 @@ def require_known_arguments(model: nn.Module, given: dict[str, Any]) -> None:
     Raises:
         ValueError: for what another library calls documents, lengths, masks or states, and for a misspelt argument.
     """
-    passed = PASSED_ON if "cu_seq_lens_q" in given else PASSED_ON - {"cu_seq_lens_k"}  # which says nothing by itself
+    passed = PASSED_ON if "cu_seq_lens_q" in given else WITHOUT_DOCUMENTS
     if given.get("is_causal") is getattr(model.config, "bidirectional", True):  # which contradicts the configuration
         passed = passed - {"is_causal"}
     if passed.issuperset(given):
