@@ -36,13 +36,18 @@ def captured_steps(model: GenerationMixin, *call: Any) -> AbstractContextManager
     return capturing(model, *call)
 
 
+def register_causal(model_class: type) -> None:
+    """Enters a class into the table of names by which Trainer decides whether label smoothing shifts the labels."""
+    name = model_class.__name__
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(f"{model_class.__module__}.{name}", name)
+
+
 class RetNetGeneration(GenerationMixin):
     """Generation with a `RetNetState`."""
 
     def __init_subclass__(cls, **kwargs) -> None:
-        """Enters the class into the table of names by which Trainer decides whether label smoothing shifts the labels."""
         super().__init_subclass__(**kwargs)
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(f"{cls.__module__}.{cls.__name__}", cls.__name__)
+        register_causal(cls)
 
     @functools.wraps(GenerationMixin.generate)
     def generate(self, *args, **kwargs):

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from ..retnet.generation_retnet import register_causal
 from ..retnet.modeling_retnet import RetNetForCausalLM
 from ..state.retention_state import RetNetState, require_retention_alone
 
@@ -104,8 +104,7 @@ class StateTuning(nn.Module):
         self.state().save(path)
 
 
-# Trainer decides by these names whether label smoothing shifts the labels.
-MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(f"{StateTuning.__module__}.{StateTuning.__name__}", StateTuning.__name__)
+register_causal(StateTuning)
 
 
 def _without_weights(tuning: StateTuning, keys: Any) -> None:
