@@ -92,7 +92,8 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
         mask: Tensor | None = None,  # (B, T)
         documents: Tensor | None = None,  # (B, T)
     ) -> tuple[Tensor, RetNetState | None]:
-        """
+        """Mixes the tokens of each row, each with those before it, or with all in a bidirectional layer.
+
         Args:
             hidden_states: (B, T, D).
             state: what rows have read before, from `new_state` or from an earlier call. The call updates it in place. None:
