@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 import torch
-from plain_programs import same
+from plain_programs import read, same
 from small_models import close, greedy, random_ids, small_model
-from torch import Tensor, nn
+from torch import nn
 
 import retnet_hf_cpu
 from retnet_hf import RetNetState
@@ -23,13 +23,6 @@ from retnet_hf_cpu import compiled_layer, number_of_programs, original
 pytest_plugins = ("plain_programs",)  # the fixture `made`
 
 compiled = partial(retnet_hf_cpu.compile, prompts=True)
-
-
-@torch.no_grad()
-def read(model, ids: Tensor, **inputs) -> tuple[Tensor, RetNetState]:
-    """Logits of a prompt, and the state after it."""
-    state = RetNetState(model.config)
-    return model(ids, past_key_values=state, use_cache=True, **inputs).logits, state
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

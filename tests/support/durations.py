@@ -8,11 +8,12 @@ python -m pytest --junitxml report.xml && python tests/support/durations.py repo
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 from xml.etree import ElementTree
 
+from places import TESTS
 
-DURATIONS = Path(__file__).resolve().parents[1] / "durations.json"
+
+DURATIONS = TESTS / "durations.json"
 SLOWEST = 50  # tests that are listed
 
 

@@ -107,3 +107,13 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def fresh_compiler():
+    """A compiler that has seen nothing, and counts anew. Pytest would record its trace of itself, message by message."""
+    logging.getLogger("torch.__trace").propagate = False
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()

@@ -3,7 +3,6 @@
 """MetaFormer: PoolFormer's outputs from its weights, each mixer against its definition, sizes, backbones, compilation."""
 
 import copy
-import logging
 import math
 
 import pytest
@@ -422,14 +421,6 @@ def test_heads_need_only_fit_where_there_are_any():
 def test_stages_of_a_backbone_are_checked():
     with pytest.raises(ValueError, match="out_features must be a subset of stage_names"):
         small_metaformer_config(out_features=["stage5"])
-
-
-@pytest.fixture
-def fresh_compiler():
-    logging.getLogger("torch.__trace").propagate = False
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 """RMT: the authors' own outputs, attention against its definition, sizes, backbones, compilation."""
 
 import copy
-import logging
 import math
 
 import pytest
@@ -454,14 +453,6 @@ def test_configuration_errors_say_what_is_allowed(overrides, sentence):
 def test_stages_of_a_backbone_are_checked():
     with pytest.raises(ValueError, match="out_features must be a subset of stage_names"):
         small_rmt_config(out_features=["stage5"])
-
-
-@pytest.fixture
-def fresh_compiler():
-    logging.getLogger("torch.__trace").propagate = False
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def test_compiled_training_step_of_a_decomposed_stage_is_one_graph(fresh_compiler):

@@ -3,7 +3,6 @@
 """ViR: three forms that are one function, images in bands, positions of any size, recipes, backbone, masked images."""
 
 import copy
-import logging
 import math
 
 import pytest
@@ -639,14 +638,6 @@ def test_gradient_checkpointing_changes_nothing(use_reentrant):
     other.enable_input_require_grads()
     other.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
     same_gradients(model, other, 1e-6)
-
-
-@pytest.fixture
-def fresh_compiler():
-    logging.getLogger("torch.__trace").propagate = False
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def test_compiled_training_step_is_one_graph(fresh_compiler):

@@ -4,7 +4,6 @@
 
 import copy
 import json
-import logging
 import os
 import pickle
 import subprocess
@@ -54,14 +53,6 @@ def folder(family, model, tmp_path):
     model.save_pretrained(tmp_path)
     family.processor().save_pretrained(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def fresh_compiler():
-    logging.getLogger("torch.__trace").propagate = False  # pytest would record the compiler's trace of itself
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def logits_of(model, pixel_values: Tensor | None = None, **kwargs) -> Tensor:

@@ -3,7 +3,6 @@
 """torch.compile and torch.export: one graph, the same numbers, and no compilation from one decode step to the next."""
 
 import copy
-import logging
 
 import pytest
 import torch
@@ -17,14 +16,7 @@ from transformers import CompileConfig, DynamicCache
 from retnet_hf import RetNetState
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    # The compiler's trace of itself would be recorded, message by message, by pytest.
-    logging.getLogger("torch.__trace").propagate = False
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.fixture(scope="module")

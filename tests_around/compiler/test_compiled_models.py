@@ -2,8 +2,6 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """torch.compile with the default backend, which writes C++: one graph, the same numbers, and steps that compile once."""
 
-import logging
-
 import pytest
 import torch
 from random_vision import random_images
@@ -12,13 +10,7 @@ from small_vision_models import VISION_FAMILIES
 from torch._dynamo.utils import counters
 
 
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    logging.getLogger("torch.__trace").propagate = False  # pytest would record the compiler's trace of itself
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,11 @@
 
 import pytest
 import torch
-from plain_programs import PROMPT, decoded, same
+from plain_programs import PROMPT, decoded, read, same
 from small_models import close, greedy, random_ids, small_model
-from torch import Tensor, nn
+from torch import nn
 
 import retnet_hf_cpu
-from retnet_hf import RetNetState
 from retnet_hf.retnet.modeling_retnet import RetNetDecoderLayer
 from retnet_hf_cpu import number_of_programs
 from retnet_hf_cpu import programs as cpu_programs
@@ -66,13 +65,6 @@ def test_the_program_that_a_trial_finds_clearly_faster_is_kept(tmp_path, monkeyp
     for found in asked:
         assert found == [pytest.approx([first] * 2), pytest.approx([second] * 2)]
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
-@torch.no_grad()
-def read(model, ids: Tensor) -> tuple[Tensor, RetNetState]:
-    """Logits of a prompt, and the state after it."""
-    state = RetNetState(model.config)
-    return model(ids, past_key_values=state, use_cache=True).logits, state
 
 
 def test_two_programs_serve_every_length_and_are_kept(tmp_path, monkeypatch):
