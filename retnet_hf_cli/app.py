@@ -18,7 +18,6 @@ from .commands.inspect import inspect
 from .commands.linearize import linearize
 from .commands.serve import serve
 from .commands.train import train
-from .commands.train_image import train_image
 
 
 # Not those of the package click, of which newer versions of typer carry a copy of their own.
@@ -43,6 +42,6 @@ def options(version: Annotated[bool, typer.Option("--version", help="Print the v
         raise typer.Exit
 
 
-for command in (train, generate, chat, demo, linearize, train_image, convert, export, inspect):
+for command in (train, generate, chat, demo, linearize, convert, export, inspect):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True})(serve)

@@ -56,16 +56,14 @@ def require_checkpoint(source: str) -> None:
         raise InputError(f"{path} does not exist")
 
 
-def require_data(source: str, file_allowed: bool = True) -> None:
-    """Raises InputError for what can be neither a folder, nor a file where that is allowed, nor a name on the Hub."""
+def require_data(source: str) -> None:
+    """Raises InputError for a source that can be neither a file, nor a folder, nor a name on the Hub."""
     require_name(source)
     path = Path(source).expanduser()
-    if path.is_file() and not file_allowed:
-        raise InputError(f"{source} is a file: give the folder it is in, or the name of a data set")
     if path.is_dir() and not any(path.iterdir()):
         raise InputError(f"the folder {source} is empty")
     if not path.exists() and looks_like_path(source):
-        raise InputError(f"no such {'file or ' * file_allowed}folder: {source}")
+        raise InputError(f"no such file or folder: {source}")
 
 
 def load_data(name: str, *arguments: Any, **options: Any) -> Any:

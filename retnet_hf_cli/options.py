@@ -11,9 +11,8 @@ import typer
 
 
 T = TypeVar("T")
-run_option, model_option, data_option, image_option, training_option, sampling_option = (
-    functools.partial(typer.Option, rich_help_panel=panel)
-    for panel in ("Run", "Model", "Text", "Images", "Training", "Sampling")
+run_option, model_option, data_option, training_option, sampling_option = (
+    functools.partial(typer.Option, rich_help_panel=panel) for panel in ("Run", "Model", "Text", "Training", "Sampling")
 )
 argument = functools.partial(typer.Argument, show_default=False)
 Model = Annotated[str, argument(metavar="MODEL", help="Folder of a model, or its name on the Hugging Face Hub.")]

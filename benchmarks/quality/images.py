@@ -6,6 +6,7 @@ The pictures are 28 x 28. ViT and ViR read them as 7 x 7 patches of 4 pixels; RM
 and one of 4 x 4.
 """
 
+import gzip
 import math
 import time
 from collections.abc import Callable
@@ -27,7 +28,6 @@ from retnet_hf import (
     ViRConfig,
     ViRForImageClassification,
 )
-from retnet_hf_cli.images.corpus import read_idx
 
 from .cells import Cell
 from .rivals import decays, equalised
@@ -56,9 +56,14 @@ def fashion_mnist() -> tuple[Pictures, Pictures, Pictures]:
     if not FOLDER.is_dir():
         raise MissingText("Fashion-MNIST is not here: apt-get install dataset-fashion-mnist")
 
+    def read_idx(name: str, header: int) -> Tensor:
+        return torch.frombuffer(
+            bytearray(gzip.decompress((FOLDER / f"{name}-ubyte.gz").read_bytes())[header:]), dtype=torch.uint8
+        )
+
     def read(name: str) -> Pictures:
-        pixels = torch.from_numpy(read_idx(FOLDER / f"{name}-images-idx3-ubyte.gz").copy()).float()[:, None] / 255
-        labels = torch.from_numpy(read_idx(FOLDER / f"{name}-labels-idx1-ubyte.gz").copy()).long()
+        pixels = read_idx(f"{name}-images-idx3", 16).view(-1, 1, 28, 28).float() / 255
+        labels = read_idx(f"{name}-labels-idx1", 8).long()
         return Pictures((pixels - 0.286) / 0.353, labels)  # mean and standard deviation of the 60,000
 
     training, reporting = read("train"), read("t10k")

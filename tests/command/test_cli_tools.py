@@ -8,7 +8,6 @@ import resource
 import shutil
 from pathlib import Path
 
-import PIL.Image
 import pytest
 import torch
 from command_answers import refused, tree
@@ -18,7 +17,6 @@ from small_models import VOCAB_SIZE, small_llama, small_model, word_tokenizer
 from torchrun import free_port
 
 from retnet_hf_cli.commands import serve
-from retnet_hf_cli.images.corpus import read_corpus
 from retnet_hf_cli.text.corpus import read_documents
 
 
@@ -169,18 +167,6 @@ def test_endings_mean_the_same_in_capitals_weights(retnet_hf, workplace):
     assert retnet_hf("inspect", "WEIGHTS.PT").code == 0
 
 
-@pytest.mark.parametrize("names", [("train", "test"), ("Train", "TEST")])
-def test_parts_and_pictures_mean_the_same_in_capitals(workplace, names):
-    for part, count in zip(names, (3, 2), strict=True):
-        for label in ("cat", "dog"):
-            Path("pictures", part, label).mkdir(parents=True)
-            for number in range(count):
-                PIL.Image.new("RGB", (8, 8), (number, 0, 0)).save(f"pictures/{part}/{label}/{number}.PNG")
-    corpus = read_corpus("pictures")
-    assert corpus.classes == ["cat", "dog"]
-    assert (len(corpus.training), len(corpus.evaluation)) == (6, 4)
-
-
 @pytest.fixture
 def full_disk():
     """A function after which no file of more than 2000 bytes can be written."""
@@ -234,7 +220,6 @@ def test_a_full_disk_is_one_line_however_libraries_say_it(retnet_hf, workplace, 
     ("command", "words"),
     [
         ("train", "not how long it lasts: --steps or --epochs may end it before"),
-        ("train-image", "not how long it lasts: --steps or --epochs may end it before"),
         ("linearize", "The most that all of it may take"),
         ("demo", "The most that all of it may take; four epochs may end before"),
     ],

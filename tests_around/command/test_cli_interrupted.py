@@ -15,7 +15,6 @@ import pytest
 from command_answers import TEXT, refused, tree
 from foreign_folders import foreign, write_folder
 from linearized_source import make_source
-from pictures import write_pictures
 
 from retnet_hf_conversion.replaced_folder import locked
 
@@ -24,18 +23,15 @@ pytestmark = pytest.mark.usefixtures("heard_again", "interruptible")
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 TRAIN = "train book.txt --config text.json --vocab-size 300 --block-size 64 --batch-size 4"
-TRAIN_IMAGE = "train-image pictures --config image.json --batch-size 4"
 FOREVER = "--steps 100000 --eval-every 4"
 
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch) -> Path:
-    """A working directory with a text, pictures, a foreign checkpoint and sizes of models."""
+    """A working directory with a text, a foreign checkpoint and sizes of models."""
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text(TEXT, encoding="utf-8")
     Path("text.json").write_text(json.dumps(SIZES))
-    Path("image.json").write_text(json.dumps(SIZES | {"patch_size": 4}))
-    write_pictures(Path("pictures"), 6)
     _, state_dict, config = foreign("fla")
     write_folder(tmp_path / "foreign", state_dict, config)
     return tmp_path
@@ -61,11 +57,9 @@ def wait_for(process: subprocess.Popen, words: str) -> str:
     raise AssertionError(process.stderr.read())
 
 
-@pytest.mark.parametrize(
-    ("command", "number"), [(TRAIN, signal.SIGINT), (TRAIN_IMAGE, signal.SIGTERM)], ids=["train", "train-image"]
-)
-def test_a_run_is_not_lost(retnet_hf, workplace, command, number):
-    command += " --output model"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_is_not_lost(retnet_hf, workplace, number):
+    command = f"{TRAIN} --output model"
     assert retnet_hf(*command.split(), "--steps", 1).code == 0
     before, there = tree(Path("model")), {path.name for path in workplace.iterdir()}
     with started(f"{command} --overwrite {FOREVER}") as process:
@@ -142,8 +136,7 @@ def test_a_folder_is_linearized_into_by_one(retnet_hf, workplace):
 def test_a_run_of_another_command_is_not_resumed(retnet_hf, workplace):
     make_source(workplace)
     assert retnet_hf(*TRAIN.split(), "--steps", 1, "--output", "model").code == 0
-    message = "holds a run of retnet-hf train, which retnet-hf {} cannot resume"
-    refused(retnet_hf(*TRAIN_IMAGE.split(), "--resume", "--output", "model"), message.format("train-image"))
     Path("model").rename("model.partial")
-    refused(retnet_hf("linearize", "llama", "book.txt", "--resume", "--output", "model"), message.format("linearize"))
+    message = "holds a run of retnet-hf train, which retnet-hf linearize cannot resume"
+    refused(retnet_hf("linearize", "llama", "book.txt", "--resume", "--output", "model"), message)
     assert Path("model.partial/model.safetensors").exists()

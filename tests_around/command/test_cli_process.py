@@ -50,16 +50,12 @@ def folder(tmp_path_factory):
         ("", 0),
         ("--help", 0),
         ("--version", 0),
-        *(
-            (f"{command} --help", 0)
-            for command in ("train", "generate", "demo", "train-image", "serve", "convert", "inspect")
-        ),
+        *((f"{command} --help", 0) for command in ("train", "generate", "demo", "serve", "convert", "inspect")),
         ("unheard-of", 2),
         ("train", 2),
         ("train text.txt --unheard-of", 2),
         ("train text.txt --steps many", 2),
         ("train text.txt", 2),  # which is not there
-        ("train-image ./pictures", 2),
         ("generate ./nowhere prompt", 2),
         ("demo --text nowhere.txt", 2),
         ("serve ./nowhere", 2),
@@ -92,7 +88,6 @@ def test_the_version_is_that_of_the_library():
         ("typer", "--help"),
         ("rich.console", "--help"),
         ("datasets", "train someone/something --output model"),
-        ("PIL", "train-image images --output model"),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(package, arguments, tmp_path):
@@ -158,7 +153,7 @@ def test_an_answer_that_nobody_reads_is_no_traceback(arguments):
     assert subprocess.run(broken, shell=True, capture_output=True, timeout=60).stderr == b""
 
 
-@pytest.mark.parametrize("arguments", [["train", ""], ["train-image", ""], ["generate", "", "w3"], ["inspect", ""]])
+@pytest.mark.parametrize("arguments", [["train", ""], ["generate", "", "w3"], ["inspect", ""]])
 def test_an_empty_name_is_not_the_current_folder(retnet_hf, arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     answer = retnet_hf(*arguments)

@@ -17,7 +17,6 @@ import torch
 from documentation import blocks
 from foreign_folders import write_folder
 from golden import SMALL, golden
-from PIL import Image
 from places import ROOT
 from small_models import small_model
 
@@ -53,7 +52,7 @@ NOT_RUN = {  # the beginning of a line, as a pattern: why it is not run
     r"\S*retnet-hf train book": "trains a tokenizer and 10 M parameters for a minute; test_cli.py trains fewer",
     r"\S*retnet-hf linearize meta-llama/": "reads a source and a text from the Hub",
     r"\S*retnet-hf linearize ": "trains for minutes; test_cli_linearize.py runs these options",
-    r"\S*retnet-hf train-image fashion-mnist/ ": "reads data of a package of Debian; test_cli_images.py makes such",
+    r"python examples/train_image_classifier.py ": "trains for minutes; test_example_classifier.py trains less",
 }
 
 PY_NOT_RUN = {  # a pattern in a block: why it is not run here
@@ -131,13 +130,6 @@ def make_texts(path: Path) -> None:
     make_text(path / "one.txt")
 
 
-def make_pictures(path: Path) -> None:
-    for number, label in enumerate(("dark", "bright")):
-        (path / label).mkdir(parents=True)
-        for level in range(8):
-            Image.new("RGB", (32, 32), (number * 120 + level, 0, 0)).save(path / label / f"{level}.png")
-
-
 def make_torchscale(path: Path) -> None:
     state_dict, arguments = to_torchscale(
         small_model("torchscale", decay_schedule="power_of_two", residual_multiplier=4**0.25)
@@ -168,7 +160,6 @@ MAKERS = {
     "task.safetensors": make_state,
     "book.txt": make_text,
     "notes/": make_texts,
-    "photos/": make_pictures,
     "checkpoint_last.pt": make_torchscale,
     "TransNormerLLM-385M": make_published("transnormer/published_like"),
     "fla-hub/retnet-1.3B-100B": make_foreign(to_fla, "fla"),

@@ -7,7 +7,6 @@ import json
 import shutil
 from pathlib import Path
 
-import PIL.Image
 import pytest
 from command_answers import refused, tree
 from foreign_folders import foreign, write_folder
@@ -132,7 +131,6 @@ OVERWRITING = {
         "-o",
         "made",
     ),
-    "train-image": ("train-image", "pictures", "--preset", "micro", "--steps", 1, "-o", "made"),
     "linearize": ("linearize", "llama", *LINEARIZE),
     "demo": ("demo", "--text", "book.txt", "--minutes", 0.01, "-o", "made"),
     "export": ("export", "model", "made"),
@@ -145,10 +143,6 @@ def sources(workplace) -> Path:
     """What the commands above read, and a model in `made` that they may replace."""
     _, state_dict, config = foreign("fla")
     write_folder(workplace / "foreign", state_dict, config)
-    for label in ("cat", "dog"):
-        Path("pictures", label).mkdir(parents=True)
-        for number in range(10):
-            PIL.Image.new("RGB", (8, 8), (number, 0, 0)).save(f"pictures/{label}/{number}.png")
     fields = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     Path("small.json").write_text(json.dumps(fields), encoding="utf-8")
     shutil.copytree("model", "made")
@@ -203,7 +197,7 @@ def test_an_unfinished_run_with_a_file_of_the_user_is_not_deleted(retnet_hf, sou
     assert Path("made.partial/notes.txt").exists()
 
 
-@pytest.mark.parametrize("command", ["train", "train-image", "convert", "export"])
+@pytest.mark.parametrize("command", ["train", "convert", "export"])
 def test_what_a_command_wrote_itself_is_replaced(retnet_hf, sources, command):
     for _ in range(2):
         answer = retnet_hf(*OVERWRITING[command], "--overwrite")
@@ -278,15 +272,10 @@ def teacher() -> tuple:
     return ("linearize", "llama", *LINEARIZE)
 
 
-def pictures() -> tuple:
-    Path("linked").symlink_to("made")
-    return ("train-image", "linked", "-o", "made")
-
-
 READ = [link_weights, link_output, link_source, shard_in_a_folder, one_file, exported, state, configuration, tokenizer, text]
 
 
-@pytest.mark.parametrize("arrange", [*READ, teacher, pictures], ids=lambda function: function.__name__)
+@pytest.mark.parametrize("arrange", [*READ, teacher], ids=lambda function: function.__name__)
 def test_what_is_read_is_not_deleted_behind_whatever_link_it_is(retnet_hf, sources, arrange):
     Path("made/README.md").write_text("text", encoding="utf-8")
     arguments = arrange()

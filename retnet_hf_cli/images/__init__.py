@@ -1,3 +1,0 @@
-# Copyright 2026 The retnet_hf authors.
-# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Classifiers of images: reading pictures, models for them, training, reporting."""
