@@ -17,6 +17,7 @@ from .hybrid.modeling_hybrid import (
     RetNetHybridModel,
     RetNetHybridPreTrainedModel,
 )
+from .modules.causal_convolution import CausalConv1d
 from .ops.retention_2d import manhattan_retention
 from .ops.retention_forms import (
     bidirectional_retention,
@@ -38,6 +39,7 @@ from .retnet.modeling_retnet import (
 )
 from .retnet.multi_scale_retention import MultiScaleRetention
 from .state.retention_state import RetNetState
+from .state.stream_state import StreamState
 from .training.split_over_ranks import context_parallel, shard_sequence
 from .training.state_tuning import StateTuning
 from .training.streaming import CarryState, StreamScore, TokenStreams, score_stream
@@ -63,6 +65,7 @@ from .vision.modeling_vir import (
 
 __all__ = [
     "CarryState",
+    "CausalConv1d",
     "MetaFormerBackbone",
     "MetaFormerConfig",
     "MetaFormerForImageClassification",
@@ -93,6 +96,7 @@ __all__ = [
     "RetNetState",
     "StateTuning",
     "StreamScore",
+    "StreamState",
     "TokenStreams",
     "ViRBackbone",
     "ViRConfig",

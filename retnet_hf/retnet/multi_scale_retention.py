@@ -11,6 +11,7 @@ from ..modules.initial_weights import draw_weights
 from ..ops.layout import layout_of
 from ..ops.retention_forms import form_of_call
 from ..state.retention_state import RetNetState
+from ..state.stream_state import StreamState
 from .configuration_retnet import RetNetConfig
 from .decay_and_rotation import PlansRetention
 from .retention_mixer import RetNetRetention
@@ -82,22 +83,27 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
 
         `RetNetState` has what streams need: `select` and `concatenate` for rows that leave and join, `reset_rows` for rows
         that begin anew, `clone`, `save` and `load`, `nbytes`.
+
+        Raises:
+            ValueError: for a bidirectional layer.
         """
+        if self.config.bidirectional:
+            raise ValueError("a bidirectional layer has no state: a token sees those after it too.")
         return RetNetState(self.config)
 
     def forward(
         self,
         hidden_states: Tensor,  # (B, T, D)
-        state: RetNetState | None = None,
+        state: RetNetState | StreamState | None = None,
         mask: Tensor | None = None,  # (B, T)
         documents: Tensor | None = None,  # (B, T)
-    ) -> tuple[Tensor, RetNetState | None]:
+    ) -> tuple[Tensor, RetNetState | StreamState | None]:
         """Mixes the tokens of each row, each with those before it, or with all in a bidirectional layer.
 
         Args:
             hidden_states: (B, T, D).
-            state: what rows have read before, from `new_state` or from an earlier call. The call updates it in place. None:
-                the rows begin and end with this call.
+            state: what rows have read before, from `new_state`, from an earlier call, or of the whole model. The call
+                updates it in place. None: the rows begin and end with this call.
             mask: (B, T), False or 0 where a token is absent: it changes no other token and no state, and its output has no
                 meaning. A row that is absent in a call keeps its state.
             documents: (B, T) integers, the number of each token's document. Tokens see their own document alone. The first
@@ -121,10 +127,11 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
                 raise ValueError(f"{name} must be (batch, tokens), {expected} here, got {tuple(given.shape)}.")
         if config.bidirectional and state is not None:
             raise ValueError("state must be None in a bidirectional layer: a token sees those after it too.")
-        past = None if state is None else state.layers[0]
+        own = state[self] if isinstance(state, StreamState) else state
+        past = None if own is None else own.layers[0]
         device, dtype = hidden_states.device, hidden_states.dtype
         layout = layout_of(tuple(hidden_states.shape[:2]), device, mask, past=past, seq_idx=documents)
         decays, form = self.decay.of_layers(dtype, device), form_of_call(config.retention_form, False)
         plan = self.plan_of_layout(layout, decays, form, dtype, state is not None, False)
-        output, _ = super().forward(hidden_states, plan, state)
+        output, _ = super().forward(hidden_states, plan, own)
         return output, state

@@ -30,6 +30,8 @@ from ..ops.retention_forms import retention
 from .state_file import (
     OF_NO_WEIGHTS,
     STATE_DTYPES,
+    check_names,
+    check_tensors,
     is_of_same_weights,
     read_state_file,
     weights_mark,
@@ -747,7 +749,12 @@ class RetNetState(Cache):
         if model is None and not isinstance(config, PreTrainedConfig):
             raise TypeError(f"config must be a configuration or a model, got {config!r}.")
         state = cls(config if model is None else model.config)
-        tensors, mark = read_state_file(path, state.config, {name for name, _ in _named_tensors(state)})
+
+        def check(tensors: dict[str, Tensor]) -> None:
+            check_names(path, tensors, {name for name, _ in _named_tensors(state)})
+            check_tensors(path, tensors, state.config)
+
+        tensors, mark = read_state_file(path, state.config.state_fingerprint, check)
         for index, layer in enumerate(state.layers):
             layer.fill_(*(tensors[f"layers.{index}.{name}"].to(device) for name in layer.SAVED))
         state._mark = None if other_weights else mark

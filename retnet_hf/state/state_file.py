@@ -11,6 +11,7 @@ The checksum, "sha256" in the metadata, is SHA-256 over, in the order of their n
 import hashlib
 import json
 import os
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 STATE_DTYPES = (torch.float32, torch.float64)
 KEY_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-FORMAT = "retnet_hf.RetNetState/3"
+FORMATS = {"RetNetState": "retnet_hf.RetNetState/3", "StreamState": "retnet_hf.StreamState/1"}
 MARKED_VALUES = 4096  # of each weight, evenly spaced
 OF_NO_WEIGHTS = json.dumps({"dtypes": [], "sums": []})  # a mark that fits no model
 
@@ -64,11 +65,18 @@ def is_of_same_weights(mark: str, other: str) -> bool:
         return False
 
 
-def write_state_file(path: str | os.PathLike, tensors: dict[str, Tensor], fingerprint: str, mark: str | None) -> None:
+def write_state_file(
+    path: str | os.PathLike,
+    tensors: dict[str, Tensor],
+    fingerprint: str,
+    mark: str | None,
+    class_name: str = "RetNetState",
+) -> None:
     """Writes a state, complete or not at all. A link stays a link: the file that it points to is replaced.
 
     Args:
         tensors: by name, "layers.0.recurrent_states" for example. fingerprint: of the configuration. mark: of the weights.
+        class_name: the class of the state, a key of `FORMATS`.
 
     Raises:
         ValueError: for a path at which there is something else than a file.
@@ -79,7 +87,7 @@ def write_state_file(path: str | os.PathLike, tensors: dict[str, Tensor], finger
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # layers may share positions, which a file of safetensors holds once for each
     tensors = {name: tensor if tensor.is_floating_point() else tensor.clone() for name, tensor in tensors.items()}
-    metadata = {"format": FORMAT, "fingerprint": fingerprint} | ({} if mark is None else {"weights": mark})
+    metadata = {"format": FORMATS[class_name], "fingerprint": fingerprint} | ({} if mark is None else {"weights": mark})
     metadata["sha256"] = _checksum(metadata, tensors)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -91,12 +99,15 @@ def write_state_file(path: str | os.PathLike, tensors: dict[str, Tensor], finger
 
 
 def read_state_file(
-    path: str | os.PathLike, config: PreTrainedConfig, expected: set[str]
+    path: str | os.PathLike,
+    fingerprint: str,
+    check: Callable[[dict[str, Tensor]], None],
+    class_name: str = "RetNetState",
 ) -> tuple[dict[str, Tensor], str | None]:
-    """The tensors that `write_state_file` wrote for a model of `config`, and the mark of its weights, if there is one.
+    """Returns the tensors that `write_state_file` wrote for a model of this fingerprint, and the mark of its weights.
 
     Args:
-        expected: the names of the tensors.
+        check: raises ValueError for tensors that are not those of a state of the model.
 
     Raises:
         ValueError: if the file is no saved state, is damaged, or belongs to a model of another configuration.
@@ -110,11 +121,11 @@ def read_state_file(
         raise
     except Exception as error:  # whatever a header that is damaged leads the library to
         raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
-    if metadata.get("format") != FORMAT:
-        raise ValueError(f"{path} does not hold a saved RetNetState of the format {FORMAT}.")
-    if metadata.get("fingerprint") != config.state_fingerprint:
+    if metadata.get("format") != FORMATS[class_name]:
+        raise ValueError(f"{path} does not hold a saved {class_name} of the format {FORMATS[class_name]}.")
+    if metadata.get("fingerprint") != fingerprint:
         raise ValueError(f"{path} holds the state of a model of another configuration than this one.")
-    _check_tensors(path, tensors, config, expected)
+    check(tensors)
     if metadata.get("sha256") != _checksum(metadata, tensors):
         raise ValueError(f"{path} is damaged: its contents are not those that were saved.")
     return tensors, metadata.get("weights")
@@ -132,14 +143,16 @@ def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _check_tensors(
-    path: str | os.PathLike, tensors: dict[str, Tensor], config: PreTrainedConfig, expected: set[str]
-) -> None:
-    """Raises ValueError if these are not the tensors of a state of such a model."""
-    if missing := sorted(expected - tensors.keys()):
+def check_names(path: str | os.PathLike, tensors: Collection[str], expected: Collection[str]) -> None:
+    """Raises ValueError if a file lacks a tensor of a state, or holds another one."""
+    if missing := sorted(set(expected) - set(tensors)):
         raise ValueError(f"{path} lacks {missing[0]}.")
-    if foreign := sorted(tensors.keys() - expected):
+    if foreign := sorted(set(tensors) - set(expected)):
         raise ValueError(f"{path} holds {foreign[0]}, which is no part of a state.")
+
+
+def check_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
+    """Raises ValueError if these are not the tensors of a state of such a model, which has tensors of these names."""
     first = {part: tensors[f"layers.0.{part}"] for part in ("next_position", "cumulative_length")}  # alike in all layers
     batch = first["next_position"].shape[:1]
     if batch == (0,):

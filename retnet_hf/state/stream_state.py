@@ -1,0 +1,220 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""The state of a whole model of streaming layers: retention and causal convolutions, with a row for each session."""
+
+import copy
+import hashlib
+import json
+import os
+
+import torch
+from torch import Tensor, nn
+
+from .retention_state import RetNetState, StateLayer
+from .state_file import check_names, is_of_same_weights, read_state_file, weights_mark, write_state_file
+
+
+class ConvolutionState:
+    """The last inputs of a causal convolution, which its next outputs read.
+
+    Attributes:
+        tail: (B, S, C), zero before the first token of a row; None before the first call.
+        shape: (S, C), where an output reads S + 1 tokens.
+    """
+
+    SAVED = ("tail",)
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape, self.tail = shape, None
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.tail is not None
+
+    def fill_(self, tail: Tensor) -> None:
+        self.tail = tail
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.tail is None else self.tail.nbytes
+
+    def clone(self) -> "ConvolutionState":
+        twin = copy.copy(self)
+        twin.tail = None if self.tail is None else self.tail.detach().clone()
+        return twin
+
+    def select(self, rows: Tensor | list[int]) -> "ConvolutionState":
+        twin = copy.copy(self)
+        twin.tail = None if self.tail is None else self.tail[torch.as_tensor(rows).to(self.tail.device)].detach()
+        return twin
+
+    def reset_rows(self, rows: Tensor) -> None:
+        if self.tail is not None:
+            if rows.shape != self.tail.shape[:1]:
+                raise ValueError(f"rows must be ({len(self.tail)},), one for each row, got {tuple(rows.shape)}.")
+            self.tail = self.tail.masked_fill(rows.to(self.tail.device)[:, None, None], 0)
+
+    @classmethod
+    def concatenate(cls, states: "list[ConvolutionState]") -> "ConvolutionState":
+        twin = copy.copy(states[0])
+        twin.tail = torch.cat([state.tail.detach().to(twin.tail.device) for state in states])
+        return twin
+
+    def to(self, device: torch.device | str) -> "ConvolutionState":
+        self.tail = None if self.tail is None else self.tail.to(device)
+        return self
+
+
+class StreamState:
+    """What the streaming layers of a model have read: one object beside the weights, with a row for each session.
+
+    Streaming layers are the modules with a method `new_state`: `MultiScaleRetention` and `CausalConv1d`. The forward pass
+    of the model calls each of them once, with this state. Each call updates the layer's own part, `state[layer]`, in place.
+    Sessions join and leave by `concatenate` and `select`, or as rows of a fixed number: `reset_rows` begins a row anew, and a
+    row that the mask of a call leaves out pauses.
+
+    Args:
+        model: the model, or the module that holds its streaming layers.
+
+    Raises:
+        ValueError: for a model without streaming layers, or with a bidirectional one.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = {name: module for name, module in model.named_modules() if hasattr(module, "new_state")}
+        if not self.layers:
+            raise ValueError(f"{type(model).__name__} has no streaming layer: MultiScaleRetention or CausalConv1d.")
+        self.parts = {module: module.new_state() for module in self.layers.values()}
+
+    def __getitem__(self, layer: nn.Module) -> RetNetState | ConvolutionState:
+        """The part of a layer."""
+        return self.parts[layer]
+
+    def _with_parts(self, parts: "dict[nn.Module, RetNetState | ConvolutionState]") -> "StreamState":
+        twin = copy.copy(self)
+        twin.parts = parts
+        return twin
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, which do not grow with the number of tokens."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    def clone(self) -> "StreamState":
+        """Returns an independent copy, detached where a gradient flows."""
+        return self._with_parts({layer: part.clone() for layer, part in self.parts.items()})
+
+    def __deepcopy__(self, memo: dict) -> "StreamState":
+        return self.clone()
+
+    def select(self, rows: Tensor | list[int]) -> "StreamState":
+        """Returns a state made of the given rows, in that order. A row may come more than once."""
+        return self._with_parts({layer: part.select(rows) for layer, part in self.parts.items()})
+
+    @classmethod
+    def concatenate(cls, states: "list[StreamState]") -> "StreamState":
+        """Returns one state with the rows of several states of one model, one state after the other.
+
+        Raises:
+            ValueError: for no states, states of different models, or states that have read nothing.
+        """
+        if not states or any(state.layers != states[0].layers for state in states):
+            raise ValueError("concatenate takes one or more states of one model.")
+        if not all(holder.is_initialized for state in states for holder in state._holders().values()):
+            raise ValueError("concatenate takes states that have read something: an empty state has no batch size.")
+        parts = {
+            layer: type(part).concatenate([state[layer] for state in states]) for layer, part in states[0].parts.items()
+        }
+        return states[0]._with_parts(parts)
+
+    def reset_rows(self, rows: Tensor) -> None:
+        """Begins some rows anew, without reading the values of `rows` in Python.
+
+        Args:
+            rows: (B,) bool, True for a row that forgets what it has read.
+
+        Raises:
+            ValueError: for another number of rows than the state has.
+        """
+        for part in self.parts.values():
+            part.reset_rows(rows)
+
+    def to(self, device: torch.device | str) -> "StreamState":
+        """Moves the state to a device, and returns it."""
+        for part in self.parts.values():
+            part.to(device)
+        return self
+
+    def _holders(self) -> "dict[str, StateLayer | ConvolutionState]":
+        """Returns what holds the tensors of each part, by the names of the layers."""
+        parts = {name: self[layer] for name, layer in self.layers.items()}
+        return {name: part if isinstance(part, ConvolutionState) else part.layers[0] for name, part in parts.items()}
+
+    def _shapes(self, batch: int) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of all tensors by their names in a file."""
+        shapes = {}
+        for name, layer in self.layers.items():
+            part = self[layer]
+            if isinstance(part, ConvolutionState):
+                shapes[f"{name}.tail"] = (batch, *part.shape)
+            else:
+                shapes[f"{name}.recurrent_states"] = (batch, *part.config.state_shape(0))
+                shapes |= {f"{name}.next_position": (batch,), f"{name}.cumulative_length": ()}
+        return shapes
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what decides the meaning of the state: names and shapes of the parts, and the options of retention."""
+        options = [part.config.state_fingerprint for part in self.parts.values() if isinstance(part, RetNetState)]
+        return hashlib.sha256(json.dumps([options, self._shapes(1)]).encode()).hexdigest()[:16]
+
+    def save(self, path: str | os.PathLike, model: nn.Module) -> None:
+        """Writes the state as one safetensors file with a checksum and a mark of the weights, complete or not at all.
+
+        Args:
+            model: the model that has computed the state.
+
+        Raises:
+            ValueError: if a layer has read nothing.
+        """
+        holders = self._holders()
+        if not all(holder.is_initialized for holder in holders.values()):
+            raise ValueError("a state with a layer that has read nothing cannot be saved.")
+        tensors = {f"{name}.{part}": getattr(holder, part) for name, holder in holders.items() for part in holder.SAVED}
+        write_state_file(path, tensors, self.fingerprint, weights_mark(model), "StreamState")
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike, model: nn.Module, device: torch.device | str = "cpu", other_weights: bool = False
+    ) -> "StreamState":
+        """Reads a state that `save` wrote.
+
+        Args:
+            other_weights: accepts a state that other weights computed.
+
+        Raises:
+            ValueError: if the file is no saved state, is damaged, or belongs to a model of other layers or other weights.
+            OSError: if the file cannot be opened.
+        """
+        state = cls(model)
+
+        def check(tensors: dict[str, Tensor]) -> None:
+            first = next(iter(state._shapes(1)))
+            shapes = state._shapes(tensors[first].shape[0] if first in tensors and tensors[first].dim() else 1)
+            check_names(path, tensors, shapes)
+            for name, tensor in tensors.items():
+                if tensor.shape != shapes[name]:
+                    raise ValueError(f"{path} holds {name} as {tuple(tensor.shape)}, which should be {shapes[name]}.")
+                if tensor.is_floating_point() and not tensor.isfinite().all():
+                    raise ValueError(f"{path} holds {name} with values that are not finite.")
+
+        tensors, mark = read_state_file(path, state.fingerprint, check, "StreamState")
+        own = weights_mark(model)
+        if None not in (own, mark) and not other_weights and not is_of_same_weights(own, mark):
+            raise ValueError(f"{path} was saved by a model with other weights. other_weights=True loads it all the same.")
+        for name, holder in state._holders().items():
+            holder.fill_(*(tensors[f"{name}.{tensor}"].to(device) for tensor in holder.SAVED))
+        return state
+
+
+__all__ = ["StreamState"]

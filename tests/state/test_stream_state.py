@@ -1,0 +1,207 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""`StreamState` and `CausalConv1d`: a model of retention and convolutions reads streams as it reads whole sequences."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional as F
+
+from retnet_hf import CausalConv1d, MultiScaleRetention, StreamState
+
+
+class Streaming(nn.Module):
+    """Retention between two convolutions, one of them dilated and one that reads a single token."""
+
+    def __init__(self, size: int = 8, **options) -> None:
+        super().__init__()
+        self.conv = CausalConv1d(size, size, 3, groups=size, dilation=2)
+        self.retention = MultiScaleRetention(size, 2, **options)
+        self.head = CausalConv1d(size, 5, 1)
+
+    def forward(self, frames, state=None, mask=None):
+        frames = frames + self.conv(frames, state, mask)[0]
+        frames = frames + self.retention(frames, state, mask)[0]
+        return self.head(frames, state, mask)[0]
+
+
+def close(one, other):
+    torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Streaming().double().eval().requires_grad_(False)
+
+
+def frames(batch: int, tokens: int, seed: int = 0):
+    return torch.randn(batch, tokens, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_pieces_of_any_lengths_compute_what_the_whole_computes(lengths):
+    torch.manual_seed(0)
+    model, whole = Streaming().double().eval().requires_grad_(False), frames(2, sum(lengths))
+    state = StreamState(model)
+    close(torch.cat([model(piece, state) for piece in whole.split(lengths, dim=1)], dim=1), model(whole))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_absent_tokens_change_nothing_wherever_they_are(seed):
+    torch.manual_seed(0)
+    model, whole = Streaming().double().eval().requires_grad_(False), frames(3, 14)
+    mask = torch.rand(3, 14, generator=torch.Generator().manual_seed(seed)) < 0.6
+    whole[~mask] = 1e6
+    state = StreamState(model)
+    output = torch.cat([model(*piece) for piece in zip(whole.split(7, 1), [state] * 2, mask.split(7, 1))], dim=1)
+    for row in range(3):
+        if mask[row].any():
+            close(output[row, mask[row]], model(whole[row, mask[row]][None])[0])
+
+
+def test_a_causal_convolution_is_a_padded_one_with_the_same_weights():
+    conv, causal = nn.Conv1d(4, 6, 5, dilation=3, groups=2).double(), CausalConv1d(4, 6, 5, dilation=3, groups=2).double()
+    causal.load_state_dict(conv.state_dict())
+    hidden = torch.randn(2, 20, 4, dtype=torch.float64, requires_grad=True)
+    output, state = causal(hidden)
+    assert state is None
+    expected = conv(F.pad(hidden.mT, (12, 0))).mT
+    close(output, expected)
+    weight = torch.randn_like(output)
+    close(torch.autograd.grad(output, hidden, weight)[0], torch.autograd.grad(expected, hidden, weight)[0])
+
+
+def test_sessions_join_leave_pause_and_begin_anew(model):
+    first, second = frames(2, 6, seed=1), frames(1, 6, seed=2)
+    two, one = StreamState(model), StreamState(model)
+    model(first[:, :3], two)
+    model(second[:, :2], one)
+    three = StreamState.concatenate([two, one])
+    pauses = torch.tensor([[True], [False], [True]]).expand(3, 1)
+    output = model(torch.stack([first[0, 3:4], first[1, :1], second[0, 2:3]]), three, pauses)
+    close(output[0], model(first[:1])[0, 3:4])
+    close(output[2], model(second)[0, 2:3])
+    close(model(torch.stack([first[0, 4:5], first[1, 3:4], second[0, 3:4]]), three)[1], model(first)[1, 3:4])
+
+    kept = three.clone()
+    three.reset_rows(torch.tensor([False, True, False]))
+    output = model(torch.stack([first[0, 5:], first[1, :1], second[0, 4:5]]), three)
+    close(output, torch.stack([model(first)[0, 5:], model(first)[1, :1], model(second)[0, 4:5]]))
+    left = kept.select([1, 1])
+    close(model(first[[1, 1], 4:5], left), model(first)[[1, 1], 4:5])
+    assert three.nbytes == kept.nbytes == 3 * two.nbytes / 2
+
+
+def test_a_state_of_many_tokens_is_no_larger_than_one_of_few(model):
+    state = StreamState(model)
+    model(frames(1, 1), state)
+    few = state.nbytes
+    model(frames(1, 500), state)
+    assert state.nbytes == few > 0
+
+
+@pytest.mark.parametrize("changes", ["clone", "deepcopy"])
+def test_a_copy_is_independent_and_detached(model, changes):
+    model.requires_grad_(True)
+    state = StreamState(model)
+    model(frames(1, 3), state)
+    copied = state.clone() if changes == "clone" else copy.deepcopy(state)
+    assert not copied[model.conv].tail.requires_grad
+    expected = model(frames(1, 2, seed=1), copied.clone())
+    model(frames(1, 2, seed=2), state)
+    close(model(frames(1, 2, seed=1), copied), expected)
+
+
+def test_gradients_flow_through_a_state(model):
+    whole = frames(1, 8).requires_grad_()
+    state = StreamState(model)
+    output = torch.cat([model(piece, state) for piece in whole.split(3, dim=1)], dim=1)
+    weight = torch.randn_like(output)
+    close(torch.autograd.grad(output, whole, weight)[0], torch.autograd.grad(model(whole), whole, weight)[0])
+
+
+def test_a_state_is_saved_and_loaded(model, tmp_path):
+    state, file = StreamState(model), tmp_path / "stream.safetensors"
+    with pytest.raises(ValueError, match="has read nothing cannot be saved"):
+        state.save(file, model)
+    model(frames(2, 5), state)
+    state.save(file, model)
+    close(model(frames(2, 3, seed=1), StreamState.load(file, model)), model(frames(2, 3, seed=1), state))
+
+
+def test_files_that_are_no_state_of_the_model_are_refused(model, tmp_path):
+    state, file = StreamState(model), tmp_path / "stream.safetensors"
+    model(frames(2, 5), state)
+    state.save(file, model)
+    other = Streaming().double()
+    with pytest.raises(ValueError, match="other weights. other_weights=True loads"):
+        StreamState.load(file, other)
+    assert StreamState.load(file, other, other_weights=True)[other.conv].tail.equal(state[model.conv].tail)
+    with pytest.raises(ValueError, match="model of another configuration"):
+        StreamState.load(file, Streaming(decay_schedule="geometric").double())
+    with pytest.raises(ValueError, match="model of another configuration"):
+        StreamState.load(file, nn.Sequential(model.conv))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
+        StreamState.load(file, model)
+    with pytest.raises(OSError, match="no.such|No such"):
+        StreamState.load(tmp_path / "no_such", model)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: tensors.pop("conv.tail"), "lacks conv.tail"),
+        (lambda tensors: tensors.update(more=torch.zeros(1)), "holds more, which is no part of a state"),
+        (lambda tensors: tensors.update({"conv.tail": torch.zeros(2, 3, 8)}), r"holds conv.tail as \(2, 3, 8\)"),
+        (lambda tensors: tensors["retention.recurrent_states"].fill_(torch.nan), "values that are not finite"),
+        (lambda tensors: tensors["conv.tail"].add_(1), "is damaged"),
+    ],
+)
+def test_changed_files_are_refused(model, tmp_path, change, words):
+    from safetensors import safe_open
+
+    state, file = StreamState(model), tmp_path / "stream.safetensors"
+    model(frames(2, 5), state)
+    state.save(file, model)
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, metadata=metadata)
+    with pytest.raises(ValueError, match=words):
+        StreamState.load(file, model)
+
+
+def test_a_compiled_step_computes_the_same_without_new_graphs(model):
+    step, state = torch.compile(model, backend="eager", fullgraph=True), StreamState(model)
+    whole = frames(2, 6)
+    model(whole[:, :2], state)
+    with torch.no_grad():
+        output = [step(whole[:, place : place + 1], state) for place in range(2, 6)]
+    close(torch.cat(output, dim=1), model(whole)[:, 2:])
+
+
+def test_what_cannot_stream_is_refused(model):
+    with pytest.raises(ValueError, match="Linear has no streaming layer"):
+        StreamState(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="a bidirectional layer has no state"):
+        StreamState(MultiScaleRetention(8, 2, bidirectional=True))
+    with pytest.raises(ValueError, match="stride is no option of CausalConv1d"):
+        CausalConv1d(2, 2, 3, stride=2)
+    state, other = StreamState(model), StreamState(Streaming())
+    with pytest.raises(ValueError, match="one or more states of one model"):
+        StreamState.concatenate([state, other])
+    with pytest.raises(ValueError, match="states that have read something"):
+        StreamState.concatenate([state])
+    model(frames(2, 1), state)
+    with pytest.raises(ValueError, match=r"rows must be \(2,\), one for each row, got \(3,\)"):
+        state.reset_rows(torch.tensor([True, False, True]))
