@@ -9,6 +9,7 @@ number in pieces of a few milliseconds. notebooks/10_a_convretnet_that_streams.i
 """
 
 import argparse
+import math
 import time
 
 import numpy as np
@@ -137,11 +138,11 @@ class ConvRetNet(nn.Module, PyTorchModelHubMixin, library_name="retnet_hf"):
         return self.head(hidden)
 
 
-def train(model: ConvRetNet, minutes: float, seed: int = 0) -> list[float]:
-    """Trains by CTC on numbers that are made on the way, and returns the losses."""
+def train(model: ConvRetNet, minutes: float, steps: float = math.inf, seed: int = 0) -> list[float]:
+    """Trains by CTC on numbers that are made on the way, for some minutes or steps, and returns the losses."""
     generator, started, losses = np.random.default_rng(seed), time.monotonic(), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
-    while (over := (time.monotonic() - started) / 60 / minutes) < 1:
+    while (over := max((time.monotonic() - started) / 60 / minutes, len(losses) / steps)) < 1:
         for group in optimizer.param_groups:
             group["lr"] = 2e-3 * min(1, (len(losses) + 1) / 50) * (1 - over)
         features, mask, labels, lengths = examples(16, generator)
