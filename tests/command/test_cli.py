@@ -27,6 +27,7 @@ from retnet_hf_cli.commands.demo import free_name
 from retnet_hf_cli.commands.generate import invite
 from retnet_hf_cli.errors import InputError
 from retnet_hf_cli.main import main
+from retnet_hf_cli.text import training
 from retnet_hf_cli.text.corpus import SAMPLE_TEXT, encode, hold_out, read_documents, train_tokenizer
 from retnet_hf_cli.training.schedule import Course, Supervisor, follow_clock
 
@@ -245,6 +246,13 @@ def test_a_finished_run_can_be_trained_further(retnet_hf, workplace, trained):
 def test_resuming_with_other_options_is_refused(retnet_hf, workplace, trained, changed):
     shutil.copytree(trained, "model.partial")
     refused(retnet_hf(*TRAIN, "--output", "model", "--resume", *changed), changed[0], f", not {changed[1]};")
+
+
+def test_the_text_is_hashed_once(retnet_hf, workplace, monkeypatch):
+    calls, digest_of = [], training.digest_of
+    monkeypatch.setattr(training, "digest_of", lambda text: calls.append(text) or digest_of(text))
+    assert retnet_hf(*TRAIN, "--steps", 1, "--output", "model").code == 0
+    assert len(calls) == 1
 
 
 def test_resuming_on_another_text_is_refused(retnet_hf, workplace, trained):

@@ -29,6 +29,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging as transformers_logging
 
 from retnet_hf import RetNetState
+from retnet_hf.ops import operators
 
 
 @pytest.fixture
@@ -77,6 +78,14 @@ def test_decode_steps_see_one_token(fla_model, forwards):
     calls = forwards(fla_model)
     greedy(fla_model, random_ids(1, 9), 6)
     assert [fed for fed, _ in calls] == [9, 1, 1, 1, 1, 1]
+
+
+def test_a_token_computes_its_decays_once_for_all_layers(fla_model, monkeypatch):
+    calls, step_decay = [], operators.step_decay
+    monkeypatch.setattr(operators, "step_decay", lambda *call: calls.append(call) or step_decay(*call))
+    assert fla_model.config.num_hidden_layers > 1
+    greedy(fla_model, random_ids(1, 6), 5)
+    assert len(calls) == 4  # of five tokens, the first is that of the prompt
 
 
 def test_prompt_computes_one_logit_row(fla_model, forwards):
