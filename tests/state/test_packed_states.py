@@ -119,7 +119,7 @@ def test_the_layout_of_a_step_serves_calls_with_and_without_gradients():
 
 @pytest.mark.parametrize("boundaries", [[0], [1, 9], [0, 5, 4, 9], [0.0, 9.5], [[0, 9]]])
 def test_boundaries_that_fall_or_do_not_begin_at_0_are_refused(boundaries):
-    with pytest.raises(ValueError, match="boundaries must be integers that begin at 0 and never fall"):
+    with pytest.raises(ValueError, match="boundaries must be integers that begin at 0 and never decrease"):
         packed_documents(boundaries, 4)
 
 
