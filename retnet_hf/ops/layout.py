@@ -108,7 +108,7 @@ def layout_of(
         past_position: (B,) position that follows the tokens read before. An initialized `past` overrides it.
 
     Raises:
-        ValueError: for a mask or positions of another shape, or a state of another batch.
+        ValueError: for a mask or positions of another shape, or a state of another batch size.
     """
     batch, length = shape
     if past is not None and past.is_initialized:
