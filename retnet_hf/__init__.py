@@ -153,7 +153,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-# The Auto class of a model, by what follows the name of its family.
+# Auto classes by the suffix of a model class.
 _AUTO_CLASSES = {
     "Model": transformers.AutoModel,
     "ForCausalLM": transformers.AutoModelForCausalLM,
@@ -171,4 +171,4 @@ for _config_class in _CONFIGS:
     _ends = (end for end in _AUTO_CLASSES if _family + end in __all__)
     register(_config_class, {_AUTO_CLASSES[end]: globals()[_family + end] for end in _ends})
 register_target_modules(*(_config_class.model_type for _config_class in _CONFIGS))
-conversion("family_model_types")  # registers those that are RetNets by other names
+conversion("family_model_types")  # registers the model types of other families that are RetNets

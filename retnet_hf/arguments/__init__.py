@@ -1,3 +1,3 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What configurations and calls may say, and the sentences that refuse the rest."""
+"""Checks of configuration fields and call arguments, with error messages for everything else."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Names that are no arguments of `forward`, but mean something in another library or are misspelt."""
+"""Checks of unknown arguments of `forward`, which may be misspelt or have a meaning in other libraries."""
 
 import difflib
 import functools
@@ -13,24 +13,24 @@ from torch import nn
 from transformers.utils import TransformersKwargs
 
 
-# What tools pass to every model; Trainer passes use_cache.
+# Arguments that tools pass to every model. Trainer passes use_cache.
 PASSED_ON = frozenset((*TransformersKwargs.__annotations__, "seq_idx", "state_rows", "use_cache"))
-WITHOUT_DOCUMENTS = PASSED_ON - {"cu_seq_lens_k"}  # which says nothing without cu_seq_lens_q
-# documents, lengths, masks, states and what tokens see, however a library calls them
+WITHOUT_DOCUMENTS = PASSED_ON - {"cu_seq_lens_k"}  # it has no meaning without cu_seq_lens_q
+# names of documents, lengths, masks, states and visibility of tokens in other libraries
 CHANGES_RESULTS = re.compile("doc|seg|seq|len|mask|pack|pad|offset|bound|indptr|past|cache|state|encoder|causal|bidirect")
 
 
 def require_known_arguments(model: nn.Module, given: dict[str, Any]) -> None:
-    """Passes what tools hand on without a meaning for the model, and refuses what would mean another result elsewhere.
+    """Ignores arguments that tools pass to every model, and refuses arguments that would change results elsewhere.
 
     Args:
-        given: keyword arguments of `forward` that its signature does not have.
+        given: keyword arguments of `forward` that are not in its signature.
 
     Raises:
-        ValueError: for what another library calls documents, lengths, masks or states, and for a misspelt argument.
+        ValueError: for another library's names of documents, lengths, masks or states, and for misspelt arguments.
     """
     passed = PASSED_ON if "cu_seq_lens_q" in given else WITHOUT_DOCUMENTS
-    if given.get("is_causal") is getattr(model.config, "bidirectional", True):  # which contradicts the configuration
+    if given.get("is_causal") is getattr(model.config, "bidirectional", True):  # it contradicts the configuration
         passed = passed - {"is_causal"}
     if passed.issuperset(given):
         return
@@ -43,21 +43,21 @@ def require_known_arguments(model: nn.Module, given: dict[str, Any]) -> None:
                 error += f": did you mean {nearest[0]}?"
             elif "attention_mask" in known:
                 error += (
-                    ": absent tokens are given as attention_mask, documents in one row as cu_seq_lens_q or seq_idx, a state "
-                    "as past_key_values. What a token sees is bidirectional in the configuration."
+                    ": pass absent tokens as attention_mask, documents in one row as cu_seq_lens_q or seq_idx, and a state "
+                    "as past_key_values. Whether tokens see later tokens is set by bidirectional in the configuration."
                 )
             raise ValueError(error)
 
 
 def with_arguments_of(base: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The `forward` of a head, whose signature also names the arguments that it hands on to the `forward` of its base model.
+    """Returns the `forward` of a head with a signature that includes the arguments it passes on to its base model.
 
-    Tools such as Trainer decide by the signature which columns of a dataset, and which options, a model takes.
+    Tools such as Trainer read from the signature which dataset columns and options a model accepts.
     """
 
     own, handed_on = (inspect.signature(each).parameters for each in (function, base))
     further = [argument for name, argument in handed_on.items() if name not in own]
-    if not further:  # as in a class that is derived from a head, whose calls need no other function around them
+    if not further:  # e.g. in a class derived from a head: no wrapper is needed
         return function
 
     @functools.wraps(function)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Parts of several configurations: names and checks of fields, and sizes by name."""
+"""Mixins and checks for several configurations: known fields, allowed values and presets."""
 
 import difflib
 from dataclasses import fields
@@ -12,12 +12,12 @@ from transformers.configuration_utils import PreTrainedConfig
 from ..hub.saving import TRAVELS, SavedWithCode
 
 
-# Keys of transformers 4, which wrote every default; and auto_map, which names code that is not saved with our models.
+# Keys that transformers 4 wrote with their defaults; and auto_map, which names code that is not saved with our models.
 WITHOUT_EFFECT_IN_TRANSFORMERS = frozenset((
     "add_cross_attention", "auto_map", "cross_attention_hidden_size", "finetuning_task", "is_decoder", "prefix",
     "pruned_heads", "tf_legacy_loss", "tie_encoder_decoder", "torchscript", "use_bfloat16",
 ))  # fmt: skip
-# Keys that are no fields of a configuration, but that transformers reads where they have a value.
+# Keys that are not fields of a configuration, but that transformers reads if they have a value.
 READ_BY_TRANSFORMERS = frozenset((
     "attn_implementation", "experts_implementation", "max_position_embeddings", "model_type", "name_or_path", "num_labels",
     "output_attentions", "partial_rotary_factor", "per_layer_config", "quantization_config", "rope_scaling", "rope_theta",
@@ -26,11 +26,11 @@ READ_BY_TRANSFORMERS = frozenset((
 
 
 class KnownFieldsMixin(SavedWithCode):
-    """A configuration that refuses names that are no fields. Files may have more names: those become attributes."""
+    """Mixin of configurations that refuse unknown names. Unknown names in files are allowed and become attributes."""
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
-        """As in transformers. Code beside the file is not used, unless it is that of this class."""
+        """Builds a configuration as in transformers. Drops `auto_map`, except in code saved with a model."""
         if not TRAVELS:
             config_dict = {name: value for name, value in config_dict.items() if name != "auto_map"}
         return super().from_dict(config_dict | {"_of_file": True}, **kwargs)
@@ -45,7 +45,7 @@ class KnownFieldsMixin(SavedWithCode):
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, and `auto_map` where code is saved with the model."""
+        """Returns all fields, and `auto_map` if code is saved with the model."""
         content = super().to_dict()
         return content if self.auto_map else {name: value for name, value in content.items() if name != "auto_map"}
 
@@ -56,18 +56,18 @@ class KnownFieldsMixin(SavedWithCode):
 
 
 class PresetsMixin:
-    """Sizes by name. A configuration lists the fields of each in `_presets`."""
+    """Mixin of configurations with named sizes. `_presets` maps each name to its fields."""
 
     _presets: dict[str, dict[str, Any]]
 
     @classmethod
     def presets(cls) -> tuple[str, ...]:
-        """The names that `from_preset` takes."""
+        """Returns the names that `from_preset` accepts."""
         return tuple(cls._presets)
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any):
-        """Configuration of a named size; any field may be overridden.
+        """Returns the configuration of a named size. Any field may be overridden.
 
         Raises:
             ValueError: for an unknown name.
@@ -78,7 +78,7 @@ class PresetsMixin:
 
 
 class FieldChecks:
-    """Checks of a configuration's fields, by name. Each raises ValueError with the field, what is allowed, and the value."""
+    """Checks of a configuration's fields. Each raises ValueError with the field, the allowed values and the given value."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         self.config = config
@@ -116,15 +116,15 @@ class FieldChecks:
             self.require(0 <= getattr(self.config, field) < 1, field, "in [0, 1)")
 
     def activation(self, *fields: str, allowed: str = "a name of transformers.activations.ACT2FN") -> None:
-        from transformers.activations import ACT2FN  # which takes a second to import
+        from transformers.activations import ACT2FN  # importing it takes a second
 
         for field in fields:
-            value = getattr(self.config, field)  # None only in a field whose type allows it
+            value = getattr(self.config, field)  # None is only possible if the field's type allows it
             names = value if isinstance(value, list) else [value]
             self.require(all(name is None or name in ACT2FN for name in names), field, allowed)
 
     def decay_schedule(self, schedules: tuple[str, ...]) -> None:
-        """The name of a schedule, or a list of decays."""
+        """Checks that `decay_schedule` is the name of a schedule or a list of decays."""
         schedule, heads = self.config.decay_schedule, self.config.num_attention_heads
         if isinstance(schedule, str):
             self.one_of("decay_schedule", schedules)
@@ -133,11 +133,11 @@ class FieldChecks:
             self.require(numbers, "decay_schedule", f"a list of num_attention_heads ({heads}) numbers in (0, 1]")
 
     def decay_range(self, layers: int = 0) -> None:
-        """The first and the last time constant of the schedule "geometric", or a list of such pairs for so many layers."""
+        """Checks that `decay_range` is a pair of time constants, or a list of pairs for `layers` layers."""
         stated = self.config.decay_range
         allowed = "a pair of time constants in tokens, the first at least 0.1 and the second not below it"
         if stated and isinstance(stated[0], list):
-            spans, allowed = stated, f"{allowed}, or a list of one for each of the {layers} layers"
+            spans, allowed = stated, f"{allowed}, or a list of one pair for each of the {layers} layers"
             self.require(len(spans) >= layers, "decay_range", allowed)
         else:
             spans = [stated]

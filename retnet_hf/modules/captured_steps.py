@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Where a model with a head asks whether a captured decode step computes what it would: see `gpu/cuda_graphs.py`."""
+"""Lets a model with a head replay captured decode steps: see `gpu/cuda_graphs.py`."""
 
 import functools
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import ModelOutput
 
 
-DEVICES = {"cuda"}  # on which steps are captured
-# Arguments of `forward` in a plain step.
+DEVICES = {"cuda"}  # device types on which steps are captured
+# Arguments of `forward` in a plain decode step.
 ARGUMENTS = frozenset(("input_ids", "attention_mask", "past_key_values", "cache", "use_cache", "logits_to_keep"))
-STEPS: dict[int, Any] = {}  # of the calls of `generate()` that run, by the id of the state
+STEPS: dict[int, Any] = {}  # steps of the running calls of `generate()`, by the id of their state
 
 
 def replayed(forward: Callable[..., ModelOutput]) -> Callable[..., ModelOutput]:
-    """The `forward` of a model with a head, whose plain steps within `captured_steps` are captured and replayed."""
+    """Returns a `forward` of a model with a head that, within `captured_steps`, captures and replays plain decode steps."""
 
     @functools.wraps(forward)
     def call(model: nn.Module, *args: Any, **inputs: Any) -> ModelOutput:
@@ -34,7 +34,7 @@ def replayed(forward: Callable[..., ModelOutput]) -> Callable[..., ModelOutput]:
 
 
 def is_plain(inputs: dict[str, Any]) -> bool:
-    """Whether these arguments of `forward` ask for the logits of new tokens, and for nothing else."""
+    """Returns whether these arguments of `forward` only request the logits of new tokens."""
     others = any(value is not None and value is not False and name not in ARGUMENTS for name, value in inputs.items())
     mask, kept = inputs.get("attention_mask"), inputs.get("logits_to_keep", 0)
     tensors = type(inputs.get("input_ids")) is Tensor and (mask is None or type(mask) is Tensor)

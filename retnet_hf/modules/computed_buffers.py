@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Buffers that follow from a configuration, such as decays and frequencies: they are in no checkpoint."""
+"""Buffers that are computed from a configuration, such as decays and frequencies. Checkpoints do not contain them."""
 
 from abc import abstractmethod
 
@@ -10,22 +10,22 @@ from transformers import initialization as init
 
 
 class ComputedBuffer(nn.Module):
-    """A module with a buffer that is computed, and computed again wherever weights are loaded.
+    """A module with a computed buffer, which is computed again whenever weights are loaded.
 
-    Loading is where an empty buffer would go unnoticed: memory that `to_empty` has allocated holds any numbers.
+    Otherwise the buffer could stay uninitialised after loading, because `to_empty` allocates memory with arbitrary values.
 
     Attributes:
-        COMPUTED: the name of the buffer.
+        COMPUTED: name of the buffer.
     """
 
     COMPUTED: str
 
     @abstractmethod
     def compute(self, device: torch.device | None = None) -> Tensor:
-        """The values of the buffer."""
+        """Returns the values of the buffer."""
 
     def initialize(self) -> None:
-        """What `_init_weights` does with the buffer, which transformers leaves empty where it loads a checkpoint."""
+        """Fills the buffer. Called by `_init_weights`, because transformers leaves it empty when it loads a checkpoint."""
         buffer = getattr(self, self.COMPUTED)
         init.copy_(buffer, self.compute(buffer.device))
 

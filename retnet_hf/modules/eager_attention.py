@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Softmax attention written out, for models of transformers: the implementation named "eager"."""
+"""Softmax attention in plain operations: the implementation named "eager" in transformers."""
 
 import math
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 def attention_map(
     query: Tensor, key: Tensor, attention_mask: Tensor | None, scaling: float, is_causal: bool = False
 ) -> Tensor:
-    """softmax(scaling · Q Kᵀ + mask): query (..., T, K) and key (..., S, K) -> (..., T, S)."""
+    """Returns softmax(scaling · Q Kᵀ + mask), (..., T, S), for query (..., T, K) and key (..., S, K)."""
     scores = query @ key.transpose(-1, -2) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
@@ -23,13 +23,13 @@ def attention_map(
 def eager_attention_forward(
     module: nn.Module,
     query: Tensor,  # (B, H, T, K)
-    key: Tensor,  # (B, G, S, K), where each of the G heads serves H / G heads of the query
+    key: Tensor,  # (B, G, S, K), where each of G heads serves H / G query heads
     value: Tensor,  # (B, G, S, V)
-    attention_mask: Tensor | None,  # added to the scores; without a mask, `module.is_causal` decides
+    attention_mask: Tensor | None,  # added to the scores; if None, `module.is_causal` decides
     scaling: float,
     **kwargs,
 ) -> tuple[Tensor, Tensor]:
-    """An attention function of transformers: outputs (B, T, H, V) and weights (B, H, T, S)."""
+    """Returns outputs (B, T, H, V) and weights (B, H, T, S), as an attention function of transformers."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))

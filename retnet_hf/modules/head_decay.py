@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The decays of a model as a module: ln γ of each head, exact in a model of any type."""
+"""The decays of a model as a module: ln γ of each head, exact in a model of any dtype."""
 
 import math
 
@@ -11,14 +11,14 @@ from .computed_buffers import ComputedBuffer
 
 
 class HeadDecay(ComputedBuffer):
-    """ln γ of each head, kept as integers, because a cast of the model to another type leaves integers as they are.
+    """ln γ of each head, stored as integers, because a cast of the model to another dtype does not change integers.
 
     Args:
-        decays: γ of each head, in (0, 1]; or one such list per layer, of equal lengths.
+        decays: γ of each head, in (0, 1]; or a list of one list per layer, of equal lengths.
 
     Attributes:
-        log_decay: (H,) or (layers, H) int64, ln γ in units of 2^-56. Values below -100, where nothing is left of a token,
-            become -100, so that all of them fit into 64 bits.
+        log_decay: (H,) or (layers, H) int64, ln γ in units of 2^-56. Values below -100, where a token vanishes in one step,
+            become -100, so that all values fit into 64 bits.
     """
 
     COMPUTED = "log_decay"
@@ -29,7 +29,7 @@ class HeadDecay(ComputedBuffer):
         self.log_decay = nn.Buffer(self.compute(), persistent=False)
 
     def compute(self, device: torch.device | None = None) -> Tensor:
-        """The values of `log_decay`."""
+        """Returns the values of `log_decay`."""
 
         def units(decays: float | list) -> int | list:
             if isinstance(decays, list):
@@ -39,5 +39,5 @@ class HeadDecay(ComputedBuffer):
         return torch.tensor(units(self.decays), dtype=torch.int64, device=device)
 
     def forward(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """ln γ, (H,) or (layers, H), in `dtype` but not narrower than float32."""
+        """Returns ln γ, (H,) or (layers, H), in `dtype`, or in float32 if `dtype` is narrower."""
         return self.log_decay.to(device).to(torch.promote_types(dtype, torch.float32)) * 2**-56

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Hooks on modules, which may change what a module computes, or where."""
+"""Detects hooks on modules. Hooks may change what a module computes, or on which device."""
 
 from collections.abc import Iterable
 
@@ -8,13 +8,13 @@ from torch import nn
 from transformers.utils.output_capturing import capture_outputs
 
 
-RECORDER = capture_outputs.__module__  # of the hooks by which transformers records hidden states
+RECORDER = capture_outputs.__module__  # module of the hooks with which transformers records hidden states
 
 
 def has_hooks(modules: Iterable[nn.Module]) -> bool:
-    """Whether one of the modules has hooks, such as those that fetch offloaded weights.
+    """Returns whether one of the modules has hooks, for example to fetch offloaded weights.
 
-    Transformers leaves the hooks that record outputs in place after their use. They are ignored.
+    Ignores hooks that record outputs, because transformers does not remove them after use.
     """
     for module in modules:
         hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())

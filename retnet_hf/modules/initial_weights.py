@@ -1,10 +1,10 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The weights that a model starts with, by `config.initialization`.
+"""Initialises the weights of a model as `config.initialization` says.
 
-"deepnet" and "xavier" draw the projections of layers by Xavier's rule, as the paper does, the former smaller with depth on
-the path of values (arXiv 2203.00555). "fan_in" draws every matrix by the number of its inputs. "normal" leaves the matrices
-to transformers.
+"xavier" and "deepnet" initialise the projections of layers by Xavier's rule, as in the paper. "deepnet" makes them smaller
+with depth on the path of values (arXiv 2203.00555). "fan_in" initialises every matrix by its number of inputs. "normal"
+leaves the matrices to transformers.
 """
 
 from torch import Tensor, nn
@@ -15,13 +15,13 @@ from transformers.configuration_utils import PreTrainedConfig
 def projection(
     in_features: int, out_features: int, gain: float = 1.0, on_value_path: bool = True, bias: bool = False
 ) -> nn.Linear:
-    """A projection of a layer, with the numbers that the paper's initialisation needs.
+    """Returns a projection of a layer, with attributes for the paper's initialisation.
 
-    It is an `nn.Linear` and of no class derived from it, which bitsandbytes would leave unquantised.
+    It is exactly an `nn.Linear`, because bitsandbytes would not quantise a derived class.
 
     Args:
-        gain: of the Xavier initialisation.
-        on_value_path: whether DeepNet's initialisation shrinks it with depth.
+        gain: gain of the Xavier initialisation.
+        on_value_path: whether DeepNet's initialisation makes the weight smaller with depth.
     """
     linear = nn.Linear(in_features, out_features, bias=bias)
     linear.xavier_gain, linear.on_value_path = gain, on_value_path
@@ -29,9 +29,9 @@ def projection(
 
 
 def draw_weights(module: nn.Module, config: PreTrainedConfig) -> None:
-    """Draws the weights of one module.
+    """Initialises the weights of one module.
 
-    Transformers has drawn those of embeddings and linear layers before, and of all modules with RMSNorm in their names.
+    transformers has already initialised embeddings, linear layers, and modules named *RMSNorm*.
     """
     if isinstance(module, nn.Linear) and config.initialization == "fan_in":
         draw_by_inputs(module.weight)
@@ -42,6 +42,6 @@ def draw_weights(module: nn.Module, config: PreTrainedConfig) -> None:
 
 
 def draw_by_inputs(weight: Tensor) -> None:
-    """Draws a matrix (…, n) by "fan_in"."""
+    """Initialises a matrix (…, n) by "fan_in"."""
     bound = weight.shape[-1] ** -0.5
     init.uniform_(weight, -bound, bound)

@@ -2,9 +2,9 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Rotation angles that are exact at any position, because frequencies are integers.
 
-A frequency is in units of 2^-64 turns per token. Its product with a position wraps around modulo 2^64, which drops whole
-turns and nothing else: after a million tokens the angle is as accurate as after one. A cast of the model to another type
-leaves integers as they are.
+A frequency is in units of 2^-64 revolutions per token. Its product with a position wraps around modulo 2^64, which only
+drops full revolutions: after a million tokens the angle is as accurate as after one. A cast of the model to another dtype
+does not change integers.
 """
 
 import math
@@ -16,21 +16,21 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 def integer_frequencies(radians: list[float], device: torch.device | None = None) -> Tensor:
-    """Angles per token, in radians, in [0, π) -> (len(radians),) int64, in units of 2^-64 turns."""
+    """Converts angles per token in radians, in [0, π), to units of 2^-64 revolutions, (len(radians),) int64."""
     return torch.tensor([round(angle / (2 * math.pi) * 2**64) for angle in radians], dtype=torch.int64, device=device)
 
 
 def angles(position: Tensor, frequency: Tensor, dtype: torch.dtype) -> Tensor:
-    """Radians (..., F) for positions (...) int64 and integer frequencies (F,), in `dtype` but not narrower than float32."""
+    """Returns radians (..., F) of positions (...) int64 and integer frequencies (F,), in `dtype`, but at least float32."""
     phase = position[..., None] * frequency.to(position.device)
     return phase.to(torch.promote_types(dtype, torch.float32)) * (2 * math.pi / 2**64)
 
 
 def rotary_frequencies(config: PreTrainedConfig, head_dim: int) -> tuple[list[float], float]:
-    """Of a model's `rope_parameters`: radians per token of each of the K/2 pairs of a head, and yarn's factor, or 1.
+    """Returns radians per token of a head's K/2 pairs, from the `rope_parameters` of a model, and yarn's factor, or 1.
 
-    The radians are theta^(-2i/K), or theta^(-linspace(0, 1, K/2)) with the end point. Transformers computes those of other
-    rope types, in float32. A partial rotation gives the other pairs 0.
+    The radians are theta^(-2i/K) or, with the end point, theta^(-linspace(0, 1, K/2)). For other rope types, transformers
+    computes them in float32. In a partial rotation, pairs that are not rotated get 0.
     """
     parameters, factor = config.rope_parameters, 1.0
     pairs = int(head_dim * parameters.get("partial_rotary_factor", 1.0)) // 2
@@ -38,7 +38,7 @@ def rotary_frequencies(config: PreTrainedConfig, head_dim: int) -> tuple[list[fl
         last = max(pairs - 1, 1) if config.rotary_endpoint else pairs
         radians = [parameters["rope_theta"] ** (-pair / last) for pair in range(pairs)]
     else:
-        with torch.device("cpu"):  # these are numbers, whatever device models are made on
+        with torch.device("cpu"):  # computed on the CPU even if models are created on another device
             found, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"))
         radians = found.tolist()
     return radians + [0.0] * (head_dim // 2 - pairs), factor

@@ -1,3 +1,3 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Functions on tensors: the forms of retention, its documents and ranks, rotation, kernels, and the plan of a call."""
+"""Functions on tensors: forms of retention, packed documents, splits over ranks, rotation, kernels, plans of calls."""

@@ -1,11 +1,11 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Rotation, RMS norm, gate and loss, with gradients that keep less for the backward pass.
+"""Rotation, RMS norm, gate and loss, with gradients that save less for the backward pass.
 
-PyTorch would keep every intermediate result of them. The functions here keep little but their operands, which the matrix
-products around them keep anyway, and compute the rest again: a training step of the preset `small` with 2,048 tokens keeps
-845 MB instead of 1,390 MB, and takes about the same time. On a CPU they compute some tokens at a time, so that intermediate
-results stay in the cache. PyTorch differentiates plain operations where they are compiled or transformed by `torch.func`.
+PyTorch would save all intermediate results. The functions here save little more than their operands, which the surrounding
+matrix products save anyway, and recompute the rest: a training step of the preset `small` with 2,048 tokens saves 845 MB
+instead of 1,390 MB and takes about the same time. On a CPU they compute blocks of tokens, so that intermediate results stay
+in the cache. If they are compiled or transformed by `torch.func`, PyTorch differentiates plain operations instead.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from transformers.activations import SiLUActivation
 from .retention_forms import gradients_where_asked, needs_autograd
 
 
-BLOCK_SIZE = 2**17  # numbers of a tensor that are computed at a time on a CPU
+BLOCK_SIZE = 2**17  # elements of a tensor that are computed at a time on a CPU
 LOGITS_AT_A_TIME_ON_CPU = 2**22
 LOGITS_AT_A_TIME_ELSEWHERE = 2**26
 
 
 def token_blocks(tensor: Tensor, threads: int = 1) -> list[slice]:
-    """The tokens of a tensor (..., T, D) in blocks for so many threads; in one block on other devices than a CPU."""
+    """Returns the tokens of a tensor (..., T, D) in blocks for `threads` CPU threads; one block on other devices."""
     most = BLOCK_SIZE * threads
     if tensor.dim() < 2 or tensor.device.type != "cpu" or tensor.numel() <= most:
         return [slice(None)]
@@ -37,10 +37,10 @@ def token_blocks(tensor: Tensor, threads: int = 1) -> list[slice]:
 
 
 def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates the pairs (i, i + K/2) of vectors (B, H, T, K) by angles whose cosines and sines are (B|1, 1, T, K/2).
+    """Rotates the pairs (i, i + K/2) of vectors (B, H, T, K) by angles with cosines and sines (B|1, 1, T, K/2).
 
-    Vectors and angles may also be (B, T, H, K) and (B|1, T, 1, K/2). The result has the wider of both types. No gradient
-    reaches the angles.
+    Vectors and angles may also be (B, T, H, K) and (B|1, T, 1, K/2). The result has the wider of both dtypes. Angles get no
+    gradient.
     """
     if needs_autograd():
         first, second = vectors.chunk(2, dim=-1)
@@ -51,15 +51,15 @@ def rotate(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate_step(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`rotate` for one token, (B, H, 1, K), in fewer operations: their number bounds the time of a decoding step.
+    """Rotates one token, (B, H, 1, K), in fewer operations than `rotate`. Their number limits the speed of decoding.
 
-    Cosines and sines are (B|1, 1, 1, K): [cos, cos] and [-sin, sin] of those that `rotate` takes.
+    Cosines and sines are (B|1, 1, 1, K): [cos, cos] and [-sin, sin] of the arguments of `rotate`.
     """
     return torch.addcmul(vectors * cos, vectors.roll(vectors.shape[-1] // 2, -1), sin)
 
 
 class RotateFunction(torch.autograd.Function):
-    """See `rotate`. The gradient is rotated back, by the negative angles."""
+    """Implements `rotate`. The gradient is rotated back by the negative angles."""
 
     @staticmethod
     def forward(ctx, vectors, cos, sin):
@@ -80,10 +80,10 @@ class RotateFunction(torch.autograd.Function):
 
 
 def rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """hidden_states / sqrt(mean of their squares + eps) · weight, over the last dimension, in the type of hidden_states."""
+    """Returns hidden_states / sqrt(mean(hidden_states²) + eps) · weight over the last dimension, in hidden_states' dtype."""
     if needs_autograd():
         return plain_rms_norm(hidden_states, weight, eps)
-    if hidden_states.device.type != "cpu":  # other devices have a kernel for it
+    if hidden_states.device.type != "cpu":  # other devices have a kernel
         return dense_rms_norm(hidden_states, weight, eps)
     if torch.is_grad_enabled():
         return RMSNorm.apply(hidden_states, weight, eps)
@@ -91,20 +91,20 @@ def rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor
 
 
 def plain_rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """`rms_norm` in PyTorch's own operation."""
+    """Computes `rms_norm` by PyTorch's own operation."""
     weight = None if weight is None else weight.to(hidden_states.dtype)
     return F.rms_norm(hidden_states, hidden_states.shape[-1:], weight, eps)
 
 
 def dense_rms_norm(hidden_states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """`plain_rms_norm`, without the copy that it makes of heads (B, H, T, D) that are views of tokens (B, T, H, D)."""
+    """Computes `plain_rms_norm` without copying heads (B, H, T, D) that are views of tokens (B, T, H, D)."""
     if hidden_states.dim() == 4 and not hidden_states.is_contiguous():
         return plain_rms_norm(hidden_states.transpose(1, 2), weight, eps).transpose(1, 2)
     return plain_rms_norm(hidden_states, weight, eps)
 
 
 class RMSNorm(torch.autograd.Function):
-    """See `rms_norm`. Keeps the input and one number for each row."""
+    """Implements `rms_norm`. Saves the input and one scale per row."""
 
     @staticmethod
     def forward(ctx, hidden_states, weight, eps):
@@ -145,13 +145,13 @@ class RMSNorm(torch.autograd.Function):
 
 
 def gated(values: Tensor, gate: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """values · activation(gate), element by element; with a gradient of its own for SiLU, the usual activation."""
+    """Returns values · activation(gate), elementwise. SiLU, the usual activation, has a gradient of its own."""
     own = type(activation) in (nn.SiLU, SiLUActivation) and torch.is_grad_enabled() and not needs_autograd()
     return SiLUGate.apply(values, gate) if own else values * activation(gate)
 
 
 class SiLUGate(torch.autograd.Function):
-    """See `gated`. Keeps values and gate, and activates the gate again."""
+    """Implements `gated`. Saves values and gate, and recomputes the activation."""
 
     @staticmethod
     def forward(ctx, values, gate):
@@ -186,16 +186,16 @@ def mean_cross_entropy(
     ignore_index: int = -100,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Mean cross entropy of head(hidden_states), and the logits (B, T, V) unless `with_logits` is False.
+    """Returns the mean cross entropy of head(hidden_states), and the logits (B, T, V) unless `with_logits` is False.
 
-    Both are computed together if the head is its weight and nothing else: not quantised, adapted, sharded or hooked.
+    Fuses the two if the head is a plain linear layer: without bias, quantisation, adapter, sharding or hooks.
 
     Args:
-        hidden_states: (B, T, D). labels: (B, T), shifted already.
-        num_items_in_batch: the number to divide by, as for accumulated gradients; by default the labels that count.
+        hidden_states: (B, T, D). labels: (B, T), already shifted.
+        num_items_in_batch: divisor of the sum, for accumulated gradients; by default the number of labels that count.
 
     Returns:
-        the loss, float32, or float64 where hidden_states is, and the logits.
+        the loss, float32, or float64 if hidden_states is, and the logits.
     """
     labels = labels.to(hidden_states.device)
     rows, targets = hidden_states.flatten(0, 1), labels.flatten()
@@ -214,18 +214,18 @@ def mean_cross_entropy(
 def linear_cross_entropy(
     hidden_states: Tensor, weight: Tensor, labels: Tensor, ignore_index: int = -100, with_logits: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The sum over rows of -ln softmax(hidden_states weightᵀ)[label], and the logits.
+    """Returns the sum over rows of -ln softmax(hidden_states weightᵀ)[label], and the logits.
 
     Logits (N, V) are by far the largest tensor of a small model on a long text. A head followed by PyTorch's cross entropy
-    keeps them, their log-softmax and its gradient, all in float32. Here some rows at a time go through the softmax and on to
-    the gradients, so that the backward pass finds the gradient of the hidden states, (N, D), and of the weight, (V, D).
+    saves the logits, their log-softmax and its gradient, all in float32. This function computes softmax and gradients for
+    blocks of rows and saves the gradients of the hidden states, (N, D), and of the weight, (V, D), for the backward pass.
 
     Args:
         hidden_states: (N, D). weight: (V, D). labels: (N,) int64, `ignore_index` in rows that do not count.
-        with_logits: whether to return the logits, with their gradient. Without them, logits exist for some rows at a time.
+        with_logits: whether to return differentiable logits. Otherwise logits only exist for one block of rows at a time.
 
     Returns:
-        the sum, 0-dim, float32, or float64 where hidden_states is; and the logits (N, V) or None.
+        the sum, 0-dim, float32, or float64 if hidden_states is; and the logits (N, V) or None.
     """
     if needs_autograd():
         return plain_linear_cross_entropy(hidden_states, weight, labels, ignore_index)
@@ -237,13 +237,13 @@ def linear_cross_entropy(
 def plain_linear_cross_entropy(
     hidden_states: Tensor, weight: Tensor, labels: Tensor, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """`linear_cross_entropy` in PyTorch's own operations."""
+    """Computes `linear_cross_entropy` by PyTorch's own operations."""
     logits = F.linear(hidden_states, weight)
     return summed_cross_entropy(logits, labels, ignore_index), logits
 
 
 def summed_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
-    """The sum over rows of -ln softmax(logits)[label], float32, or float64 where the logits are."""
+    """Returns the sum over rows of -ln softmax(logits)[label], float32, or float64 if the logits are."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide, labels, ignore_index=ignore_index, reduction="sum")
 
@@ -251,16 +251,16 @@ def summed_cross_entropy(logits: Tensor, labels: Tensor, ignore_index: int) -> T
 def cross_entropy_and_gradient_(
     logits: Tensor, labels: Tensor, ignore_index: int, dtype: torch.dtype, gradient: Tensor | None
 ) -> Tensor:
-    """The sum over rows of -ln softmax(logits)[label], 0-dim in `dtype`. Overwrites a tensor with its gradient.
+    """Returns the sum over rows of -ln softmax(logits)[label], 0-dim in `dtype`. Writes its gradient into `gradient`.
 
     Args:
         logits: (N, V). labels: (N, 1), `ignore_index` in rows that do not count.
-        gradient: (N, V), which may be the logits themselves; None where no gradient is asked for.
+        gradient: (N, V), possibly the same tensor as the logits; None to compute no gradient.
     """
     ignored = labels == ignore_index
     counted, target = (~ignored).to(dtype), labels.masked_fill(ignored, 0)
     probabilities = logits.softmax(-1, dtype=dtype)
-    # the largest probability is exp(largest logit) / sum: that gives ln(sum) without a second pass of exponentials
+    # The largest probability is exp(largest logit) / sum. This gives ln(sum) without a second pass of exponentials.
     log_sum = logits.amax(-1, keepdim=True) - probabilities.amax(-1, keepdim=True).log()
     loss = ((log_sum - logits.gather(-1, target)) * counted).sum()
     if gradient is not None:
@@ -270,7 +270,7 @@ def cross_entropy_and_gradient_(
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """See `linear_cross_entropy`. Keeps gradients of the *sum*, not of the mean, so that float16 does not lose them."""
+    """Implements `linear_cross_entropy`. Saves gradients of the *sum*: gradients of the mean could underflow in float16."""
 
     @staticmethod
     def forward(ctx, hidden_states, weight, labels, ignore_index, with_logits, for_hidden_states, for_weight):
@@ -294,7 +294,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 hidden_gradient[block] = gradient @ weight
             if for_weight:
                 of_block = gradient.T @ rows
-                if weight_gradient is None:  # wide, if it is a sum of several products
+                if weight_gradient is None:  # wide if several products are summed
                     weight_gradient = of_block.to(dtype if size < hidden_states.shape[0] else weight.dtype)
                 else:
                     weight_gradient += of_block

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Which code computes retention on a GPU: kernels where they run and are right, otherwise PyTorch's operations."""
+"""Chooses the implementation of retention on a GPU: kernels if they run and are correct, else PyTorch's operations."""
 
 import functools
 import os
@@ -18,26 +18,26 @@ from .retention_forms import recurrent_step_
 
 logger = logging.get_logger(__name__)
 
-KERNELS_VARIABLE = "RETNET_HF_KERNELS"  # of the environment; overrides config.kernels
-LARGEST_KEY = 1024  # size of a head whose state a step holds in registers
+KERNELS_VARIABLE = "RETNET_HF_KERNELS"  # environment variable that overrides config.kernels
+LARGEST_KEY = 1024  # largest key size for which a step holds the state in registers
 AMD = ("gfx90a", "gfx942", "gfx950")
 
 
-Sizes = tuple[int, int, int, int, int, int]  # H, G, M, K, V, C, for which kernels are compiled; a constant of compilers
+Sizes = tuple[int, int, int, int, int, int]  # H, G, M, K, V, C: kernels are compiled for them. Constant to compilers
 
 
 class Kernels(NamedTuple):
-    """What computes on a device."""
+    """Functions that compute retention on a device."""
 
     runs_on: Callable[[torch.device], bool]
-    chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # as `chunkwise_retention`; None: `retention_in_chunks`
-    step_: Callable[..., tuple[Tensor, Tensor]]  # as `recurrent_step_`
-    rotate: Callable[..., Tensor]  # as `gradients.rotate`; a kernel returns the type of the vectors
-    checked: bool = False  # whether they are compared with PyTorch's operations before they are used
+    chunkwise: Callable[..., tuple[Tensor, Tensor]] | None  # like `chunkwise_retention`; None: `retention_in_chunks`
+    step_: Callable[..., tuple[Tensor, Tensor]]  # like `recurrent_step_`
+    rotate: Callable[..., Tensor]  # like `gradients.rotate`; a kernel returns the dtype of the vectors
+    checked: bool = False  # whether results are compared with PyTorch's before use
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether Triton's kernels are the default on a device: GPUs of NVIDIA from 8.0, and those of AMD for data centres."""
+    """Returns whether Triton kernels are the default on a device: NVIDIA GPUs from 8.0 and AMD's data centre GPUs."""
     return device.type == "cuda" and _is_supported(device)
 
 
@@ -53,13 +53,13 @@ def _nowhere(device: torch.device) -> bool:
 
 
 TORCH = Kernels(_nowhere, None, recurrent_step_, rotate)
-AUTO = Kernels(has_kernels, None, recurrent_step_, rotate)  # chosen at each call; of plain functions, which compilers know
-_NOT_TO_BE_HAD = (ImportError, OSError, RuntimeError)  # fla asks for a device's properties where it is imported
-_by_default: list[Kernels] = []  # what AUTO stands for, known from the first call on a device that has kernels
+AUTO = Kernels(has_kernels, None, recurrent_step_, rotate)  # decides at each call; compilers can handle plain functions
+_NOT_TO_BE_HAD = (ImportError, OSError, RuntimeError)  # fla queries device properties when imported
+_by_default: list[Kernels] = []  # the kernels that AUTO chose, set by the first call on a GPU
 
 
 def _use(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, *call: bool) -> bool:
-    """Whether the kernels, or those that AUTO stands for, compute a call. Further arguments as in `kernel_check.trusted`."""
+    """Returns whether the kernels, or AUTO's choice, compute a call. Further arguments as in `kernel_check.trusted`."""
     if not kernels.runs_on(device) or torch._C._are_functorch_transforms_active() or torch.jit.is_tracing():
         return False
     if kernels.chunkwise is None:
@@ -78,13 +78,13 @@ def _use(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Size
     return trusted(kernels, device, dtype, sizes, *call)
 
 
-_use._dynamo_marked_constant = True  # as torch.compiler.assume_constant_result does, which imports the compiler
+_use._dynamo_marked_constant = True  # like assume_constant_result, which would import the compiler
 
 
 def kernels_of_call(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, length: int) -> Kernels:
-    """What computes a call of `length` tokens on a device, of what its model may use: kernels or `TORCH`."""
+    """Returns the implementation for a call of `length` tokens on a device: the model's kernels or `TORCH`."""
     one_token = False
-    if length == 1:  # a branch, because a compiler may know the length as a symbol
+    if length == 1:  # a branch, because the length may be a symbol of a compiler
         one_token = True
     if kernels.runs_on is _nowhere or not _use(kernels, device, dtype, sizes, one_token, torch.compiler.is_compiling()):
         return TORCH
@@ -92,9 +92,9 @@ def kernels_of_call(kernels: Kernels, device: torch.device, dtype: torch.dtype, 
 
 
 def load_kernels(name: str) -> Kernels:
-    """The kernels of that name, or those that the environment names. "auto" decides at each call, by its device.
+    """Returns the kernels of that name, unless the environment names others. "auto" decides at each call by its device.
 
-    Falls back to PyTorch's operations if Triton, or fla for its kernels, is not installed, and warns if there is a GPU.
+    Falls back to PyTorch's operations if Triton or, for "fla", fla is not installed, and warns if there is a GPU.
 
     Raises:
         ValueError: for an unknown name in the environment.
@@ -108,7 +108,7 @@ def load_kernels(name: str) -> Kernels:
         return _import_kernels(asked)
     except _NOT_TO_BE_HAD as error:
         if torch.cuda.is_available():
-            logger.warning_once(f"kernels={asked!r} cannot be used here, PyTorch's operations are used: {error}.")
+            logger.warning_once(f"kernels={asked!r} cannot be used here, so PyTorch's operations are used: {error}.")
         return TORCH
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The layout of a call: which tokens are present, where documents begin, and at which position each token stands."""
+"""The layout of a call: which tokens are present, where documents begin, and the position of each token."""
 
 import copy
 from typing import Any
@@ -13,20 +13,20 @@ from .retention_forms import AS_GIVEN, document_ends, needs_autograd, token_orde
 
 
 class OnDevice:
-    """An object that moves to another device with the tensors in its attributes, as accelerate moves a layer's arguments.
+    """Base class of objects that move to another device with their tensors. accelerate moves a layer's arguments this way.
 
-    A plain class and neither a tuple nor a dataclass: FSDP2 would cast the decays inside those to the parameters' dtype.
+    It is neither a tuple nor a dataclass, because FSDP2 would cast the decays inside to the dtype of the parameters.
     """
 
     def to(self, device: torch.device | str, **kwargs: Any) -> Any:
-        """A copy on the device."""
+        """Returns a copy on the device."""
         twin = copy.copy(self)
         twin.__dict__ = {name: moved(part, device) for name, part in vars(self).items()}
         return twin
 
 
 def moved(part: Any, device: torch.device | str) -> Any:
-    """A tensor, an `OnDevice`, or a list or tuple of them, on the device. What is one object in a list stays one."""
+    """Returns a tensor, an `OnDevice`, or a list or tuple of them, on the device. Repeated objects in a list stay shared."""
     if isinstance(part, (Tensor, OnDevice)):
         return part.to(device)
     if isinstance(part, (list, tuple)):
@@ -37,19 +37,19 @@ def moved(part: Any, device: torch.device | str) -> Any:
 
 
 class Layout(OnDevice):
-    """The tokens of one call. Dimensions B|1 are 1 where all rows are alike.
+    """The tokens of one call. Dimensions B|1 are 1 if all rows are equal.
 
     Args:
         position: (B|1, T) int64 position of each token.
         next_position: (B|1, T) int64 position of the token that would follow each token.
         present: (B, T) bool, False where a token is absent; None if all tokens are present.
-        starts: (B|1, T) bool, True where a document starts; None if no token starts one. Tokens before the first start
-            continue what the state has read.
-        continues: whether the tokens are documents that continue from rows of a state.
+        starts: (B|1, T) bool, True where a document starts; None if none does. Tokens before the first start continue
+            from the state.
+        continues: whether the tokens are packed documents that continue from rows of a state.
 
     Attributes:
-        order: the present tokens at the front of each row, for the operators.
-        tokens: number of columns that the call adds to what a state has read.
+        order: order of the tokens for the operators, with the present tokens at the front of each row.
+        tokens: number of columns by which the call lengthens the text that a state has read.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class Layout(OnDevice):
         self.order = AS_GIVEN if present is None and starts is None else token_order(present, starts)
 
     def advance_(self, next_position: Tensor, length: Tensor) -> None:
-        """Updates, in place, the position (B,) that follows what a state has read, and how many columns it has read ()."""
+        """Updates a state's next position (B,) and its number of columns read () in place."""
         next_position.copy_(self.next_position[:, -1].expand_as(next_position))
         length.add_(self.tokens)
 
     def of_tokens(self, tokens: slice) -> "Layout":
-        """The layout of some of the tokens."""
+        """Returns the layout of some of the tokens."""
         cut = (None if marks is None else marks[:, tokens] for marks in (self.present, self.starts))
         return Layout(self.position[:, tokens], self.next_position[:, tokens], *cut)
 
     def turned(self) -> "Layout":
-        """The layout of the reversed sequence. The last token of a document becomes its first."""
+        """Returns the layout of the reversed sequence, in which the last token of a document is the first."""
         present = None if self.present is None else self.present.flip(1)
         starts = None if self.starts is None else document_ends(self.starts).flip(1)
         return Layout(self.position.flip(1), self.next_position.flip(1), present, starts)
@@ -94,39 +94,39 @@ def layout_of(
     past_position: Tensor | None = None,
     **kwargs: Any,
 ) -> Layout:
-    """The layout of `shape` = (B, T) new tokens.
+    """Returns the layout of `shape` = (B, T) new tokens.
 
     Args:
-        attention_mask: (B, S), 0 where a token is absent. S is T, or the number of columns read before plus T. Columns
-            after these are ignored.
-        position_ids: (B|1, T). A token starts a document if its position does not exceed that of the token before it.
-            Without position_ids, present tokens are counted, beginning with `past_position`. Positions of absent tokens
-            are ignored: pass `cu_seq_lens_q` or `seq_idx` to start a document at an absent token.
+        attention_mask: (B, S), 0 where a token is absent. S is T, or the number of columns read before plus T. Further
+            columns are ignored.
+        position_ids: (B|1, T). A token starts a document if its position does not exceed the previous token's position.
+            Without position_ids, present tokens are counted from `past_position`. Positions of absent tokens are ignored:
+            pass `cu_seq_lens_q` or `seq_idx` to start a document at an absent token.
         cu_seq_lens_q: (documents + 1,) offsets of packed documents in a batch of one.
-        seq_idx: (B, T) number of the document of each token; the first document continues what was read before.
+        seq_idx: (B, T) index of the document of each token. The first document continues from the state.
         past: the first `StateLayer` in use of a state; None without a state.
-        past_position: (B,) position that follows what was read before, in the place of that of `past`.
+        past_position: (B,) position that follows the tokens read before. An initialized `past` overrides it.
 
     Raises:
-        ValueError: for a mask or positions of another shape, or a state of another batch.
+        ValueError: for a mask or positions of another shape, or a state of another batch size.
     """
     batch, length = shape
     if past is not None and past.is_initialized:
         past_position = past.next_position
         if past_position.shape[0] != batch:
             raise ValueError(
-                f"past_key_values holds {len(past_position)} sequences, but the batch has {batch}: select or repeat "
-                "its rows to fit."
+                f"past_key_values holds {len(past_position)} sequences, but the batch has {batch}. Select or repeat "
+                "rows of the state to match."
             )
     if state_rows is not None:
         raise ValueError(
-            "state_rows need cu_seq_lens_q and a past_key_values that has rows. RetNetState.zeros(config, sequences) makes "
-            "one."
+            "state_rows need cu_seq_lens_q and a past_key_values that has rows. RetNetState.zeros(config, sequences) "
+            "creates one."
         )
     if length == 0:
         raise ValueError(
-            "there must be at least one new token. With a state and only the new ids, give generate() an attention_mask "
-            "that also covers the tokens that the state has read."
+            "there must be at least one new token. To call generate() with a state and only the new ids, pass an "
+            "attention_mask that also covers the tokens that the state has read."
         )
     mask = None if attention_mask is None else new_columns(shape, attention_mask, past)
     start = torch.zeros(1, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
@@ -144,7 +144,7 @@ def layout_of(
         position = checked_positions(shape, position_ids)
         next_position = position + 1
         if mask is not None:
-            last = torch.where(mask, torch.arange(length, device=device), -1).cummax(-1).values  # (B, T) last token there
+            last = torch.where(mask, torch.arange(length, device=device), -1).cummax(-1).values  # (B, T) last present token
             there = next_position.expand(mask.shape).gather(1, last.clamp(min=0))
             next_position = torch.where(last >= 0, there, start)
         rows = max(start.shape[0], next_position.shape[0])
@@ -155,18 +155,18 @@ def layout_of(
     boundary = None
     if cu_seq_lens_q is not None:
         if batch != 1:
-            raise ValueError(f"cu_seq_lens_q describes documents packed into one row, but the batch has {batch}.")
+            raise ValueError(f"cu_seq_lens_q describes documents packed into one row, but the batch has {batch} rows.")
         boundary = torch.isin(torch.arange(length, device=device), cu_seq_lens_q[:-1].to(device))[None]
     elif seq_idx is not None:
         boundary = pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0))
     if boundary is not None:
-        if position_ids is None:  # each document counts from 0
+        if position_ids is None:  # positions of each document begin at 0
             before = next_position - (1 if mask is None else mask.long())
             first = torch.where(boundary, before, 0).cummax(-1).values
             position, next_position = (position - first).clamp(min=0), next_position - first
         reset = boundary if reset is None else reset | boundary
 
-    if not needs_autograd():  # drops a mask that is all True, and starts that are all False
+    if not needs_autograd():  # a mask that is all True and starts that are all False are dropped
         mask = None if mask is not None and bool(mask.all()) else mask
         reset = None if reset is not None and not bool(reset.any()) else reset
     return Layout(position, next_position, mask, reset)
@@ -177,15 +177,15 @@ def new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Te
     width = attention_mask.shape[-1]
     if attention_mask.dim() != 2 or attention_mask.shape[0] != batch or width < length:
         raise ValueError(
-            f"attention_mask must be (batch, tokens), with one column for each of the {length} tokens and, optionally, "
-            f"those before them, got {tuple(attention_mask.shape)} for a batch of {batch}."
+            f"attention_mask must be (batch, tokens), with one column for each of the {length} new tokens and, optionally, "
+            f"for each token before them, got {tuple(attention_mask.shape)} for a batch of {batch}."
         )
     if attention_mask.is_floating_point() and not needs_autograd() and bool((attention_mask < 0).any()):
-        raise ValueError("attention_mask must be 0 where a token is absent and 1 elsewhere, got numbers below 0.")
+        raise ValueError("attention_mask must be 0 where a token is absent and 1 elsewhere, got negative values.")
     if width == length:
         return attention_mask != 0
     past_length = 0 if past is None else past.get_seq_length()
-    if torch.compiler.is_compiling() and isinstance(past_length, Tensor):  # a program cannot depend on its value
+    if torch.compiler.is_compiling() and isinstance(past_length, Tensor):  # a compiled program cannot depend on its value
         columns = past_length.clamp(max=width - length) + torch.arange(length, device=attention_mask.device)
         return attention_mask.index_select(1, columns) != 0
     first = min(width - length, int(past_length))
@@ -193,10 +193,10 @@ def new_columns(shape: tuple[int, int], attention_mask: Tensor, past: Any) -> Te
 
 
 def checked_positions(shape: tuple[int, int], position_ids: Tensor) -> Tensor:
-    """position_ids of `shape` = (B, T) tokens as (B|1, T). Raises ValueError for another shape, or numbers not whole."""
+    """Returns position_ids of `shape` = (B, T) tokens as (B|1, T). Raises ValueError for other shapes or non-integers."""
     batch, length = shape
     if position_ids.is_floating_point() or position_ids.dtype == torch.bool:
-        raise ValueError(f"position_ids must be integers, got {position_ids.dtype}, which rounds positions far out.")
+        raise ValueError(f"position_ids must be integers, got {position_ids.dtype}, which rounds large positions.")
     if position_ids.dim() == 1:
         position_ids = position_ids[None]
     if position_ids.dim() != 2 or position_ids.shape[0] not in (1, batch) or position_ids.shape[1] != length:

@@ -1,13 +1,13 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The operators of a call: what each layer of retention computes of its queries, keys and values, and of its state.
+"""The operators of a call: each computes the output and the new state of a retention layer.
 
     operator(query, key, value, state) -> (output, state)
 
     query (B, H, T, K)     key (B, G, T, K)     value (B, G, T, V)     output (B, H, T, V)     state (B, M, K, V) or None
 
-Decays and layout are part of an operator, which moves to another device with them. A returned state is None where nobody
-wants it.
+Decays and layout are part of an operator and move to another device with it. The returned state is None if it is not
+needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ Operator = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tenso
 
 
 class Step(OnDevice):
-    """One token, which writes the new state into the memory of the old one.
+    """Operator for one token. Writes the new state into the memory of the old one.
 
     Args:
         step_: `recurrent_step_`, or a kernel for it.
@@ -50,12 +50,12 @@ class Step(OnDevice):
 
 
 class Chunks(OnDevice):
-    """The chunkwise form, or the parallel form without a `chunk_size`.
+    """Operator in the chunkwise form, or in the parallel form if `chunk_size` is None.
 
     Args:
-        with_final: whether the final state is wanted.
-        keeps_tables: whether the decay tables are computed once. Otherwise each call computes them, so that only those of
-            one layer exist where decays differ from layer to layer.
+        with_final: whether the final state is needed.
+        keeps_tables: whether to compute the decay tables once instead of at each call. False saves memory if decays differ
+            from layer to layer: only the tables of one layer exist at a time.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Chunks(OnDevice):
         self.tables = self.decay_tables() if keeps_tables else None
 
     def decay_tables(self) -> DecayTables:
-        """The powers of the decays."""
+        """Returns the powers of the decays."""
         return decay_tables(self.log_decay, *self.sizes, self.order, self.bidirectional)
 
     def __call__(self, query, key, value, state):
@@ -82,7 +82,7 @@ class Chunks(OnDevice):
 
 
 class Function(OnDevice):
-    """A function such as `recurrent_retention`, or a kernel of the chunkwise form. The output of absent tokens is zero."""
+    """Operator that calls `recurrent_retention` or a chunkwise kernel, and sets the output of absent tokens to zero."""
 
     def __init__(
         self, function: Callable[..., tuple[Tensor, Tensor]], log_decay: Tensor, layout: Layout, **options: Any
@@ -98,7 +98,7 @@ class Function(OnDevice):
 
 
 class BothWays(OnDevice):
-    """A scan ahead and a scan back, minus what each token retains of itself, which both scans count. It has no state."""
+    """Operator without a state: adds a forward and a backward scan, minus each token's part from itself, counted twice."""
 
     def __init__(self, ahead: Operator, back: Operator, present: Tensor | None) -> None:
         self.ahead, self.back, self.present = ahead, back, present
@@ -110,11 +110,11 @@ class BothWays(OnDevice):
 
 
 def of_each_decay(make: Callable[[Tensor], Any], log_decays: Sequence[Tensor]) -> list[Any]:
-    """What `make` returns for the decays of each layer. It is called once for layers whose decays are one tensor."""
+    """Returns make(decays) for each layer. `make` is called once for layers that share one tensor of decays."""
     made: list[Any] = []
     for number, log_decay in enumerate(log_decays):
         for earlier in range(number):
-            if log_decays[earlier] is log_decay:  # by `is`, since compilers do not know the id of every tensor
+            if log_decays[earlier] is log_decay:  # `is` and not `id`, which compilers do not support for every tensor
                 made.append(made[earlier])
                 break
         else:
@@ -131,16 +131,16 @@ def operators_of(
     bidirectional: bool = False,
     kernels: Kernels = TORCH,
 ) -> tuple[list[Operator], bool]:
-    """Chooses the operators of a call.
+    """Creates the operators of a call.
 
     Args:
-        log_decays: (M,) ln γ of each layer. Layers whose decays are one tensor share an operator.
-        form: "parallel", "recurrent", "chunkwise", or "auto", which takes the fastest for the number of tokens.
-        with_final: whether the final state is wanted.
-        bidirectional: whether a token sees the tokens after it, too.
+        log_decays: ln γ, (M,), for each layer. Layers that share one tensor of decays share an operator.
+        form: "parallel", "recurrent", "chunkwise", or "auto", the fastest form for the number of tokens.
+        with_final: whether the final state is needed.
+        bidirectional: whether tokens also see later tokens.
 
     Returns:
-        the operator of each layer, and whether they work in place.
+        the operator of each layer, and whether the operators work in place.
     """
     length, kernel = layout.position.shape[1], kernels.chunkwise if form in ("auto", "chunkwise") else None
     if form == "auto":

@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """The plan of a call, computed once for all layers: layout of the tokens, rotation, and one operator for each layer.
 
-A plan is complete when it is made, and layers do not ask again which kind of call this is.
+A plan is complete when it is created, so layers do not check again which type of call this is.
 """
 
 import copy
@@ -26,10 +26,10 @@ class Rotation(OnDevice):
     """Rotates queries and keys by the positions of their tokens, and scales the queries.
 
     Args:
-        angles: cosines and sines (B|1, 1, T, K/2), float32 or wider.
-        scale: factor on the queries, a number or (B|1, 1, T, 1).
-        narrows: dtypes to which rotated vectors are cast back. Those of other dtypes stay float32 or wider.
-        turn: `rotate`, or a kernel for it, whose result has the type of the vectors.
+        angles: cosines and sines, each (B|1, 1, T, K/2), float32 or wider.
+        scale: factor on the queries, a scalar or (B|1, 1, T, 1).
+        narrows: dtypes to which rotated vectors are cast back. Vectors of other dtypes become float32 or wider.
+        turn: `rotate`, or a kernel for it that returns the dtype of the vectors.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class Rotation(OnDevice):
         self.of_query, self.of_key = (cos * scale, sin * scale), (cos, sin)
 
     def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """query (B, H, T, K), key (B, G, T, K) -> the same, rotated."""
+        """Returns query (B, H, T, K) and key (B, G, T, K), rotated."""
         key = self.turn(key, *self.of_key)
         return self.of_queries(query), key.to(query.dtype) if query.dtype in self.narrows else key
 
     def of_queries(self, query: Tensor) -> Tensor:
-        """query (B, H, T, K) -> the same, rotated."""
+        """Returns query (B, H, T, K), rotated."""
         turned = self.turn(query, *self.of_query)
         return turned.to(query.dtype) if query.dtype in self.narrows else turned
 
     def rescaled(self, scale: float | Tensor, narrows: tuple[torch.dtype, ...]) -> "Rotation":
-        """The same rotation with another factor on the queries, and other dtypes to which vectors are cast back."""
+        """Returns this rotation with another factor on the queries and other dtypes to cast back to."""
         twin = copy.copy(self)
         twin.of_query, twin.narrows = tuple(part * scale for part in self.of_key), narrows
         return twin
@@ -71,21 +71,21 @@ class Scaling(OnDevice):
         return (query * self.scale).to(query.dtype), key
 
 
-# (position (B|1, T), narrows=(), turn=rotate) -> the rotation; options as in `Rotation`. That of softmax attention takes the
-# position alone, and without it has that of the call.
+# A function (position (B|1, T), narrows=(), turn=rotate) -> rotation, with options as in `Rotation`. For softmax attention,
+# it only takes the position, by default the position of the call.
 MakeRotation = Callable[..., Rotation | Scaling]
 
 
 class Plan(OnDevice):
-    """What the layers of retention share in one call.
+    """Everything that retention layers share in one call.
 
     Args:
-        layout: of the tokens.
+        layout: layout of the tokens.
         rotate: rotates and scales queries and keys.
-        operators: of each layer. Layers of equal decays share one.
-        log_decays: (M,) ln γ of each layer.
-        in_place: whether the operators write a new state into the memory of the state that they are given.
-        position: (B|1, T) position of each token of the hidden states, where the layout has it in another order.
+        operators: one operator for each layer. Layers with equal decays share it.
+        log_decays: ln γ, (M,), for each layer.
+        in_place: whether the operators overwrite the state that is passed to them.
+        position: (B|1, T) position of each token of the hidden states, if the layout orders tokens differently.
     """
 
     def __init__(
@@ -103,20 +103,20 @@ class Plan(OnDevice):
 
     @property
     def position(self) -> Tensor:
-        """(B|1, T) position of each token of the hidden states."""
+        """Returns the position of each token of the hidden states, (B|1, T)."""
         return self.layout.position if self._position is None else self._position
 
     def retain(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, past: Any = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Retention of one layer over new tokens and over what its state holds. The state reads the new tokens.
+        """Computes the retention of one layer over its state and new tokens, and updates the state with these tokens.
 
         Args:
-            query, key, value: (B, H, T, K), (B, G, T, K) and (B, G, T, V), rotated.
+            query, key, value: (B, H, T, K), (B, G, T, K) and (B, G, T, V), already rotated.
             past: the `RetNetStateLayer` of the layer, or None.
 
         Returns:
-            output (B, H, T, V), and the retention map (B, H, T, T) if it was asked for.
+            output (B, H, T, V), and the retention map (B, H, T, T) if the plan computes it, else None.
         """
         if past is None:
             return self.operators[layer_idx](query, key, value, None)[0], None
@@ -124,7 +124,7 @@ class Plan(OnDevice):
 
 
 class MappedPlan(Plan):
-    """A plan that also computes the retention maps. The output is computed from them: gradients flow through them."""
+    """A plan that also computes the retention maps, and from them the output, so that gradients flow through the maps."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class MappedPlan(Plan):
 
         def make(log_decay: Tensor) -> tuple[Tensor, Operator]:
             operator = Chunks(log_decay, layout, None, with_final)
-            inner = torch.zeros_like(operator.tables.inner)  # the operator is for the state alone
+            inner = torch.zeros_like(operator.tables.inner)  # the operator is only needed for the state
             operator.tables = operator.tables._replace(inner=inner)
             return decay_map(log_decay, length, layout.present, layout.starts, bidirectional), operator
 
@@ -146,7 +146,7 @@ class MappedPlan(Plan):
         super().__init__(layout, rotate, operators, log_decays)
 
     def retain(self, layer_idx, query, key, value, past=None):
-        """As `Plan.retain`."""
+        """Computes retention as `Plan.retain`, and returns the retention map."""
         maps = retention_map(query, key, self.decays[layer_idx])
         output = map_times_values(maps, value)
         if past is not None:
@@ -166,11 +166,11 @@ def plan_of_rows(
     maps: bool = False,
     kernels: Kernels = TORCH,
 ) -> Plan:
-    """The plan of a call whose rows are sequences, each with its own state or without one.
+    """Returns the plan of a call in which each row is a sequence, with or without a state.
 
     Args:
-        rotation: makes the rotation of queries and keys.
-        maps: whether the retention maps are asked for. Other arguments as in `operators_of`.
+        rotation: function that creates the rotation of queries and keys.
+        maps: whether to compute the retention maps. Other arguments as in `operators_of`.
     """
     device, length, narrows = layout.position.device, layout.position.shape[1], ()
     if kernels.chunkwise is not None:

@@ -1,24 +1,23 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Manhattan retention: retention over images, every form of it, as plain functions on tensors.
+"""Manhattan retention, which is retention over images: all its forms, as plain functions on tensors.
 
-RMT (Fan et al., arXiv 2309.11523, section 3.2) derives it from retention in two steps. The first looks both ways along the
-sequence, with decay γ^|n-m|, and is `bidirectional_retention`. The second lays the tokens out on a grid, with a decay by
-their Manhattan distance:
+RMT (Fan et al., arXiv 2309.11523, section 3.2) derives it from retention in two steps. The first is
+`bidirectional_retention`, with decay γ^|n-m|. The second lays the tokens out on a grid. They decay by Manhattan distance:
 
     O = (Q Kᵀ ⊙ D) V,    D_nm = γ^(|x_n - x_m| + |y_n - y_m|)
 
-RMT puts a softmax on top and states that no recurrent form is left. Without the softmax there is one, and it is exact: D is
-the product of a decay along the rows and a decay down the columns, and each of them is a recurrence.
+RMT adds a softmax and states that no recurrent form is left. Without the softmax there is an exact recurrent form: D is the
+product of a decay along the rows and a decay down the columns, and each decay is a recurrence.
 
     recurrent    S_y[x] = γ S_{y-1}[x] + k_yxᵀ v_yx        one state per column, carried from row to row
                  o_yx = q_yx Σ_x' γ^|x-x'| S_y[x']         combined along the row; an upward pass adds the rows below
     parallel     the masked product above: quadratic in the number of tokens, and the reference
     chunkwise    tiles: parallel inside each tile, recurrent between them, matrix products, linear in the number of tokens
 
-In the chunkwise form, tokens of the same tile reach a token by the masked product; those of other tiles in the same band of
-rows by one state per row of the band, combined down the band; and those of other bands by one state per column, combined
-along the whole row.
+In the chunkwise form, tokens of the same tile reach a token by the masked product. Tokens of other tiles in the same band of
+rows reach it by one state per row of the band, combined down the band. Tokens of other bands reach it by one state per
+column, combined along the whole row.
 
 Glossary, used in names and shapes:
 
@@ -29,9 +28,8 @@ Glossary, used in names and shapes:
 
 Rules that hold in every form:
 
-* A masked token (``mask`` False) adds nothing to any other token. Its own output is finite and has no meaning. Its place on
-  the grid stays: γ counts the step across a masked token like any other, unlike in a sequence, where masked tokens are
-  removed.
+* A masked token (``mask`` False) adds nothing to any other token. Its own output is finite and has no meaning. It keeps its
+  place on the grid: a step across it decays like any other, whereas in a sequence masked tokens cause no decay.
 * Arithmetic and state are float32, or float64 if an input is, and the output keeps that type.
 * Every form is differentiable in all of its operands, ln γ included. Unless ln γ is learned, the chunkwise form keeps only
   its operands for the backward pass.
@@ -48,24 +46,24 @@ from torch.nn.functional import pad
 from .retention_forms import FORMS, compute_dtype, needs_autograd
 
 
-# Lines of states up to this length are combined by one matrix product, longer ones in blocks.
+# Lines of up to this many states are combined by one matrix product, longer lines in blocks.
 COMBINED_AT_ONCE = 64
 
 
 def default_tile_size(key_dim: int, value_dim: int) -> int:
-    """Side of a tile that keeps both costs of the chunkwise form small.
+    """Returns a side length of tiles that keeps both costs of the chunkwise form small.
 
-    Per token, a side of C costs C² (K + V) multiplications inside the tile, and 4 K V / C numbers of states to be moved. The
+    Per token, a side of C costs C² (K + V) multiplications inside the tile, and moves 4 K V / C elements of states. The
     factor was fitted to timings on one CPU core: sides of 10, 14, 20 and 29 for K = V = 16, 32, 64 and 128.
     """
     return round(math.sqrt(13 * key_dim * value_dim / (key_dim + value_dim)))
 
 
 def form_of_grid(height: int, width: int, key_dim: int, value_dim: int) -> str:
-    """The form "auto" stands for: parallel for up to 50 tokens per side of a tile, chunkwise beyond.
+    """Returns the form for "auto": parallel for up to 50 tokens per side of a tile, else chunkwise.
 
-    That is where one overtakes the other on one CPU core: 500, 700, 1000 and 1450 tokens for K = V = 16, 32, 64 and 128.
-    An exported program with an open height or width has no loop over tiles to unroll, so it is given the parallel form.
+    Chunkwise is faster on one CPU core from there on: 500, 700, 1000 and 1450 tokens for K = V = 16, 32, 64 and 128. An
+    exported program with a dynamic height or width cannot unroll a loop over tiles, so it gets the parallel form.
     """
     if torch.compiler.is_compiling() and not (isinstance(height, int) and isinstance(width, int)):
         return "parallel"
@@ -73,41 +71,41 @@ def form_of_grid(height: int, width: int, key_dim: int, value_dim: int) -> str:
 
 
 def powers(log_decay: Tensor, exponent: Tensor) -> Tensor:
-    """γ^exponent of every head, (H, *exponent.shape)."""
+    """Returns γ^exponent of every head, (H, *exponent.shape)."""
     return torch.exp(log_decay.view(-1, *[1] * exponent.dim()) * exponent)
 
 
 def places(length: int, like: Tensor) -> Tensor:
-    """0, 1, …, length - 1 in the type and on the device of `like`."""
+    """Returns 0, 1, …, length - 1 with the dtype and device of `like`."""
     return torch.arange(length, dtype=like.dtype, device=like.device)
 
 
 def line_decay(log_decay: Tensor, length: int) -> Tensor:
-    """γ^|n-m| along one axis, (H, L, L)."""
+    """Returns γ^|n-m| along one axis, (H, L, L)."""
     place = places(length, log_decay)
     return powers(log_decay, (place[:, None] - place).abs())
 
 
 def grid_decay(log_decay: Tensor, height: int, width: int) -> Tensor:
-    """D of the masked product, (H, T, T)."""
+    """Returns D of the masked product, (H, T, T)."""
     rows = line_decay(log_decay, height)[:, :, None, :, None]
     columns = line_decay(log_decay, width)[:, None, :, None, :]
     return (rows * columns).reshape(-1, height * width, height * width)
 
 
 def steps_onwards(length: int, like: Tensor, backwards: bool) -> Tensor:
-    """Steps from each token of a chunk to its last one or, backwards, to its first, (C,)."""
+    """Returns the steps from each token of a chunk to its last token or, backwards, to its first, (C,)."""
     place = places(length, like)
     return place if backwards else place.flip(0)
 
 
 def in_order(parts: int, backwards: bool) -> range:
-    """0, 1, …, parts - 1, or the other way round."""
+    """Returns 0, 1, …, parts - 1, or the reverse."""
     return range(parts - 1, -1, -1) if backwards else range(parts)
 
 
 def combine_line(states: Tensor, log_decay: Tensor) -> Tensor:
-    """Σ_m γ^|n-m| S_m along lines of states (B, H, …, L, F). Linear in L."""
+    """Returns Σ_m γ^|n-m| S_m along lines of states (B, H, …, L, F). Linear in L."""
     blocks = states.split(COMBINED_AT_ONCE, dim=-2)
     per_head = (log_decay.shape[0], *[1] * (states.dim() - 4))
 
@@ -119,7 +117,7 @@ def combine_line(states: Tensor, log_decay: Tensor) -> Tensor:
     if len(blocks) == 1:
         return outputs[0]
     for backwards in (False, True):
-        edge = None  # (B, H, …, 1, F) the sum at the end of the blocks passed
+        edge = None  # (B, H, …, 1, F) the sum at the end of the previous blocks
         for n in in_order(len(blocks), backwards):
             size = blocks[n].shape[-2]
             onwards = steps_onwards(size, log_decay, backwards)
@@ -133,7 +131,7 @@ def combine_line(states: Tensor, log_decay: Tensor) -> Tensor:
 
 
 class Reader(NamedTuple):
-    """Vectors that multiply states (…, K, V): queries (…, K) or, if `turned`, values (…, V), with the states transposed."""
+    """Vectors that multiply states (…, K, V): queries (…, K); or values (…, V) if `turned`, which transposes the states."""
 
     tensor: Tensor
     turned: bool = False
@@ -142,21 +140,22 @@ class Reader(NamedTuple):
 def from_chunks_passed(
     readers: Sequence[Reader], key: Tensor, value: Tensor, log_decay: Tensor, backwards: bool = False
 ) -> list[Tensor]:
-    """The part of each reader's result that comes from earlier chunks, in parallel lines at distance |l - l'| + |t - t'|.
+    """Returns the part of each reader's result that comes from earlier chunks, over parallel lines of chunks.
 
-    Takes one chunk of all lines at a time, so that memory holds the states of one chunk only.
+    Token t of line l reaches token t' of line l' with decay γ^(|l - l'| + |t - t'|). Computes one chunk of all lines at a
+    time, so that memory only holds the states of one chunk.
 
     Args:
         readers, key, value: (B, H, G, L, N, C, K or V), L lines of N chunks of C tokens in each of G groups.
-        backwards: from later chunks instead.
+        backwards: whether to take the part from later chunks instead.
 
     Returns:
-        (B, H, G, L, N, C, V) for each reader, or K if it is turned.
+        (B, H, G, L, N, C, V) for each reader, or (B, H, G, L, N, C, K) if it is turned.
     """
     chunks, size = key.shape[-3:-1]
     onwards = steps_onwards(size, log_decay, backwards)
-    leaving = powers(log_decay, onwards)[:, None, None, None, :, None]  # from a token to the end of its chunk
-    entering = powers(log_decay, size - onwards)[:, None, None, None, :, None]  # to it, from the end of the one before
+    leaving = powers(log_decay, onwards)[:, None, None, None, :, None]  # from a token to its chunk's end
+    entering = powers(log_decay, size - onwards)[:, None, None, None, :, None]  # from the previous chunk's end
     step = torch.exp(log_decay * size)[:, None, None, None, None]
     keys, values = (key * leaving).unbind(4), value.unbind(4)
     parts = [(reader.tensor * entering).unbind(4) for reader in readers]
@@ -174,22 +173,22 @@ def from_chunks_passed(
 
 
 def without_masked(key: Tensor, mask: Tensor | None) -> Tensor:
-    """Keys, zero for masked tokens, which then add nothing."""
+    """Returns the keys with zeros for masked tokens, so that these add nothing."""
     return key if mask is None else key.masked_fill(~mask[:, None, :, :, None], 0)
 
 
 def prepared(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The operands as the forms below take them: of the type they compute in, with keys of zero for masked tokens."""
+    """Returns the operands in the dtype of the computation, with zero keys for masked tokens."""
     dtype = compute_dtype(query, key, value)
     return query.to(dtype), without_masked(key, mask).to(dtype), value.to(dtype), log_decay.to(dtype)
 
 
 def manhattan_map(query: Tensor, key: Tensor, log_decay: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Q Kᵀ ⊙ D, (B, H, T, T): the weights of Manhattan retention, like an attention map, but signed and not normalised.
+    """Returns Q Kᵀ ⊙ D, (B, H, T, T): like an attention map, but signed and not normalised.
 
-    Tokens are counted row by row.
+    Tokens are numbered row by row.
     """
     dtype = compute_dtype(query, key)
     decay = grid_decay(log_decay.to(dtype), *query.shape[2:4])
@@ -199,7 +198,7 @@ def manhattan_map(query: Tensor, key: Tensor, log_decay: Tensor, mask: Tensor | 
 
 
 def recurrent_manhattan_retention(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
-    """The recurrence down the rows, and one up from the rows below each token's own. Takes `prepared` operands."""
+    """Computes a recurrence down the rows, and one up from the rows below each token. Takes `prepared` operands."""
     decay, output = log_decay.exp()[:, None, None, None], 0
     for upwards in (False, True):
         state, order, rows = 0, in_order(query.shape[2], upwards), []
@@ -214,35 +213,35 @@ def recurrent_manhattan_retention(query: Tensor, key: Tensor, value: Tensor, log
 
 
 class Tiling(NamedTuple):
-    """A grid of tokens cut into tiles, and its rows, columns and bands. Zeros fill the last tiles up."""
+    """A grid of tokens cut into tiles, with its rows, columns and bands. Zeros fill up the last tiles."""
 
     grid: tuple[int, int]  # rows and columns
     tile: tuple[int, int]
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """How many there are, down and along the grid."""
+        """Returns the number of tiles down and along the grid."""
         return -(-self.grid[0] // self.tile[0]), -(-self.grid[1] // self.tile[1])
 
     def fill(self, tensor: Tensor) -> Tensor:
-        """(B, H, Y, X, F) with zeros below and on the right; keys of zero add nothing to any token."""
+        """Pads (B, H, Y, X, F) with zeros below and on the right. Keys of zero add nothing to any token."""
         rows, columns = (tile * tiles - length for length, tile, tiles in zip(self.grid, self.tile, self.tiles))
         return pad(tensor, (0, 0, 0, columns, 0, rows)) if rows or columns else tensor
 
     def crop(self, tensor: Tensor) -> Tensor:
-        """The inverse of `fill`."""
+        """Inverts `fill`."""
         return tensor[:, :, : self.grid[0], : self.grid[1]]
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """(B, H, Y, X, F) -> (B, H, bands, tile height, tiles, tile width, F): rows as lines of chunks, a band a group."""
+        """Cuts rows into chunks, grouped by band: (B, H, Y, X, F) -> (B, H, bands, tile height, tiles, tile width, F)."""
         return tensor.unflatten(3, (-1, self.tile[1])).unflatten(2, (-1, self.tile[0]))
 
     def columns(self, tensor: Tensor) -> Tensor:
-        """(B, H, Y, X, F) -> (B, H, 1, X, bands, tile height, F): columns as lines of chunks, all in one group."""
+        """Cuts columns into chunks, in one group: (B, H, Y, X, F) -> (B, H, 1, X, bands, tile height, F)."""
         return tensor.unsqueeze(2).transpose(3, 4).unflatten(4, (-1, self.tile[0]))
 
     def bands(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """(B, H, Y, X, F) -> (B, H, tiles, tile height * tile width, F) for each band: the tokens of every tile."""
+        """Returns each band's tokens by tile, (B, H, tiles, tile height * tile width, F), for (B, H, Y, X, F)."""
         return self.rows(tensor).transpose(3, 4).flatten(4, 5).unbind(2)
 
     def of_rows(self, tensor: Tensor) -> Tensor:
@@ -257,7 +256,7 @@ class Tiling(NamedTuple):
     def from_other_tiles(
         self, within: Sequence[Tensor], readers: Sequence[Reader], key: Tensor, value: Tensor, log_decay: Tensor
     ) -> list[Tensor]:
-        """Each reader's result over the whole grid, from its result `within` its tile, all (B, H, Y, X, F) and filled."""
+        """Adds parts from other tiles to each reader's result `within` its tile. All are filled, (B, H, Y, X, F)."""
         totals, (bands, tiles) = list(within), self.tiles
         for parts, lines, back in ((tiles, self.rows, self.of_rows), (bands, self.columns, self.of_columns)):
             in_lines = [Reader(lines(reader.tensor), reader.turned) for reader in readers]
@@ -270,7 +269,7 @@ class Tiling(NamedTuple):
 def chunkwise_manhattan_retention(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, tile_size: int | tuple[int, int] | None = None
 ) -> Tensor:
-    """Tiles: the masked product in each, states between them. Linear in T, in time and memory. Takes `prepared` operands."""
+    """Computes the masked product in tiles, and states between them, in O(T) time and memory. Takes `prepared` operands."""
     tiling = tiling_of(query, value, tile_size)
     query, key, value = map(tiling.fill, (query, key, value))
     decay = grid_decay(log_decay, *tiling.tile)[:, None]
@@ -281,13 +280,13 @@ def chunkwise_manhattan_retention(
 
 
 class ChunkwiseManhattanRetention(torch.autograd.Function):
-    """The chunkwise form, and its gradient, which is the same operator three times, since D is symmetric:
+    """The chunkwise form and its gradient. The gradient is the same operator three times, because D is symmetric:
 
         dQ = (dO Vᵀ ⊙ D) K,    dK = (V dOᵀ ⊙ D) Q,    dV = (K Qᵀ ⊙ D) dO
 
-    There are two different scores, since V dOᵀ and K Qᵀ are transposes of the others, and two different states, Kᵀ V and
-    Qᵀ dO. Keeps query, key and value for the backward pass, O(T (K + V)); autograd would also keep scores and states of all
-    tiles.
+    There are two different scores, because V dOᵀ and K Qᵀ are transposes of the others, and two different states, Kᵀ V and
+    Qᵀ dO. Saves query, key and value for the backward pass, O(T (K + V)). Autograd would also save the scores and states of
+    all tiles.
     """
 
     @staticmethod
@@ -306,8 +305,8 @@ class ChunkwiseManhattanRetention(torch.autograd.Function):
         query, key, value, gradient = (tiling.fill(tensor.to(dtype)) for tensor in (*operands, gradient))
         log_decay = log_decay.to(dtype)
         decay = grid_decay(log_decay, *tiling.tile)[:, None]
-        within = []  # parts of the gradients from a token's own tile, band by band
-        with torch.autocast(gradient.device.type, enabled=False):  # a caller may run the backward pass under autocast
+        within = []  # parts of the gradients from the same tile, band by band
+        with torch.autocast(gradient.device.type, enabled=False):  # the backward pass may run under autocast
             for q, k, v, g in zip(*map(tiling.bands, (query, key, value, gradient))):
                 scores, scores_gradient = (q @ k.mT).mul_(decay), (g @ v.mT).mul_(decay)
                 within.append((scores_gradient @ k, scores_gradient.mT @ q, scores.mT @ g))
@@ -320,7 +319,7 @@ class ChunkwiseManhattanRetention(torch.autograd.Function):
 
 
 def tiling_of(query: Tensor, value: Tensor, tile_size: int | tuple[int, int] | None) -> Tiling:
-    """Tiles of that size or, if absent, near `default_tile_size`, such that tiles of one size fill the grid."""
+    """Returns tiles of `tile_size` or, if None, of a size near `default_tile_size` that fills the grid evenly."""
     height, width, key_dim = query.shape[2:]
     if tile_size is not None:
         rows, columns = (tile_size, tile_size) if isinstance(tile_size, int) else tile_size
@@ -340,25 +339,25 @@ def manhattan_retention(
     tile_size: int | tuple[int, int] | None = None,
     scores: Tensor | None = None,
 ) -> Tensor:
-    """Manhattan retention over an image: O = (Q Kᵀ ⊙ γ^(|Δx| + |Δy|)) V, (B, H, Y, X, V).
+    """Computes Manhattan retention over an image: O = (Q Kᵀ ⊙ γ^(|Δx| + |Δy|)) V, (B, H, Y, X, V).
 
     Args:
         query, key: (B, H, Y, X, K), the query already scaled. value: (B, H, Y, X, V).
         log_decay: (H,) natural logarithm of each head's γ, finite.
         mask: (B, Y, X) bool, False for masked tokens.
-        form: "parallel", "recurrent", "chunkwise", or "auto", which takes the fastest for the grid.
-        tile_size: rows and columns of a tile of the chunkwise form, or one number for both; chosen by size if absent.
-        scores: (B, H, T, T) the result of `manhattan_map`, for the parallel form.
+        form: "parallel", "recurrent", "chunkwise", or "auto", the fastest form for the grid.
+        tile_size: rows and columns of a tile in the chunkwise form, or one number for both; by default chosen by size.
+        scores: (B, H, T, T) result of `manhattan_map`, for the parallel form; by default computed.
 
     Returns:
         (B, H, Y, X, V) in float32, or float64 if an input is.
 
     Raises:
-        ValueError: for an unknown form, or shapes that do not belong together.
+        ValueError: for an unknown form, or shapes that do not fit each other.
     """
     if query.dim() != 5 or key.shape != query.shape or value.shape[:-1] != query.shape[:-1]:
         raise ValueError(
-            "query and key must be (batch, heads, rows, columns, key size) and value the same but for its size, "
+            "query and key must be (batch, heads, rows, columns, key size), and value the same with its own last size, "
             f"got {tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
         )
     if form not in FORMS:
@@ -366,7 +365,7 @@ def manhattan_retention(
     if form == "auto":
         form = form_of_grid(*query.shape[2:], value.shape[-1])
     with torch.autocast(query.device.type, enabled=False):
-        if form == "chunkwise":  # operands of their own type, which are smaller to keep for the backward pass
+        if form == "chunkwise":  # operands keep their dtypes, which saves memory for the backward pass
             key = without_masked(key, mask)
             needed = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
             own = needed and not needs_autograd(log_decay)

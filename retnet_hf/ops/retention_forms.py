@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Retention, the operator: every form of it, as plain functions on tensors.
+"""The retention operator: all its forms, as plain functions on tensors.
 
 Retention (Sun et al., "Retentive Network", arXiv 2307.08621) replaces softmax attention by a linear recurrence with a fixed
 decay per head. It has three exactly equal forms:
@@ -18,20 +18,20 @@ Glossary, used in names and shapes:
 
     query, key  (B, H, T, K)         value (B, H, T, V)        state (B, H, K, V)        log_decay (H,) = ln γ
 
-Grouped heads: key and value may have G heads, each of which serves H / G consecutive heads of query. Where these have one
-decay, log_decay is (G,), their states would be equal, and one state is kept for all of them:
+Grouped heads: key and value may have G heads. Each key/value head serves H / G consecutive heads of query. If these have
+equal decays, their states would be equal. Then log_decay is (G,), and they share one state:
 
     M state heads: H, or G where heads share a state             R = H / M query heads that read each state
 
 Three rules hold in every form. The tests check them:
 
-* A token masked out (``mask`` False) was never there, whatever finite numbers it holds: it adds nothing to the state, it
-  decays nothing, and its own output is zero.
-* A token marked by ``reset`` starts a new document: neither the initial state nor any earlier token reaches it or the tokens
+* A masked token (``mask`` False) has no effect, whatever finite values it holds: it adds nothing to the state, it decays
+  nothing, and its own output is zero.
+* A token marked by ``reset`` starts a new document: neither the initial state nor any earlier token affects it or the tokens
   after it.
-* Arithmetic and state are float32, or float64 where the inputs are. In the chunkwise form a GPU multiplies bfloat16 operands
-  and sums in float32. The output keeps float32: it is a sum and not an average, so half precision could overflow. The caller
-  may narrow it after normalising it.
+* Arithmetic and state are float32, or float64 if the inputs are. In the chunkwise form a GPU multiplies bfloat16 operands
+  and sums in float32. The output stays float32: it is a sum and not an average, so half precision could overflow. The caller
+  may cast it down after normalising it.
 
 Positions are not handled here: rotate query and key before calling (xPos/RoPE), and scale the query.
 """
@@ -51,21 +51,21 @@ from .choices import FORMS
 
 T = TypeVar("T")
 
-# Tokens times heads times sequences of the chunkwise form that are computed at a time; on a CPU, by each thread.
+# Tokens times heads times sequences that the chunkwise form computes at a time; on a CPU, per thread.
 BLOCK_SIZE_ON_CPU = 2**10
 BLOCK_SIZE_ELSEWHERE = 2**20
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """float64 if any of the tensors is, else float32: the type that retention computes in."""
+    """Returns the dtype in which retention computes: float64 if any of the tensors is float64, else float32."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
 def needs_autograd(constants: Tensor | None = None) -> bool:
-    """Whether autograd must see plain operations instead of a gradient that is written by hand.
+    """Returns whether autograd must see plain operations instead of a custom autograd function.
 
-    Compilers decide themselves what to keep. Tracers and transforms of `torch.func` see through no hand-written gradient,
-    and none here computes that of constants such as decays. Where this is True, values cannot be read either.
+    Compilers choose what to save. Tracers and transforms of `torch.func` cannot handle custom autograd functions, and none
+    here computes gradients of constants such as decays. If this returns True, values of tensors must not be read either.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
         return True
@@ -73,7 +73,7 @@ def needs_autograd(constants: Tensor | None = None) -> bool:
 
 
 def cached_outside_modes(function: Callable[..., T]) -> Callable[..., T]:
-    """Caches the results of a function, but not those under a mode such as FakeTensorMode, which mean nothing outside it."""
+    """Caches the results of a function, except under a mode such as FakeTensorMode, where results are only valid inside."""
     cached = functools.lru_cache(maxsize=64)(function)
 
     @functools.wraps(function)
@@ -87,10 +87,10 @@ def cached_outside_modes(function: Callable[..., T]) -> Callable[..., T]:
 
 @cached_outside_modes
 def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether the device has units for products of bfloat16 whose results PyTorch returns as float32.
+    """Returns whether the device has units for bfloat16 products with results that PyTorch can return as float32.
 
-    A CPU does not count: PyTorch rounds each of its products to bfloat16, which gives the chunkwise form 1.5 to 1.7 times
-    the error of softmax attention in bfloat16.
+    It is False for a CPU, where PyTorch rounds each product to bfloat16. In the chunkwise form the error would be 1.5 to 1.7
+    times the error of softmax attention in bfloat16.
     """
     if device.type != "cuda":
         return False
@@ -100,63 +100,63 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     ones = torch.ones(1, 16, 16, dtype=torch.bfloat16, device=device)
     try:
         torch.bmm(ones, ones, out_dtype=torch.float32)
-    except torch.OutOfMemoryError:  # says nothing about the device
+    except torch.OutOfMemoryError:  # does not depend on such units
         raise
-    except (TypeError, RuntimeError):  # PyTorch before 2.8, or a device without such units
+    except (TypeError, RuntimeError):  # PyTorch is older than 2.8, or the device has no such units
         return False
     return True
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
-    """A context in which autocast narrows neither products nor the state."""
+    """Returns a context in which autocast casts neither products nor the state down."""
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
-    return nullcontext()  # costs less, at every step of decoding
+    return nullcontext()  # is cheaper, and every decoding step calls it
 
 
 def state_heads(query: Tensor, key: Tensor, decays: int) -> int:
-    """M, the heads of a state: G where there is one decay for each key/value head, else H."""
+    """Returns M, the heads of a state: G if there is one decay for each key/value head, else H."""
     return key.shape[1] if decays == key.shape[1] else query.shape[1]
 
 
 def repeat_heads(tensor: Tensor, heads: int) -> Tensor:
-    """Keys or values (B, G, T, X) -> (B, heads, T, X): each of the G heads, repeated for the heads that it serves."""
+    """Repeats each of G heads of keys or values (B, G, T, X) for the heads that it serves: (B, heads, T, X)."""
     groups = heads // tensor.shape[1]
     return tensor if groups == 1 else tensor.repeat_interleave(groups, dim=1)
 
 
 def stack_queries(tensor: Tensor, heads: int) -> Tensor:
-    """Queries (B, H, ..., T, X) -> (B, M, ..., R T, X): the rows of the R heads that read one state, head after head."""
+    """Stacks queries (B, H, ..., T, X) of the R heads that read one state, head after head: (B, M, ..., R T, X)."""
     if tensor.shape[1] == heads:
         return tensor
     return tensor.unflatten(1, (heads, -1)).movedim(2, -3).flatten(-3, -2)
 
 
 def unstack_queries(rows: Tensor, heads: int) -> Tensor:
-    """The inverse of `stack_queries`: (B, M, ..., R T, X) -> (B, heads, ..., T, X)."""
+    """Inverts `stack_queries`: (B, M, ..., R T, X) -> (B, heads, ..., T, X)."""
     if rows.shape[1] == heads:
         return rows
     return rows.unflatten(-2, (heads // rows.shape[1], -1)).movedim(-3, 2).flatten(1, 2)
 
 
 def decay_rows(rows: Tensor, table: Tensor) -> Tensor:
-    """Stacked queries (B, M, ..., R T, X) times a table (B|1, M, ..., T, X|1), which all R heads share."""
+    """Multiplies stacked queries (B, M, ..., R T, X) by a table (B|1, M, ..., T, X|1) that all R heads share."""
     if rows.shape[-2] == table.shape[-2]:
         return rows * table
-    if torch.compiler.is_compiling():  # fuses the copy, and cannot reason about `unflatten` where T is open
+    if torch.compiler.is_compiling():  # compilers fuse this copy, but fail on `unflatten` of a dynamic T
         return rows * table.repeat(*[1] * (table.dim() - 2), rows.shape[-2] // table.shape[-2], 1)
     return (rows.unflatten(-2, (-1, table.shape[-2])) * table.unsqueeze(-3)).flatten(-3, -2)
 
 
 def read_state(query: Tensor, state: Tensor) -> Tensor:
-    """What queries (B, H, T, K) find in a state (B, M, K, V): (B, H, T, V)."""
+    """Returns the products (B, H, T, V) of queries (B, H, T, K) and a state (B, M, K, V)."""
     if query.shape[1] == state.shape[1]:
         return query @ state
     return unstack_queries(stack_queries(query, state.shape[1]) @ state, query.shape[1])
 
 
 def zero_state(query: Tensor, value: Tensor, heads: int) -> Tensor:
-    """The state of a sequence before its first token: zeros, (B, heads, K, V)."""
+    """Returns the state of a sequence before its first token: zeros, (B, heads, K, V)."""
     return query.new_zeros(query.shape[0], heads, query.shape[-1], value.shape[-1], dtype=compute_dtype(query, value))
 
 
@@ -169,16 +169,16 @@ def recurrent_retention(
     mask: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence of equation 6, token by token: slow, and the reference that every other form is tested against.
+    """Computes the recurrence of equation 6 token by token. It is slow, and the reference for tests of all other forms.
 
     Args:
         query: (B, H, T, K). key: (B, G, T, K). value: (B, G, T, V), where G divides H.
-        log_decay: (H,), or (G,), one for all heads that a key/value head serves, which then share one state.
-        initial_state: (B, H, K, V), or (B, G, K, V) where it is shared; zeros if absent. Never modified.
+        log_decay: (H,); or (G,) if the query heads of each key/value head share one decay and one state.
+        initial_state: (B, H, K, V), or (B, G, K, V) if it is shared; zeros if None. Never modified.
         mask: (B, T) bool, False where a token is absent. reset: (B, T) bool, True where a document starts.
 
     Returns:
-        output (B, H, T, V) and final state, of the shape of the initial one, float32 or float64.
+        output (B, H, T, V) and final state, in the shape of the initial state, float32 or float64.
     """
     dtype = compute_dtype(query, key, value)
     heads, states = query.shape[1], state_heads(query, key, log_decay.numel())
@@ -198,14 +198,14 @@ def recurrent_retention(
 
 
 class StepDecay(NamedTuple):
-    """How one token, T = 1, changes the state; the same in all layers that have these decays."""
+    """Factors by which one token, T = 1, changes the state. All layers with equal decays share them."""
 
     keep: Tensor  # (B|1, M, 1, 1)  factor on the state: γ; 1 for an absent token; 0 where a document starts
     write: Tensor | None  # (B, 1, 1, 1)  factor on the key: 0 for an absent token; None if no token is absent
 
 
 def step_decay(log_decay: Tensor, mask: Tensor | None = None, reset: Tensor | None = None) -> StepDecay:
-    """`StepDecay` of decays (M,), with mask and reset (B|1, 1) bool as in `recurrent_retention`."""
+    """Returns the `StepDecay` of decays (M,), with mask and reset (B|1, 1) bool as in `recurrent_retention`."""
     keep, write = log_decay.exp().view(1, -1, 1, 1), None
     if mask is not None:
         mask = mask[:, :, None, None]
@@ -218,7 +218,7 @@ def step_decay(log_decay: Tensor, mask: Tensor | None = None, reset: Tensor | No
 def recurrent_step_(
     query: Tensor, key: Tensor, value: Tensor, state: Tensor | None, decay: StepDecay
 ) -> tuple[Tensor, Tensor]:
-    """Equation 6 for one token, T = 1, as an operator.
+    """Computes equation 6 for one token, T = 1, as an operator.
 
     Args:
         query, key, value: (B, H, 1, K), (B, G, 1, K) and (B, G, 1, V).
@@ -250,9 +250,9 @@ def decay_map(
     reset: Tensor | None = None,
     bidirectional: bool = False,
 ) -> Tensor:
-    """D of equation 5, (B|1, M, T, T): γ^(n-m) where token n sees token m, else 0. Distances count present tokens only.
+    """Returns D of equation 5, (B|1, M, T, T): γ^(n-m) where token n sees token m, else 0. Distances skip absent tokens.
 
-    With `bidirectional`, D_nm = γ^|n-m|, and a token also sees the tokens after it.
+    With `bidirectional`, D_nm = γ^|n-m|, and tokens also see later tokens.
     """
     place = torch.arange(1, length + 1, device=log_decay.device)[None] if mask is None else mask.cumsum(-1)
     distance = place[:, :, None] - place[:, None, :]  # (B|1, T, T)
@@ -268,7 +268,7 @@ def decay_map(
 
 
 def retention_map(query: Tensor, key: Tensor, decay: Tensor) -> Tensor:
-    """Q Kᵀ ⊙ D, (B, H, T, T): retention's counterpart of attention weights. Not normalised, and signed.
+    """Returns Q Kᵀ ⊙ D, (B, H, T, T): retention's counterpart of attention weights. It is signed and not normalised.
 
     Args:
         query: (B, H, T, K). key: (B, G, T, K). decay: D, (B|1, M, T, T), from `decay_map`.
@@ -280,30 +280,30 @@ def retention_map(query: Tensor, key: Tensor, decay: Tensor) -> Tensor:
 
 
 def map_times_values(maps: Tensor, value: Tensor) -> Tensor:
-    """Equation 5 from its map: (Q Kᵀ ⊙ D) V, for maps (B, H, T, T) and values (B, G, T, V)."""
+    """Returns (Q Kᵀ ⊙ D) V, equation 5, for maps (B, H, T, T) and values (B, G, T, V)."""
     with without_autocast(value.device.type):
         return maps @ repeat_heads(value, maps.shape[1]).to(maps.dtype)
 
 
 class TokenOrder(NamedTuple):
-    """The present tokens of each row, moved to its front, and the absent tokens behind them.
+    """An order of tokens with the present tokens of each row first and the absent tokens behind them.
 
-    In this order a padded row decays as a row without padding does, so that the C x C decay tables are those of a sequence
-    without a mask. A field is None where it would say nothing.
+    In this order a padded row decays like a row without padding, so the C x C decay tables are the same as without a mask.
+    A field is None if it has no effect.
     """
 
-    source: Tensor | None = None  # (B T,) int64: the token that stands at each place. Indices count B T
+    source: Tensor | None = None  # (B T,) int64: the token at each place, as an index into B T tokens
     place: Tensor | None = None  # (B T,) int64: the inverse of `source`
-    count: Tensor | None = None  # (B,) int64: present tokens of each row
-    document: Tensor | None = None  # (B|1, T) int64: number of the document; 0 continues the state
-    absent: Tensor | None = None  # (B, 1, T, 1) bool: the tokens that are absent
+    count: Tensor | None = None  # (B,) int64: number of present tokens in each row
+    document: Tensor | None = None  # (B|1, T) int64: index of the document; document 0 continues the state
+    absent: Tensor | None = None  # (B, 1, T, 1) bool: True for absent tokens
 
     def front(self, tensor: Tensor) -> Tensor:
         """Moves the tokens of (B, H, T, X) to their places."""
         return tensor if self.source is None else _take_tokens(tensor, self.source)
 
     def back(self, tensor: Tensor) -> Tensor:
-        """Moves what stands at the places of (B, H, T, X) back to the tokens."""
+        """Inverts `front`."""
         return tensor if self.place is None else _take_tokens(tensor, self.place)
 
 
@@ -312,18 +312,18 @@ AS_GIVEN = TokenOrder()  # the order of a sequence without a mask and without do
 
 def _take_tokens(tensor: Tensor, tokens: Tensor) -> Tensor:
     batch, heads, length, size = tensor.shape
-    rows = tensor.transpose(1, 2).reshape(batch * length, heads * size)  # a view of what a projection wrote
+    rows = tensor.transpose(1, 2).reshape(batch * length, heads * size)  # a view of a projection's output
     return rows.index_select(0, tokens).view(batch, length, heads, size).transpose(1, 2)
 
 
 def token_order(mask: Tensor | None = None, reset: Tensor | None = None) -> TokenOrder:
-    """The order of tokens with mask (B, T) and reset (B|1, T), as in `recurrent_retention`."""
+    """Returns the order of tokens with mask (B, T) and reset (B|1, T), as in `recurrent_retention`."""
     document = None if reset is None else reset.cumsum(-1)
     if mask is None:
         return TokenOrder(document=document)
     (batch, length), count = mask.shape, mask.sum(-1)
     if mask.device.type == "cpu" and not needs_autograd() and not bool((mask[:, 1:] & ~mask[:, :-1]).any()):
-        source = place = None  # all padding stands on the right: no token moves
+        source = place = None  # all padding is on the right, so no token moves
         at_place = document
     else:
         place = torch.where(mask, mask.cumsum(-1) - 1, count[:, None] + (~mask).cumsum(-1) - 1)
@@ -332,18 +332,18 @@ def token_order(mask: Tensor | None = None, reset: Tensor | None = None) -> Toke
         at_place = None if document is None else document.expand(batch, -1).gather(1, source)
         offset = length * torch.arange(batch, device=mask.device)[:, None]
         source, place = (source + offset).flatten(), (place + offset).flatten()
-    if document is not None:  # the mask may hide the start of a document: absent places get the last document of the row
+    if document is not None:  # a masked token may start a document; absent places get the row's last document
         absent = torch.arange(length, device=mask.device) >= count[:, None]
         document = torch.where(absent, document[:, -1:], at_place)
     return TokenOrder(source, place, count, document, ~mask[:, None, :, None])
 
 
 def default_chunk_size(key_dim: int, value_dim: int) -> int:
-    """Chunk length that keeps both costs of the chunkwise form small.
+    """Returns a chunk length that keeps both costs of the chunkwise form small.
 
-    Per token and head, the inner product costs C (K + V) multiplications, the state 2 K V; and one state is stored per
-    chunk, K V numbers for C (K + V) of keys and values. Both balance near C = K V / (K + V); the power of two above it is
-    taken, between 64 and 512.
+    Per token and head, the inner product costs C (K + V) multiplications and the state 2 K V. Per chunk, the state takes
+    K V elements of memory, keys and values C (K + V). Both balance near C = K V / (K + V). The result is the next power of
+    two, between 64 and 512.
     """
     balance = key_dim * value_dim / (key_dim + value_dim)
     chunk_size = 64
@@ -353,10 +353,10 @@ def default_chunk_size(key_dim: int, value_dim: int) -> int:
 
 
 def form_of_call(form: str, maps: bool = False) -> str:
-    """Checks the form that a call or a configuration names, and returns it.
+    """Checks the form of a call or a configuration, and returns it.
 
     Raises:
-        ValueError: for a form that does not exist, or one that computes no retention maps where `maps` asks for them.
+        ValueError: for an unknown form, or if `maps` is True and the form computes no retention maps.
     """
     if form not in FORMS:
         raise ValueError(f"retention_form must be one of {', '.join(FORMS)}, got {form!r}.")
@@ -369,9 +369,9 @@ def form_of_call(form: str, maps: bool = False) -> str:
 
 
 def choose_form(length: int, chunk_size: int) -> str:
-    """The form "auto" stands for: recurrent for one token, parallel within a chunk, chunkwise beyond it.
+    """Returns the form for "auto": recurrent for one token, parallel for up to one chunk, chunkwise for more.
 
-    An exported program with an open length has no loop over chunks to unroll, so it is given the parallel form.
+    An exported program with a dynamic length cannot unroll a loop over chunks, so it gets the parallel form.
     """
     if torch.compiler.is_compiling() and not isinstance(length, int):
         return "parallel"
@@ -381,21 +381,21 @@ def choose_form(length: int, chunk_size: int) -> str:
 
 
 class DecayTables(NamedTuple):
-    """Every power of γ that the chunkwise form needs, computed once and shared by all layers that have these decays.
+    """Every power of γ that the chunkwise form needs, computed once for all layers with equal decays.
 
-    If all chunks decay alike, N is 1. If all sequences do, the first dimension is 1.
+    N is 1 if all chunks decay alike. The first dimension is 1 if all sequences decay alike.
     """
 
     inner: Tensor  # (1, M, 1, C, C)  from token m to token n of one chunk; 0 where n comes before m
     query: Tensor  # (B|1, M, N|1, C, 1)  from the state before the chunk to token n
     key: Tensor  # (B|1, M, N|1, C, 1)  from token m to the state after the chunk
     state: Tensor  # (B|1, M, N|1, 1, 1)  from the state before the chunk to the state after it
-    seen: Tensor | None  # (B|1, 1, N, C, C) bool: whether n and m are of one document; None if there is only one
+    seen: Tensor | None  # (B|1, 1, N, C, C) bool: whether n and m are in one document; None for one document
 
     one_chunk: bool  # whether one chunk holds the whole sequence
 
     def of_chunks(self, first: int, chunks: int, size: int) -> "DecayTables":
-        """The tables of some of the chunks, and of `size` tokens of each."""
+        """Returns the tables of some of the chunks, for the first `size` tokens of each."""
         inner, query, key, state, seen = (
             table if table is None or table.shape[2] == 1 else table[:, :, first : first + chunks] for table in self[:5]
         )
@@ -410,13 +410,13 @@ def decay_tables(
     order: TokenOrder = AS_GIVEN,
     bidirectional: bool = False,
 ) -> DecayTables:
-    """Decay tables of `length` tokens in chunks of `chunk_size` (default: one chunk, which is the parallel form).
+    """Returns the decay tables of `length` tokens in chunks of `chunk_size` (default: one chunk, the parallel form).
 
     Args:
-        log_decay: (M,) natural logarithm of γ, finite; its dtype is that of the tables.
-        chunk_size: C. The last chunk may be shorter; the tables describe it filled up with absent tokens.
-        order: of the tokens, from `token_order`.
-        bidirectional: makes the inner table γ^|n-m|, for one chunk that holds the whole sequence.
+        log_decay: (M,) natural logarithm of γ, finite. The tables get its dtype.
+        chunk_size: C. The last chunk may be shorter; its tables treat missing tokens as absent.
+        order: order of the tokens, from `token_order`.
+        bidirectional: whether the inner table is γ^|n-m|, for one chunk that holds the whole sequence.
     """
     one_chunk = chunk_size is None or (isinstance(length, int) and chunk_size >= length)
     chunk_size = length if one_chunk else chunk_size
@@ -435,7 +435,7 @@ def decay_tables(
     else:
         count = order.count[:, None]
     count = (count - first).clamp(min=0, max=chunk_size)  # (B|1, N) present tokens of each chunk
-    to_end = count[:, :, None] - 1 - place  # (B|1, N, C), below 0 at absent tokens
+    to_end = count[:, :, None] - 1 - place  # (B|1, N, C), negative at absent tokens
     query = torch.exp(rate * (place + 1)[:, None].to(rate.dtype))[None]  # (1, M, 1, C, 1)
     absent = (to_end < 0)[:, None, ..., None]
     key = torch.exp(rate * to_end.clamp(min=0)[:, None, ..., None].to(rate.dtype)).masked_fill(absent, 0)
@@ -448,11 +448,11 @@ def decay_tables(
             document = torch.cat([document, document[:, -1:].expand(-1, missing)], dim=1)
         document = document.unflatten(1, (chunks, -1))  # (B|1, N, C)
         last = document[..., -1:]
-        before = pad(last[:, :-1], (0, 0, 1, 0))  # 0 before the first chunk: the document of the initial state
+        before = pad(last[:, :-1], (0, 0, 1, 0))  # the initial state belongs to document 0
         query = query.masked_fill((document != before)[:, None, ..., None], 0)
         key = key.masked_fill((document != last)[:, None, ..., None], 0)
         state = state.masked_fill((last != before)[:, None, ..., None], 0)
-    if bidirectional and order.count is not None:  # present tokens would see absent ones
+    if bidirectional and order.count is not None:  # hides absent tokens from present ones
         document = (torch.zeros_like(to_end) if document is None else document).masked_fill(to_end < 0, -1)
     if document is not None:
         seen = (document[..., :, None] == document[..., None, :]).unsqueeze(1)
@@ -462,14 +462,14 @@ def decay_tables(
 class ChunkBlock(NamedTuple):
     """Consecutive chunks of one length, with their tables. Products are batched over A = B M N chunks."""
 
-    tokens: slice  # of places in the order of the tokens
-    moved: Tensor | None  # (B, N C) the token at each place; None if no token moves
+    tokens: slice  # places in the order of the tokens
+    moved: Tensor | None  # (B, N C) index of the token at each place; None if no token moves
     shape: tuple[int, int, int]  # B, M, N
     tables: DecayTables
-    narrow: bool  # whether products are of bfloat16. Their results, decays and states never are.
+    narrow: bool  # whether operands of products are bfloat16; results, decays and states never are
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """These chunks of queries (B, H, T, X) -> (A, R C, X), or of keys (B, G, T, X) -> (A, C, X)."""
+        """Returns these chunks of queries (B, H, T, X), as (A, R C, X), or of keys (B, G, T, X), as (A, C, X)."""
         _, heads, chunks = self.shape
         part = tensor[:, :, self.tokens] if self.moved is None else tensor.transpose(1, 2)[self.rows()].transpose(1, 2)
         part = part.to(torch.bfloat16 if self.narrow else self.tables.inner.dtype)
@@ -478,11 +478,11 @@ class ChunkBlock(NamedTuple):
         return (part if part.shape[1] == heads else stack_queries(part, heads)).flatten(0, 2)
 
     def rows(self) -> tuple[Tensor, Tensor]:
-        """Indices (B, 1) and (B, N C) of the tokens of these chunks, in tensors (B, T, ...)."""
+        """Returns indices (B, 1) and (B, N C) of the tokens of these chunks in tensors (B, T, ...)."""
         return torch.arange(self.moved.shape[0], device=self.moved.device)[:, None], self.moved
 
     def put(self, part: Tensor, whole: Tensor) -> None:
-        """Joins a part and writes it to its tokens in (B, heads, T, X)."""
+        """Joins a part and writes it to the tokens of these chunks in `whole`, (B, heads, T, X)."""
         part = self.join(part, whole.shape[1])
         if self.moved is None:
             whole[:, :, self.tokens] = part
@@ -490,7 +490,7 @@ class ChunkBlock(NamedTuple):
             whole.transpose(1, 2)[self.rows()] = part.transpose(1, 2).to(whole.dtype)
 
     def join(self, part: Tensor, heads: int) -> Tensor:
-        """The inverse of `cut`: (A, R C, X) -> (B, heads, N C, X). Sums over the heads that share a key or a value."""
+        """Inverts `cut`: (A, R C, X) -> (B, heads, N C, X). Sums over the heads that share a key or a value."""
         part = part.unflatten(0, self.shape)
         if heads > self.shape[1]:
             part = unstack_queries(part, heads)
@@ -500,12 +500,12 @@ class ChunkBlock(NamedTuple):
     def product(
         self, left: Tensor, right: Tensor | None, table: Tensor | None = None, onto: Tensor | None = None
     ) -> Tensor | None:
-        """left @ right: (A, X, Y) and (A, Y, Z) -> (A, X, Z), in the dtype of the tables.
+        """Returns left @ right, (A, X, Z), for (A, X, Y) and (A, Y, Z), in the dtype of the tables.
 
         Args:
-            right: None for zeros, and then `onto` is returned.
-            table: powers of γ (B|1, M, N|1, X / R, Z|1), by which the product is multiplied.
-            onto: (A, X, Z) to which the product is added, in place.
+            right: None for zeros. Then `onto` is returned.
+            table: factors of the product, powers of γ (B|1, M, N|1, X / R, Z|1).
+            onto: (A, X, Z). The product is added to it in place.
         """
         if right is None:
             return onto
@@ -525,16 +525,16 @@ class ChunkBlock(NamedTuple):
     def run_state(
         self, rows: Tensor, table: Tensor, columns: Tensor, state: Tensor | None, wanted: bool, backwards: bool = False
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The recurrence S <- γ^C S + (rows ⊙ table)ᵀ columns, from chunk to chunk.
+        """Computes the recurrence S <- γ^C S + (rows ⊙ table)ᵀ columns from chunk to chunk.
 
         Args:
             rows, columns: (A, R C, K) and (A, R C, V): keys and values, or queries and the gradient of the output.
-            state: (B, M, K, V) that the first chunk starts from; None for zeros.
+            state: (B, M, K, V), the state before the first chunk; None for zeros.
             wanted: whether the state after the last chunk is needed.
-            backwards: goes from the last chunk to the first one, as the gradient of the state does.
+            backwards: whether to go from the last chunk to the first, like the gradient of the state.
 
         Returns:
-            The state that each chunk starts from, (A, K, V), None if all are zero; and the state after the last chunk,
+            the state before each chunk, (A, K, V), or None if all are zero; and the state after the last chunk,
             (B, M, K, V), or None.
         """
         chunks = self.shape[2]
@@ -549,7 +549,7 @@ class ChunkBlock(NamedTuple):
         order = order[::-1] if backwards else order
         state = torch.zeros_like(written[:, :, 0]) if state is None else state
         if chunks > 1 and not torch.is_grad_enabled() and not needs_autograd():
-            before = torch.empty_like(written)  # each state is written where the next chunk reads it, without a copy
+            before = torch.empty_like(written)  # each state is written to its final place, without a copy
             before[:, :, order[0]] = state
             for place, following in itertools.pairwise(order):
                 parts = written[:, :, place], decay[:, :, place], before[:, :, place]
@@ -568,9 +568,9 @@ class ChunkBlock(NamedTuple):
 def chunk_blocks(
     query: Tensor, key: Tensor, value: Tensor, tables: DecayTables, order: TokenOrder = AS_GIVEN, at_once: bool = False
 ) -> list[ChunkBlock]:
-    """The sequence in blocks that are large enough to keep the device busy, and small enough for its cache.
+    """Returns the sequence in blocks that are large enough to keep the device busy and small enough for its cache.
 
-    With `at_once`, all whole chunks are one block.
+    With `at_once`, all whole chunks form one block.
     """
     narrow = query.dtype == key.dtype == value.dtype == torch.bfloat16 and tables.inner.dtype == torch.float32
     narrow = narrow and multiplies_bfloat16(query.device)
@@ -608,9 +608,9 @@ def blockwise_retention(
     with_final: bool,
     at_once: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Equation 7, block of chunks by block of chunks.
+    """Computes equation 7, one block of chunks after the other.
 
-    With `at_once`, all chunks are in one batched product, in operations that PyTorch differentiates, compiles and exports.
+    With `at_once`, one batched product computes all chunks, in operations that PyTorch differentiates, compiles and exports.
     """
     heads, dtype = query.shape[1], tables.inner.dtype
     if at_once:
@@ -634,10 +634,10 @@ def blockwise_retention(
 
 
 class ChunkwiseRetention(torch.autograd.Function):
-    """`blockwise_retention` and its gradient.
+    """Implements `blockwise_retention` with a custom gradient.
 
-    Keeps query, key and value for the backward pass, O(T (K + V)), and computes scores and states again: within a chunk the
-    gradients are those of equation 5, and from chunk to chunk the gradient of the state runs back by the same recurrence,
+    Saves query, key and value for the backward pass, O(T (K + V)), and recomputes scores and states. Within a chunk the
+    gradients follow from equation 5. From chunk to chunk the gradient of the state runs backwards by the same recurrence,
 
         dS_n = γ^C dS_{n+1} + (Q_n ⊙ query decays)ᵀ dO_n
     """
@@ -653,7 +653,7 @@ class ChunkwiseRetention(torch.autograd.Function):
     def backward(ctx, output_gradient, state_gradient):
         query, key, value, initial_state = ctx.saved_tensors
         tables, order, dtype = ctx.tables, ctx.order, ctx.tables.inner.dtype
-        with without_autocast(query.device.type):  # a backward pass may be asked for where autocast is on
+        with without_autocast(query.device.type):  # a backward pass may run under autocast
             if torch.is_grad_enabled():  # the caller wants to differentiate these gradients
                 operands = (query, key, value, initial_state)
                 results = blockwise_retention(*operands[:3], tables, order, initial_state, ctx.with_final, at_once=True)
@@ -687,11 +687,11 @@ def block_gradients(
     state_gradient: Tensor | None,
     with_initial: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of queries, keys, values, and of the state before the first chunk, which is None unless `with_initial`.
+    """Returns gradients of queries, keys, values and the initial state. The last is None unless `with_initial`.
 
     Args:
-        before: the states (A, K, V) that the chunks of each block start from, None for zeros. The list is emptied.
-        state_gradient: of the state after the last chunk; None for zeros.
+        before: the states (A, K, V) before the chunks of each block, None for zeros. The list is emptied.
+        state_gradient: gradient of the state after the last chunk; None for zeros.
     """
     of_query, of_key, of_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     for block in reversed(blocks):
@@ -716,7 +716,7 @@ def block_gradients(
 def gradients_where_asked(
     results: tuple[Tensor | None, ...], operands: tuple[Tensor | None, ...], gradients: tuple[Tensor | None, ...]
 ) -> list[Tensor | None]:
-    """Gradients that can be differentiated again, of each operand that requires one; None for the others."""
+    """Returns differentiable gradients of the operands that require them, and None for the others."""
     asking = [operand for operand in operands if operand is not None and operand.requires_grad]
     reached = [
         (result, gradient) for result, gradient in zip(results, gradients) if gradient is not None and result.requires_grad
@@ -729,7 +729,7 @@ def gradients_where_asked(
 
 
 def empty_output(value: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-    """(B, H, T, V), with the memory layout of `value`, so that joining the heads again needs no copy."""
+    """Returns an empty tensor (B, H, T, V) in the memory layout of `value`, so that joining heads needs no copy."""
     if value.shape[1] == heads:
         return torch.empty_like(value, dtype=dtype)
     batch, _, length, value_dim = value.shape
@@ -745,9 +745,9 @@ def retention_in_chunks(
     order: TokenOrder = AS_GIVEN,
     with_final: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Equation 7 in the fastest way, as an operator: with decay tables that were computed before.
+    """Computes equation 7 in the fastest way, as an operator, with precomputed decay tables.
 
-    Arguments and results as in `chunkwise_retention`; without `with_final`, the final state is None and not computed.
+    Arguments and results as in `chunkwise_retention`. Without `with_final`, the final state is None and not computed.
     """
     with without_autocast(query.device.type):
         operands = (query, key, value, tables, order, initial_state, with_final)
@@ -766,10 +766,10 @@ def chunkwise_retention(
     reset: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Equation 7: parallel within each chunk, and the recurrence from chunk to chunk.
+    """Computes equation 7: parallel within each chunk, recurrent from chunk to chunk.
 
-    Time and memory are linear in T; for a gradient only the operands are kept. Arguments and results as
-    `recurrent_retention`; `chunk_size` defaults to `default_chunk_size`.
+    Time and memory are linear in T. The backward pass only needs the operands. Arguments and results as in
+    `recurrent_retention`. `chunk_size` defaults to `default_chunk_size(K, V)`.
     """
     chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
     order = token_order(mask, reset)
@@ -787,7 +787,7 @@ def parallel_retention(
     mask: Tensor | None = None,
     reset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Equation 5, which is equation 7 with one chunk. Arguments and results as `recurrent_retention`."""
+    """Computes equation 5, as equation 7 with one chunk. Arguments and results as in `recurrent_retention`."""
     order = token_order(mask, reset)
     tables = decay_tables(log_decay.to(compute_dtype(query, key, value)), query.shape[2], None, order)
     return retention_in_chunks(query, key, value, initial_state, tables, order)
@@ -804,23 +804,23 @@ def retention(
     form: str = "auto",
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Retention, in the form that suits its length or in the one that is named.
+    """Computes retention in the named form or, by default, in the fastest form for the length.
 
     Args:
         query: (B, H, T, K), already rotated and scaled.
-        key, value: (B, G, T, K) and (B, G, T, V), where G divides H; each key/value head serves H / G query heads.
-        log_decay: (H,) natural logarithm of each head's γ, finite; or (G,), one for all heads that a key/value head serves,
-            which then share one state.
-        initial_state: (B, H, K, V), or (B, G, K, V) where it is shared, the state to continue from; or None.
+        key, value: (B, G, T, K) and (B, G, T, V), where G divides H. Each key/value head serves H / G query heads.
+        log_decay: (H,) natural logarithm of each head's γ, finite; or (G,) if the query heads of each key/value head share
+            one decay and one state.
+        initial_state: (B, H, K, V), or (B, G, K, V) if it is shared, the state to continue from; or None.
         mask: (B, T) bool, False where a token is absent. reset: (B, T) bool, True where a document starts.
-        form: "parallel", "recurrent", "chunkwise", or "auto", which takes the fastest for T.
-        chunk_size: C of the chunkwise form; `default_chunk_size(K, V)` if absent.
+        form: "parallel", "recurrent", "chunkwise", or "auto", the fastest form for T.
+        chunk_size: C of the chunkwise form; by default `default_chunk_size(K, V)`.
 
     Returns:
-        output (B, H, T, V) and final state, of the shape of the initial one, in float32, or float64 where an input is.
+        output (B, H, T, V) and final state, in the shape of the initial state, in float32, or float64 if an input is.
 
     Raises:
-        ValueError: for an unknown form, or shapes that do not belong together.
+        ValueError: for an unknown form, or shapes that do not fit each other.
     """
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, got {form!r}.")
@@ -839,7 +839,7 @@ def retention(
 def check_operands(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, initial_state: Tensor | None = None
 ) -> None:
-    """Raises ValueError for operands of `retention` whose shapes do not belong together."""
+    """Raises ValueError if the shapes of `retention`'s operands do not fit each other."""
     if query.dim() != 4 or key.shape[:1] + key.shape[2:] != query.shape[:1] + query.shape[2:]:
         raise ValueError(
             "query and key must be (batch, heads, tokens, key size) and agree in all but the heads, "
@@ -847,12 +847,12 @@ def check_operands(
         )
     if key.shape[:3] != value.shape[:3] or query.shape[1] % key.shape[1]:
         raise ValueError(
-            "key and value must have the same batch, heads and tokens, and their heads divide those of query, "
+            "key and value must have the same batch, heads and tokens, and query a multiple of their heads, "
             f"got query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}."
         )
     if log_decay.shape not in ((query.shape[1],), (key.shape[1],)):
         raise ValueError(
-            f"log_decay must have an entry for each head of query, {query.shape[1]}, or of key, {key.shape[1]}, "
+            f"log_decay must have one entry for each of the {query.shape[1]} heads of query or {key.shape[1]} heads of key, "
             f"got {tuple(log_decay.shape)}."
         )
     states = state_heads(query, key, log_decay.numel())
@@ -861,7 +861,7 @@ def check_operands(
 
 
 def document_ends(reset: Tensor) -> Tensor:
-    """(B, T) bool, True at the first token of each document -> True at the last token of each."""
+    """Returns (B, T) bool, True at the last token of each document, from (B, T) bool, True at the first token of each."""
     return pad(reset[:, 1:], (0, 1), value=True)
 
 
@@ -875,10 +875,10 @@ def bidirectional_retention(
     form: str = "auto",
     chunk_size: int | None = None,
 ) -> Tensor:
-    """Retention that looks both ways: O = (Q Kᵀ ⊙ γ^|n-m|) V, (B, H, T, V).
+    """Computes retention in both directions: O = (Q Kᵀ ⊙ γ^|n-m|) V, (B, H, T, V).
 
-    There is no state, since a token sees the whole text. The parallel form is one product. The others are the sum of a scan
-    forwards and a scan backwards, minus the token itself, which both count: linear in T. Arguments as in `retention`.
+    There is no state, because every token sees the whole text. The parallel form is one product. The others, linear in
+    T, add a forward and a backward scan and subtract each token's own part, which both count. Arguments as in `retention`.
     """
     check_operands(query, key, value, log_decay)
     chunk_size = chunk_size or default_chunk_size(query.shape[-1], value.shape[-1])
@@ -898,7 +898,7 @@ def bidirectional_retention(
 
 
 def self_retention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What each token retains of itself, q_n k_nᵀ v_n: (B, H, T, V)."""
+    """Returns each token's part of the output from itself, q_n k_nᵀ v_n, (B, H, T, V)."""
     key, value = (repeat_heads(tensor, query.shape[1]) for tensor in (key, value))
     itself = (query.to(dtype) * key).sum(-1, keepdim=True) * value
     return itself if mask is None else itself.masked_fill(~mask[:, None, :, None], 0)

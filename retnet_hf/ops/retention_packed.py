@@ -1,13 +1,13 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Retention over documents that stand one after the other in one row, each of which continues from a state of its own.
+"""Retention over documents packed into one row. Each document continues from its own state.
 
-For serving engines: prompts, parts of prompts and single tokens of many sequences go through a model in one call. Documents
-of similar length are computed together: each is cut into chunks, and equation 7 is applied to the chunks of all documents at
-once. A document of one token is a step of decoding. The state before every chunk, K V numbers, is kept until
+Serving engines use it to pass prompts, parts of prompts and single tokens of many sequences through a model in one call.
+Documents of similar length are computed together: each is cut into chunks, and equation 7 is applied to the chunks of all
+documents at once. A document of one token is a decoding step. The state before each chunk, K V elements, is kept until
 the outputs are computed.
 
-Shapes are those of `retention_forms.py`, and D documents, A chunks of all documents of a group together, S rows of a state.
+Shapes as in `retention_forms.py`, with D documents, A chunks in all documents of a group, and S rows of a state.
 """
 
 from collections.abc import Sequence
@@ -33,21 +33,21 @@ from .retention_forms import (
 )
 
 
-STEP_ON_CPU = 2**19  # numbers of the states of documents that are computed together
-VIEWED_ON_CPU = 2**14  # numbers of a state from which a step on a view of it is faster than on copies of several
+STEP_ON_CPU = 2**19  # elements in the states of documents that are computed together
+VIEWED_ON_CPU = 2**14  # elements of a state from which a step on its view is faster than a step on copies
 
 
 class ChunkedDocuments(NamedTuple):
-    """Documents cut into chunks of one size: the first chunks of all of them, then the second ones, and so on."""
+    """Documents cut into chunks of one size, ordered as the first chunks of all documents, the second chunks, and so on."""
 
-    documents: Tensor  # (D,) int64, numbers of the documents, those of most chunks first
-    tokens: Tensor  # (A, C) int64, place in the row of each token; of any token where the chunk is shorter
-    count: Tensor  # (A,) int64, tokens of each chunk
-    chunks: tuple[int, ...]  # how many documents have a first chunk, a second one, ...
+    documents: Tensor  # (D,) int64, indices of the documents, sorted by falling number of chunks
+    tokens: Tensor  # (A, C) int64, place of each token in the row; arbitrary past the end of a short chunk
+    count: Tensor  # (A,) int64, number of tokens in each chunk
+    chunks: tuple[int, ...]  # number of documents with at least 1, 2, ... chunks
 
 
 class PackedDocuments(NamedTuple):
-    """How the documents of a row are grouped and cut into chunks; the same in all layers of a model."""
+    """Groups and chunks of the documents of a row, the same in all layers of a model."""
 
     boundaries: Tensor  # (D + 1,) int64
     order: Tensor  # (D,) int64: index of each document in the states of the groups, concatenated
@@ -58,31 +58,31 @@ class PackedDocuments(NamedTuple):
 
     @property
     def is_step(self) -> bool:
-        """Whether every document is one token."""
+        """Returns whether every document is one token."""
         return self.longest == 1 and len(self.places) == len(self.order)
 
 
-@torch.compiler.disable  # it would trace NumPy as PyTorch, and take the boundaries for unknown numbers
+@torch.compiler.disable  # compilers would trace NumPy as PyTorch, with unknown boundaries
 def packed_documents(
     boundaries: Sequence[int] | Tensor, chunk_size: int, device: torch.device | str | None = None
 ) -> PackedDocuments:
-    """Groups and chunks of documents, each of which begins at its boundary and ends at the next one.
+    """Groups documents and cuts them into chunks. A document extends from its boundary to the next one.
 
-    The host computes them, and copies all to the device at once. It waits for boundaries that are on a device.
+    The host computes the result and copies it to the device in one copy. If the boundaries are on a GPU, it waits for them.
 
     Args:
-        boundaries: (D + 1,) integers from 0 to T, as `cu_seq_lens_q` of transformers. A document may be empty.
-        chunk_size: C, at the most; it is shorter where documents are.
-        device: of the result; that of `boundaries` if absent.
+        boundaries: (D + 1,) integers from 0 to T, like `cu_seq_lens_q` of transformers. A document may be empty.
+        chunk_size: the maximum of C. Shorter documents have shorter chunks.
+        device: device of the result; by default the device of `boundaries`.
 
     Raises:
-        ValueError: for boundaries that are no integers, do not begin at 0, or fall.
+        ValueError: for boundaries that are not integers, do not begin at 0, or decrease.
     """
     if isinstance(boundaries, Tensor):
         device, boundaries = device or boundaries.device, boundaries.tolist()
     bounds = np.asarray(boundaries)
     if bounds.ndim != 1 or len(bounds) < 2 or bounds.dtype.kind not in "iu" or bounds[0] or (np.diff(bounds) < 0).any():
-        raise ValueError(f"boundaries must be integers that begin at 0 and never fall, got {boundaries}.")
+        raise ValueError(f"boundaries must be integers that begin at 0 and never decrease, got {boundaries}.")
     bounds = bounds.astype(np.int64)
     lengths = np.diff(bounds)
     if (lengths == 1).all():
@@ -92,15 +92,15 @@ def packed_documents(
 
 @cached_outside_modes
 def _single_tokens(documents: int, device: torch.device | None) -> PackedDocuments:
-    """Documents of one token each, the same in every step of decoding as many sequences."""
+    """Returns `packed_documents` of documents of one token. All decoding steps of `documents` sequences share it."""
     bounds = np.arange(documents + 1)
     with torch.inference_mode(False):  # steps with and without inference mode share the result
         return _grouped(bounds, np.diff(bounds), 1, device)
 
 
 def _grouped(bounds: np.ndarray, lengths: np.ndarray, chunk_size: int, device: torch.device | str | None) -> PackedDocuments:
-    """`packed_documents` of boundaries that were checked, and the lengths between them."""
-    # chunks of the next power of two, so that a short document costs what it would beside others like it
+    """Returns `packed_documents` of checked boundaries and their differences `lengths`."""
+    # Chunk sizes are rounded up to powers of two, so that the cost of a short document does not depend on the others.
     sizes = np.minimum(chunk_size, 2 ** np.ceil(np.log2(np.maximum(lengths, 1))).astype(np.int64))
     parts = [_chunked(bounds, np.flatnonzero(sizes == size), int(size)) for size in np.unique(sizes)]
     places, first = np.empty(bounds[-1], dtype=np.int64), 0
@@ -119,7 +119,7 @@ def _grouped(bounds: np.ndarray, lengths: np.ndarray, chunk_size: int, device: t
 
 
 def _chunked(bounds: np.ndarray, which: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[int, ...]]:
-    """The fields of `ChunkedDocuments`, of some of the documents."""
+    """Returns the fields of `ChunkedDocuments` for the documents `which`."""
     chunks = -(-np.diff(bounds)[which] // size)
     order = np.argsort(-chunks, kind="stable")
     which, chunks = which[order], chunks[order]
@@ -133,7 +133,7 @@ def _chunked(bounds: np.ndarray, which: np.ndarray, size: int) -> tuple[np.ndarr
 
 
 def _copied(arrays: list[np.ndarray], device: torch.device | str | None) -> list[Tensor]:
-    """Arrays of int64 as tensors on a device, by one copy, which the host does not wait for."""
+    """Returns int64 arrays as tensors on a device, by one copy that the host does not wait for."""
     joined = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
     if device is not None and torch.device(device).type == "cuda":
         joined = joined.pin_memory()
@@ -150,20 +150,20 @@ def packed_retention(
     initial_states: Tensor | None = None,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Retention of each document of a row, continued from its own state.
+    """Computes the retention of each document of a row, continued from its own state.
 
     Args:
         query: (1, H, T, K), rotated and scaled. key, value: (1, G, T, K) and (1, G, T, V), where G divides H.
-        log_decay: (H,), or (G,) where the heads that a key/value head serves share a state.
-        boundaries: (D + 1,) integers from 0 to T: where each document begins, and T; or the result of `packed_documents`.
-        initial_states: (D, M, K, V), zeros if absent. Never modified.
-        chunk_size: C; `default_chunk_size(K, V)` if absent.
+        log_decay: (H,), or (G,) if the query heads of each key/value head share a state.
+        boundaries: (D + 1,) integers from 0 to T: the start of each document, and T; or the result of `packed_documents`.
+        initial_states: (D, M, K, V), zeros if None. Never modified.
+        chunk_size: C; by default `default_chunk_size(K, V)`.
 
     Returns:
-        output (1, H, T, V), and the states (D, M, K, V) after each document, in float32, or float64 where an input is.
+        output (1, H, T, V), and the states (D, M, K, V) after each document, in float32, or float64 if an input is.
 
     Raises:
-        ValueError: for boundaries that do not cover the row, or states that are not one for each document.
+        ValueError: if the boundaries do not cover the row, or the states are not one per document.
     """
     operands = [tensor for tensor in (query, key, value, initial_states) if tensor is not None]
     dtype, states = compute_dtype(*operands), state_heads(query, key, log_decay.numel())
@@ -201,16 +201,16 @@ def packed_step_(
     rows: Tensor | None = None,
     begins: Tensor | None = None,
 ) -> Tensor:
-    """One token of each of D documents, which updates their rows of `states` in place. Returns the output (1, H, D, V).
+    """Reads one token of each of D documents and updates their rows of `states` in place. Returns the output (1, H, D, V).
 
-    A CPU takes few documents at a time, so that their states stay in its cache between the steps of the computation. It
-    updates the states of neighbouring rows together, where they are, and small states of scattered rows in a copy.
+    A CPU computes few documents at a time, so that their states stay in its cache. It updates the states of neighbouring
+    rows together and in place, and small states of scattered rows in a copy.
 
     Args:
         query: (1, H, D, K), rotated and scaled. key, value: (1, G, D, K) and (1, G, D, V), where G divides H.
-        decay: of M heads, all tokens being present.
-        states: (S, M, K, V). rows: (D,) the row of each document, no two alike; by default document i has row i.
-        begins: (D,) bool, True where a document ignores its row and begins from zeros; None if none does.
+        decay: decay of M heads, with all tokens present.
+        states: (S, M, K, V). rows: (D,) distinct rows of the documents; by default document i has row i.
+        begins: (D,) bool, True where a document ignores its row and starts from zeros; None if none does.
     """
     documents, numbers, on_cpu = query.shape[2], states[0].numel(), states.device.type == "cpu"
     most = max(1, STEP_ON_CPU // numbers) if on_cpu else documents
@@ -219,7 +219,7 @@ def packed_step_(
     if copies and on_cpu and not torch.compiler.is_compiling():  # a compiler cannot read the rows
         places = rows.tolist()
         neighbours = runs_of(places, most)
-        # a copy of small states costs less than a call for each
+        # one copy of small states is cheaper than one call per state
         if numbers >= VIEWED_ON_CPU or len(neighbours) <= len(runs) + documents // 8:
             runs, copies = neighbours, False
     tokens, outputs = [operand.permute(2, 1, 0, 3) for operand in (query, key, value)], []  # (D, ., 1, .)
@@ -237,7 +237,7 @@ def packed_step_(
 
 
 def runs_of(rows: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """The documents in groups whose rows follow each other, `most` at the most: the first one of each, and their number."""
+    """Groups up to `most` documents with consecutive rows. Returns the first document and the size of each group."""
     runs: list[tuple[int, int]] = []
     first = 0
     for number in range(1, len(rows) + 1):
@@ -248,7 +248,7 @@ def runs_of(rows: Sequence[int], most: int) -> list[tuple[int, int]]:
 
 
 def _steps(query, key, value, log_decay, group, state) -> tuple[Tensor, Tensor]:
-    """`_chunks`, of documents of one token, and of empty documents."""
+    """Computes `_chunks` for documents of one token and empty documents."""
     count = len(group.count)
     tokens = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., 1, .)
     after = state[:count].clone()
@@ -264,7 +264,7 @@ def _chunks(
     group: ChunkedDocuments,
     state: Tensor,  # (D, M, K, V)
 ) -> tuple[Tensor, Tensor]:
-    """Output (H, A C, V), and the states after the documents."""
+    """Returns the output (H, A C, V), and the states after the documents."""
     heads, place = query.shape[0], torch.arange(group.tokens.shape[1], device=key.device)
     query, key, value = (operand[:, group.tokens].transpose(0, 1) for operand in (query, key, value))  # (A, ., C, .)
     key = key.masked_fill((place >= group.count[:, None])[:, None, :, None], 0)

@@ -1,20 +1,19 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Retention over sequences that are split over ranks, each of which holds some segments of every row of the batch.
+"""Retention over sequences that are split over ranks. Each rank holds some segments of every row of the batch.
 
-What a segment needs of all tokens before it is one state: what each segment before it has written, decayed by the tokens
-between, and the state that the whole sequence begins with,
+A segment needs one state from the tokens before it: the sum of the initial state and of the W that earlier segments write,
+each decayed by the tokens between,
 
     S_s = γ^(tokens before s) S_0 + Σ_{j<s} γ^(tokens between j and s) W_j,    W_j = Σ_n γ^(tokens of j after n) k_nᵀ v_n
 
-Ranks exchange the W of their segments once in the forward pass of a layer, and the gradients of the S in its backward pass:
-K V numbers for each state head, however long the segments are. While states travel, each rank computes retention within its
-chunks. While gradients travel, it computes the states that its backward pass needs. Where segments are so long that even the
-slowest decay leaves less of a state than the dtype can hold beside newer ones, only neighbours exchange.
+In each layer, ranks exchange the W of their segments once in the forward pass, and the gradients of the S once in the
+backward pass: K V elements per state head, whatever the length of the segments. Meanwhile each rank computes retention
+within its chunks, or the states for its backward pass. Only neighbours exchange if segments are so long that even with the
+slowest decay an older state is negligible at the precision of the dtype.
 
-A rank's segments lie side by side in the batch: one, or in torch's order for causal attention two, where rank r holds the
-segments r and 2 N - 1 - r. Shapes are those of `retention_forms.py`, and N ranks, S segments
-of a rank, G = N S of all.
+A rank has one segment; or two, stacked along the batch, in torch's order for causal attention: rank r holds the segments r
+and 2 N - 1 - r. Shapes as in `retention_forms.py`, with N ranks, S segments per rank, and G = N S segments in all.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +38,7 @@ from .retention_forms import (
 
 
 ORDERS = ("contiguous", "head_to_tail")
-NEGLIGIBLE = 2**-4  # in units of eps: a state that decays below this part is not exchanged
+NEGLIGIBLE = 2**-4  # in units of eps: states that decay below it are not exchanged
 
 
 class Context(NamedTuple):
@@ -58,32 +57,32 @@ class Context(NamedTuple):
 
     @property
     def segments(self) -> int:
-        """Of each rank, S."""
+        """Returns S, the number of segments per rank."""
         return 2 if self.order == "head_to_tail" else 1
 
     def places_of(self, rank: int) -> list[int]:
-        """Which segments of the sequence a rank has."""
+        """Returns the segments of the sequence that a rank holds."""
         return [rank] if self.segments == 1 else [rank, 2 * self.ranks - 1 - rank]
 
     @property
     def places(self) -> list[int]:
-        """Which segments all ranks have, one rank after the other, G in all."""
+        """Returns the segments of all ranks, G in all, one rank after the other."""
         return [place for rank in range(self.ranks) for place in self.places_of(rank)]
 
     def owner(self, place: int) -> int:
-        """The rank that has a segment."""
+        """Returns the rank that holds a segment."""
         return self.places.index(place) // self.segments
 
     def fold(self, tensor: Tensor, dim: int = 1) -> Tensor:
-        """(B, .., S T, ..) -> (S B, .., T, ..): segments side by side."""
+        """Stacks segments along the batch: (B, .., S T, ..) -> (S B, .., T, ..)."""
         return tensor if self.segments == 1 else torch.cat(tensor.chunk(self.segments, dim))
 
     def unfold(self, tensor: Tensor, dim: int = 1) -> Tensor:
-        """The inverse of `fold`."""
+        """Inverts `fold`."""
         return tensor if self.segments == 1 else torch.cat(tensor.chunk(self.segments), dim)
 
     def gather(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Begins to exchange (S, ...) of each rank. Returns a function that waits for (G, ...), in sequence order."""
+        """Starts to gather (S, ...) of each rank. Returns a function that waits for (G, ...), in sequence order."""
         tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.ranks)]
         work = dist.all_gather(parts, tensor, group=self.group, async_op=True)
@@ -96,9 +95,9 @@ class Context(NamedTuple):
         return wait
 
     def shift(self, tensor: Tensor, step: int) -> Callable[[], Tensor]:
-        """Begins to send each segment's part of (S, ...) to the segment `step` places later, 1 or -1.
+        """Starts to send each segment's part of (S, ...) to the next segment, for `step` 1, or the previous one, for -1.
 
-        Returns a function that waits for the parts that arrive, zeros where no segment sends one.
+        Returns a function that waits for the parts that arrive. They are zeros where no segment sends one.
         """
         tensor, mine, places = tensor.contiguous(), self.places_of(self.rank), self.places
         came = torch.zeros_like(tensor)
@@ -130,7 +129,7 @@ class Context(NamedTuple):
         chunk_size: int,
         **kwargs: Any,
     ) -> Plan:
-        """The plan of a call. Other arguments as in `layout_of_ranks`."""
+        """Returns the plan of a call. Other arguments as in `layout_of_ranks`."""
         layout = layout_of_ranks(self, past, *call, **kwargs)
         return plan_of_segments(layout, rotation, log_decays, chunk_size, with_final=past is not None)
 
@@ -139,13 +138,13 @@ class Context(NamedTuple):
 
 
 class SplitLayout(Layout):
-    """The layout of this rank's segments, side by side: rows (S B, T).
+    """The layout of this rank's segments, stacked along the batch: rows (S B, T).
 
     Args:
-        layout: of the segments, as of rows of a batch.
-        before: (G + 1, B) tokens before each segment, and of the whole sequence. documents: (G + 1, B) documents that
-            began before it.
-        final_position: (B,) that follows the sequence. tokens: columns of the whole sequence.
+        layout: layout of the segments as rows of a batch.
+        before: (G + 1, B) number of tokens before each segment; at G, of the whole sequence. documents: (G + 1, B) number of
+            earlier segments in which a document starts.
+        final_position: (B,) position that follows the sequence. tokens: number of columns of the whole sequence.
     """
 
     def __init__(
@@ -167,12 +166,12 @@ class SplitLayout(Layout):
 
 
 class Exchange(OnDevice):
-    """How the states of all segments depend on each other, for layers with these decays (M,).
+    """Exchanges states and gradients between segments, for layers with the decays (M,).
 
     Attributes:
         powers: (G + 1, G + 1, B, M): [i, j] is the factor from the state after segment j - 1 to the state before segment i.
-            The state at j = 0 is the one that the sequence begins with, and the one at i = G its final state.
-        neighbours: whether the state before a segment depends on the segment before it alone.
+            The state at j = 0 is the initial state of the sequence, and the state at i = G is its final state.
+        neighbours: whether the state before a segment only depends on the previous segment.
     """
 
     def __init__(self, log_decay: Tensor, layout: SplitLayout) -> None:
@@ -182,16 +181,16 @@ class Exchange(OnDevice):
         seen = (self.documents[:, None] == self.documents) & earlier[..., None]
         exponent = distance.clamp(min=0)[..., None].to(log_decay.dtype)
         self.powers = torch.exp(exponent * log_decay).masked_fill(~seen[..., None], 0)
-        far = self.powers[:, 1:].flatten(2).amax(-1).tril(-2)  # (G + 1, G): factors from all but the nearest segment
+        far = self.powers[:, 1:].flatten(2).amax(-1).tril(-2)  # (G + 1, G): factors of all segments except the nearest
         self.neighbours = bool(far.max() < NEGLIGIBLE * torch.finfo(log_decay.dtype).eps)
 
     def states(
         self, written: Tensor, initial_state: Tensor | None, with_final: bool
     ) -> Callable[[], tuple[Tensor, Tensor | None]]:
-        """Begins to exchange what this rank's segments have written, (S B, M, K, V).
+        """Starts to exchange the states that this rank's segments have written, (S B, M, K, V).
 
-        Returns a function that waits for the states before these segments, (S B, M, K, V), and for the state after the
-        sequence, (B, M, K, V), or None if it is not wanted.
+        Returns a function that waits for the states before these segments, (S B, M, K, V), and the state after the whole
+        sequence, (B, M, K, V), or None without `with_final`.
         """
         context, segments = self.context, len(self.before) - 1
         mine = context.places_of(context.rank)
@@ -220,10 +219,10 @@ class Exchange(OnDevice):
         return wait
 
     def gradients(self, gradient: Tensor, final_gradient: Tensor | None) -> Callable[[], Tensor]:
-        """Begins to exchange the gradients of the states before this rank's segments, (S B, M, K, V), through their outputs.
+        """Starts to exchange the gradients of the states before this rank's segments, (S B, M, K, V), from their outputs.
 
         Returns a function that waits for the gradients of the states after these segments. `final_gradient`, (B, M, K, V),
-        is this rank's part of the gradient of the state after the sequence.
+        is this rank's part of the gradient of the state after the whole sequence.
         """
         context = self.context
         mine = context.places_of(context.rank)
@@ -247,19 +246,19 @@ class Exchange(OnDevice):
         return wait
 
     def initial_gradient(self, gradient: Tensor, final_gradient: Tensor | None) -> Tensor:
-        """This rank's part of the gradient of the state that the sequence begins with, (B, M, K, V). Arguments as above."""
+        """Returns this rank's part of the gradient of the initial state, (B, M, K, V). Arguments as in `gradients`."""
         mine = self.context.places_of(self.context.rank)
         parts = gradient.unflatten(0, (len(mine), -1))
         whole = sum(self._times(place, 0) * part for place, part in zip(mine, parts))
         return whole if final_gradient is None else whole + self._times(len(self.before) - 1, 0) * final_gradient
 
     def _times(self, place: int, source: int) -> Tensor:
-        """(B, M, 1, 1)"""
+        """Returns the factor (B, M, 1, 1) from state `source` to state `place`."""
         return self.powers[place, source, :, :, None, None]
 
     @staticmethod
     def _sum(powers: Tensor, states: Tensor) -> Tensor:
-        """(G, B, M) and (G, B, M, K, V) -> (B, M, K, V)."""
+        """Returns the sum over segments of (G, B, M) times (G, B, M, K, V): (B, M, K, V)."""
         return torch.einsum("gbm,gbmkv->bmkv", powers.to(states.dtype), states)
 
 
@@ -272,17 +271,17 @@ def split_layout(
     seq_idx: Tensor | None = None,
     past_position: Tensor | None = None,
 ) -> SplitLayout:
-    """The layout of this rank's segments, side by side, with what all ranks know about all segments.
+    """Returns the layout of this rank's segments, stacked along the batch. Ranks exchange lengths, positions and documents.
 
-    Arguments are as in `layout_of`, of this rank's `shape` = (B, S T) tokens. Absent positions are those in the whole
-    sequence. All ranks must pass the same set of arguments.
+    Arguments as in `layout_of`, for this rank's `shape` = (B, S T) tokens. Without position_ids, tokens are counted over the
+    whole sequence. All ranks must pass the same set of arguments.
 
     Raises:
-        ValueError: for segments of different lengths, and for what `layout_of` refuses.
+        ValueError: for segments of different lengths, and for arguments that `layout_of` refuses.
     """
     batch, length = shape
     if length % context.segments:
-        raise ValueError(f"each rank must have {context.segments} segments of one length, and {length} tokens are not.")
+        raise ValueError(f"each rank must have {context.segments} segments of equal length, got {length} tokens.")
     segments, size = context.segments, length // context.segments
     folded = [
         None if marks is None else context.fold((marks[None] if marks.dim() == 1 else marks).expand(batch, -1))
@@ -294,7 +293,7 @@ def split_layout(
     start = torch.zeros(batch, dtype=torch.int64, device=device) if past_position is None else past_position.to(device)
 
     count = present.sum(1)
-    follows = torch.full_like(count, -1)  # the position after the last token that is there
+    follows = torch.full_like(count, -1)  # the position after the last present token
     if position is not None:
         last = torch.where(present, torch.arange(size, device=device), -1).amax(1)
         follows = torch.where(last >= 0, position.gather(1, last.clamp(min=0)[:, None])[:, 0] + 1, follows)
@@ -313,7 +312,7 @@ def split_layout(
     mine = context.places_of(context.rank)
     layout = layout_of((rows, size), device, mask, position, seq_idx=documents, past_position=starts[mine].flatten())
     if documents is not None:
-        previous = torch.cat([document[:1], document])[mine].flatten()  # of the segment before
+        previous = torch.cat([document[:1], document])[mine].flatten()  # document at the end of the previous segment
         begins = (documents[:, 0] != previous) & (torch.tensor(mine, device=device).repeat_interleave(batch) > 0)
         reset = torch.zeros_like(present) if layout.starts is None else layout.starts.expand(rows, -1).clone()
         reset[:, 0] |= begins
@@ -339,40 +338,40 @@ def layout_of_ranks(
     seq_idx: Tensor | None = None,
     **kwargs: Any,
 ) -> SplitLayout:
-    """The layout of a call to a model whose sequences are split over ranks.
+    """Returns the layout of a call to a model that splits sequences over ranks.
 
     Args:
         past: the first layer of the state that has read something, or None. shape: (B, S T).
-        Others are arguments of `RetNetModel.forward`.
+        Other arguments as in `RetNetModel.forward`.
 
     Raises:
-        ValueError: for arguments that such a call cannot have, and for what `split_layout` refuses.
+        ValueError: for arguments that are not supported here, and for arguments that `split_layout` refuses.
     """
     others = {"cu_seq_lens_q": cu_seq_lens_q, "output_attentions": output_attentions or None}
     others["retention_form"] = None if retention_form in (None, "auto", "chunkwise") else retention_form
     if unfit := [name for name, value in others.items() if value is not None]:
         raise ValueError(
-            f"{unfit[0]} cannot be given to a model whose sequences are split over ranks: documents are told by "
-            "position_ids or seq_idx, and the form is the chunkwise one."
+            f"{unfit[0]} cannot be passed to a model that splits sequences over ranks. Mark documents by position_ids or "
+            "seq_idx. Retention is always chunkwise."
         )
     if past is not None and past.record_past:
-        raise ValueError("a state that records its past (activate_past_recording) cannot be split over ranks.")
+        raise ValueError("sequences split over ranks cannot use a state that records its past (activate_past_recording).")
     past_position = past.next_position if past is not None and past.is_initialized else None
     if past_position is not None and len(past_position) != shape[0]:
         raise ValueError(
-            f"past_key_values holds {len(past_position)} sequences, but the batch has {shape[0]}: select or repeat its rows "
-            "to fit."
+            f"past_key_values holds {len(past_position)} sequences, but the batch has {shape[0]}. Select or repeat rows "
+            "of the state to match."
         )
     if attention_mask is not None and attention_mask.shape != shape:
         given = tuple(attention_mask.shape)
-        raise ValueError(f"attention_mask must be that of this rank's tokens, {tuple(shape)}, got {given}.")
+        raise ValueError(f"attention_mask must have the shape of this rank's tokens, {tuple(shape)}, got {given}.")
     return split_layout(context, shape, device, attention_mask, position_ids, seq_idx, past_position)
 
 
 def plan_of_segments(
     layout: SplitLayout, rotation: MakeRotation, log_decays: Sequence[Tensor], chunk_size: int, with_final: bool
 ) -> Plan:
-    """The plan of sequences that are split over ranks."""
+    """Returns the plan of sequences that are split over ranks."""
 
     def make(log_decay: Tensor) -> Operator:
         return Segments(log_decay, layout, chunk_size, with_final)
@@ -382,10 +381,10 @@ def plan_of_segments(
 
 
 class Segments(OnDevice):
-    """Retention of this rank's tokens over all tokens before them, on any rank.
+    """Operator that computes retention of this rank's tokens over all earlier tokens of all ranks.
 
-    Query, key and value are those of this rank, (B, H, S T, K) and so on. The state is that of the whole sequence, the same
-    on all ranks. Each rank gets its part of the state's gradient; the gradient is their sum.
+    Query, key and value belong to this rank, (B, H, S T, K) and so on. The state belongs to the whole sequence and is the
+    same on all ranks. Each rank gets a part of the state's gradient. The gradient is the sum of these parts.
     """
 
     def __init__(self, log_decay: Tensor, layout: SplitLayout, chunk_size: int, with_final: bool) -> None:
@@ -402,7 +401,7 @@ class Segments(OnDevice):
 
 
 class SplitChunks(torch.autograd.Function):
-    """Retention of segments side by side. Keeps operands and the states before the segments."""
+    """Computes retention of stacked segments. Saves the operands and the states before the segments."""
 
     @staticmethod
     def forward(ctx, query, key, value, initial_state, tables, order, exchange, with_final):
@@ -412,7 +411,7 @@ class SplitChunks(torch.autograd.Function):
             written = block.run_state(block.cut(key), block.tables.key, block.cut(value), written, wanted=True)[1]
         arrived = exchange.states(written, initial_state, with_final)
         output = empty_output(value, query.shape[1], tables.inner.dtype)
-        for block in blocks:  # while the states travel
+        for block in blocks:  # runs during the exchange of states
             scores = block.product(block.cut(query), block.cut(key).mT, block.tables.inner)
             block.put(block.product(scores, block.cut(value)), output)
         before, final = arrived()
@@ -436,7 +435,7 @@ class SplitChunks(torch.autograd.Function):
                 rows, columns = block.cut(query), block.cut(output_gradient)
                 gradient = block.run_state(rows, block.tables.query, columns, gradient, wanted=True, backwards=True)[1]
             arrived = exchange.gradients(gradient, final_gradient)
-            states = list(_states_before(blocks, key, value, before))  # while the gradients travel
+            states = list(_states_before(blocks, key, value, before))  # runs during the exchange of gradients
             of_operands = block_gradients(blocks, states, query, key, value, output_gradient, arrived(), False)[:3]
             initial_gradient = None
             if ctx.initial_dtype is not None:
@@ -445,7 +444,7 @@ class SplitChunks(torch.autograd.Function):
 
 
 def _states_before(blocks: list[ChunkBlock], key: Tensor, value: Tensor, state: Tensor) -> Iterator[Tensor]:
-    """The states (A, K, V) that the chunks of each block start from; the first of them starts from `state`."""
+    """Yields the states (A, K, V) before the chunks of each block. The first chunk starts from `state`."""
     for block in blocks:
         wanted = block is not blocks[-1]
         before, state = block.run_state(block.cut(key), block.tables.key, block.cut(value), state, wanted)

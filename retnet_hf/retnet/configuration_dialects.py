@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The config.json files of other RetNets: flash-linear-attention's (fla), and torchscale's, which syncdoth's shares."""
+"""Reads config.json files of flash-linear-attention (fla), torchscale and syncdoth, which uses torchscale's keys."""
 
 import math
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from ..arguments.configuration_checks import READ_BY_TRANSFORMERS, WITHOUT_EFFEC
 
 logger = logging.get_logger(__name__)
 
-# Keys that choose kernels, that training alone reads, or that the layers of a RetNet never read.
+# These keys choose kernels, are read only in training, or are never read by RetNet layers.
 _WITHOUT_EFFECT_IN_FLA = frozenset((
     "attn_mode", "use_short_conv", "conv_size", "share_conv_kernel", "fuse_norm", "fuse_swiglu", "fuse_cross_entropy",
     "fuse_linear_cross_entropy", "use_l2warp", "attnres_block_size",
@@ -26,32 +26,32 @@ _WITHOUT_EFFECT_IN_TORCHSCALE = frozenset((
     "moe_top1_expert", "no_output_layer", "output_retentions", "rel_pos_buckets", "subln", "use_ffn_rms_norm",
     "use_xmoe", "xpos_scale_base", "z_loss_coeff",
 ))  # fmt: skip
-# Keys that change what a model computes, the one value that RetNetConfig can express, and why there is no other.
+# Keys that change what a model computes: the only value that RetNetConfig supports, and the reason.
 _EXPRESSIBLE = {
     "moe_freq": (0, "RetNetConfig has no experts"),
     "multiway": (False, "RetNetConfig has one set of weights for all tokens"),
-    "xpos_rel_pos": (False, "RetNetConfig has no magnitudes in its rotation"),
+    "xpos_rel_pos": (False, "RetNetConfig rotates without the magnitudes of xPos"),
     "use_glu": (
         True,
-        "the feed-forward without it has biases and an inner LayerNorm (fc1.bias, fc2.bias, ffn_layernorm), which have no "
-        "place in RetNetConfig",
+        "without it, the feed-forward has biases and an inner LayerNorm (fc1.bias, fc2.bias, ffn_layernorm), which "
+        "RetNetConfig does not support",
     ),
     "attn": (
         None,
-        "layer_types says here which layers are softmax attention, and those of fla's attn have other weights",
+        "layer_types sets the softmax layers here, and the attention layers of fla have different weights",
     ),
 }
 
 
 def read_dialect(given: dict[str, Any], aliases: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The fields of RetNetConfig that another RetNet's config.json states by other names, and the keys that are left.
+    """Translates keys of another library's config.json. Returns fields of RetNetConfig, and the remaining keys.
 
     Args:
-        given: keys of the file that are no fields.
-        aliases: other names of fields, which are left as they are.
+        given: keys of the file that are not fields of RetNetConfig.
+        aliases: aliases of fields. They are not translated.
 
     Raises:
-        ValueError: for a key that changes what the model computes and has no counterpart here.
+        ValueError: if a key that changes the computation has a value without a counterpart here.
     """
     for key, (allowed, reason) in _EXPRESSIBLE.items():
         if given.get(key) not in (allowed, None):
@@ -70,9 +70,7 @@ def read_dialect(given: dict[str, Any], aliases: Collection[str]) -> tuple[dict[
     without_effect = _WITHOUT_EFFECT_IN_TORCHSCALE | WITHOUT_EFFECT_IN_TRANSFORMERS | set(GenerationConfig().to_dict())
     unknown = left.keys() - known - without_effect - {key for key in left if key.startswith("_")}
     if unknown:
-        logger.warning(
-            f"Keys of a foreign config.json that RetNetConfig does not know are dropped: {', '.join(sorted(unknown))}."
-        )
+        logger.warning(f"RetNetConfig drops unknown keys of another library's config.json: {', '.join(sorted(unknown))}.")
     return fields, kept
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""RetNet configuration: every option of the published models, their spellings, and named sizes."""
+"""RetNet configuration: every option of the published models, their names for it, and named sizes."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ from .configuration_dialects import read_dialect
 
 INITIALIZATIONS = ("xavier", "deepnet", "normal", "fan_in")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# Fields of RetNetHybridConfig, and the values with which a model is no hybrid: files of earlier versions have all of them.
+# Fields of RetNetHybridConfig, with their values in a model that is not a hybrid. Files of earlier versions contain them.
 OF_HYBRIDS = {
     **dict.fromkeys(("layer_types", "sliding_window", "attention_num_heads", "attention_num_key_value_heads")),
     **dict.fromkeys(("attention_head_dim", "attention_gate_act", "attention_log_base", "attention_sink_distance")),
@@ -31,17 +31,17 @@ OF_HYBRIDS = {
 
 # name: (hidden_size, num_hidden_layers, num_attention_heads, intermediate_size, value_expansion)
 _SHAPES = {
-    # those for training from scratch, in the proportions of the paper
+    # sizes for training from scratch, with the proportions of the paper
     "tiny": (128, 4, 2, 384, 2.0),
     "mini": (256, 6, 4, 768, 2.0),
     "small": (512, 8, 8, 1408, 2.0),
     "base": (768, 12, 6, 2048, 2.0),
     "medium": (1024, 24, 8, 2816, 2.0),
-    # arXiv 2307.08621 table 2: plain feed-forward, and the decays of its training runs
+    # arXiv 2307.08621, table 2, with a plain feed-forward and the decays of the paper's training runs
     "1.3B": (2048, 24, 8, 4096, 2.0),
     "2.7B": (2560, 32, 10, 5120, 2.0),
     "6.7B": (4096, 32, 16, 8192, 2.0),
-    # microsoft/torchscale's recipes, whose values and feed-forward are 5/3 of the hidden size
+    # microsoft/torchscale's recipes: values and feed-forward are about 5/3 of the hidden size
     "torchscale-base": (512, 6, 2, 864, 864 / 512),
     "torchscale-medium": (1024, 16, 4, 1728, 1728 / 1024),
     "torchscale-xl": (2048, 24, 8, 3456, 3456 / 2048),
@@ -50,7 +50,7 @@ _SHAPES = {
     "torchscale-13b": (5120, 40, 20, 8560, 8560 / 5120),
     "torchscale-65b": (8192, 64, 32, 13824, 13824 / 8192),
 }
-# what small models learn best with (docs/results.md), in the sizes for training from scratch
+# Small models learn best with these fields (docs/results.md). The sizes for training from scratch have them.
 _FROM_SCRATCH = ("tiny", "mini", "small", "base", "medium")
 _LEARNS_BEST = {
     "initialization": "fan_in",
@@ -63,73 +63,73 @@ _LEARNS_BEST = {
 
 @strict
 class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
-    r"""Configuration of a RetNet (arXiv 2307.08621). The defaults are those of the fla-hub checkpoints, at 1.3B.
+    r"""Configuration of a RetNet (arXiv 2307.08621). The defaults describe the 1.3B checkpoint of fla-hub.
 
-    A published `config.json` of either dialect, flash-linear-attention's or torchscale's and syncdoth's, is read as it is:
-    their spellings are translated. It is saved in ours.
+    A `config.json` of flash-linear-attention, torchscale or syncdoth can be read without changes: its keys are translated.
+    It is saved with the field names below.
 
     Args:
         vocab_size (`int`): number of tokens.
         hidden_size (`int`): width of the residual stream.
         num_hidden_layers (`int`): number of blocks.
         num_attention_heads (`int`): query heads, each with its own decay. Alias `num_heads`.
-        num_key_value_heads (`int`, *optional*): key and value heads, a divisor of the query heads; as many if absent.
-            Alias `num_kv_heads`. In a layer where the query heads that each of them serves have equal decays, these heads
-            share one matrix of the state, which is then smaller by that factor.
-        intermediate_size (`int`, *optional*): width of the feed-forward. Absent, it is two thirds of `hidden_ratio` (2)
-            times the hidden size, rounded up to a multiple of 256.
+        num_key_value_heads (`int`, *optional*): number of key and value heads, a divisor of `num_attention_heads` and by
+            default equal to it. Alias `num_kv_heads`. In a layer where all query heads of each key/value head have equal
+            decays, these query heads share one matrix of the state, so the state is smaller.
+        intermediate_size (`int`, *optional*): width of the feed-forward; by default two thirds of `hidden_ratio` (2) times
+            the hidden size, rounded up to a multiple of 256.
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
-        key_expansion (`float`): size of all queries together over the hidden size. Alias `expand_k`.
-        value_expansion (`float`): size of all values (of all query heads) over the hidden size. Alias `expand_v`.
+        key_expansion (`float`): total size of all query heads divided by `hidden_size`. Alias `expand_k`.
+        value_expansion (`float`): total size of the values of all query heads divided by `hidden_size`. Alias `expand_v`.
         decay_schedule (`str`, `list[float]` or `list[list[float]]`): γ of each head: "power_of_two", 1 - 2^(-5-i) (equation
-            8 of the paper); "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (its training runs); "geometric", exp(-1/τ),
-            whose time constants τ grow by one factor from head to head (the named sizes for training from scratch;
-            docs/results.md says why); "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1 (a Linear Transformer); one
-            number in (0, 1] per head; or for each layer such a list.
-        decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens; or for each layer such
-            a pair. A single head has their geometric mean.
-        use_rotary (`bool`): rotate queries and keys by position (xPos without magnitude, which is RoPE).
-        rotary_endpoint (`bool`): rotation frequencies theta^(-linspace(0, 1, K/2)), as torchscale has them, instead of the
-            usual theta^(-2i/K).
+            8 of the paper); "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (the paper's training runs); "geometric",
+            exp(-1/τ), where τ grows by a constant factor from head to head (the named sizes for training from scratch;
+            docs/results.md says why); "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1 (a Linear Transformer); a
+            list with one number in (0, 1] per head; or one list per layer.
+        decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens; or one pair per layer.
+            A single head has the geometric mean of both.
+        use_rotary (`bool`): whether queries and keys are rotated by position (RoPE, or xPos without magnitudes).
+        rotary_endpoint (`bool`): whether rotation frequencies are theta^(-linspace(0, 1, K/2)), as in torchscale, instead
+            of the usual theta^(-2i/K).
         rope_parameters (`dict`, *optional*): `rope_theta` (10000); `rope_type`, "default", "linear", "llama3" or "yarn",
-            with the numbers that transformers' models have for each; and `partial_rotary_factor` (1), the share of the pairs
-            of a head that turn, the first of them.
-        qkv_bias (`bool`): biases of queries, keys and values, as Qwen2 has them.
-        use_qk_norm (`bool`): RMS norm of each head's queries and keys before they are rotated, with weights that all heads
-            share, as Qwen3 has them.
-        use_output_gate (`bool`), output_gate_act (`str`): the gate on the retention's output, and its activation.
-        use_head_norm (`bool`), head_norm_affine (`bool`): RMS norm of each head's output, and whether it has a weight,
-            shared by all heads. Alias of the latter: `elementwise_affine`.
-        use_gated_mlp (`bool`): down(act(gate x) * up x) instead of down(act(up x)).
-        feature_map (`str` or `list[str]`, *optional*): activation applied to queries and keys, a name of ACT2FN; or for each
-            layer a name or None.
-        embedding_multiplier (`float`): factor on the embeddings. use_embedding_norm (`bool`): RMS norm after it.
-        norm_position (`str`): "pre", norm(x) enters each branch; "post", the sum of stream and branch is normalised and the
-            final norm falls away.
-        residual_multiplier (`float`): factor on the residual stream where a branch joins it (DeepNet's alpha).
-        bidirectional (`bool`): every token sees those after it too, with decay γ^|n-m|: an encoder, without a state.
+            with the parameters that transformers defines for it; and `partial_rotary_factor` (1), the share of a head's
+            pairs that is rotated, from the first on.
+        qkv_bias (`bool`): whether the projections to queries, keys and values have biases, as in Qwen2.
+        use_qk_norm (`bool`): whether each head's queries and keys pass an RMS norm before they are rotated, with weights
+            that all heads share, as in Qwen3.
+        use_output_gate (`bool`), output_gate_act (`str`): whether retention has an output gate, and its activation.
+        use_head_norm (`bool`), head_norm_affine (`bool`): whether each head's output passes an RMS norm, and whether that
+            norm has a weight, shared by all heads. Alias of `head_norm_affine`: `elementwise_affine`.
+        use_gated_mlp (`bool`): whether the feed-forward is down(act(gate x) * up x) instead of down(act(up x)).
+        feature_map (`str` or `list[str]`, *optional*): activation applied to queries and keys, a name of ACT2FN; or a list
+            with a name or None for each layer.
+        embedding_multiplier (`float`): factor on the embeddings. use_embedding_norm (`bool`): whether an RMS norm follows.
+        norm_position (`str`): "pre", branches read norm(x); "post", the sum of stream and branch is normalised, and no final
+            norm follows.
+        residual_multiplier (`float`): factor on the residual stream when a branch is added to it (DeepNet's alpha).
+        bidirectional (`bool`): whether tokens also see later tokens, with decay γ^|n-m|, in an encoder without a state.
         rms_norm_eps (`float`): epsilon of every norm. Alias `norm_eps`.
         hidden_dropout (`float`), activation_dropout (`float`): dropout on embeddings and branches, and inside the
             feed-forward.
         initialization (`str`): "xavier", the paper's (gain 2^-2.5 for q, k, v and gate, 2^-1 for the output projection);
             "deepnet", the same divided by (8 L)^(1/4) for values, output projection and feed-forward; "normal",
-            N(0, initializer_range) everywhere; "fan_in", U(-1/√n, 1/√n) of matrices with n columns, which small models learn
-            fastest from, beside `use_embedding_norm`.
-        initializer_range (`float`): standard deviation of embeddings and, but for "fan_in", of the head, and of "normal".
+            N(0, initializer_range) everywhere; "fan_in", U(-1/√n, 1/√n) for matrices with n columns. Together with
+            `use_embedding_norm`, "fan_in" lets small models learn fastest.
+        initializer_range (`float`): standard deviation of embeddings, of heads unless "fan_in", of all matrices if "normal".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
-        chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head sizes if absent.
-        kernels (`str`): what computes retention on a GPU: "auto", kernels of this package where the device of a call has
-            them; "torch", operations of PyTorch; "triton", kernels of this package; or "fla", those of
-            flash-linear-attention. What they do not cover, and where they do not run or are wrong, PyTorch computes. Read
-            when a model is made; the environment variable RETNET_HF_KERNELS overrides it.
-        max_position_embeddings (`int`, *optional*): the length trained on, for tools that ask. Nothing is limited by it. The
-            attribute exists only where it is given.
-        tie_word_embeddings (`bool`), use_cache (`bool`), pad_token_id, bos_token_id, eos_token_id: as everywhere.
+        chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; by default chosen from the head sizes.
+        kernels (`str`): implementation of retention on a GPU: "auto", kernels of this package if they support the device of
+            a call; "torch", operations of PyTorch; "triton", kernels of this package; or "fla", kernels of
+            flash-linear-attention. PyTorch computes calls that the kernels do not cover, fail on or compute wrongly.
+            Read when a model is created; the environment variable RETNET_HF_KERNELS overrides it.
+        max_position_embeddings (`int`, *optional*): sequence length of training, for tools that read it. It limits nothing.
+            The attribute exists only if it is passed.
+        tie_word_embeddings (`bool`), use_cache (`bool`), pad_token_id, bos_token_id, eos_token_id: as in transformers.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or one that is not allowed, in a sentence
-            that names the field, the value and what is allowed.
-        ValueError: for a name that is no field, and for an option of a foreign config.json that has no counterpart here.
+        huggingface_hub.errors.StrictDataclassError: if a value has the wrong type or is not allowed. The message names the
+            field, the value and what is allowed.
+        ValueError: for an unknown name, and for an option of another library's config.json without a counterpart here.
 
     Example:
 
@@ -200,12 +200,12 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     @classmethod
     def presets(cls) -> tuple[str, ...]:
-        """The names of `from_preset`."""
+        """Returns the names that `from_preset` accepts."""
         return tuple(_SHAPES)
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "RetNetConfig":
-        """Configuration of a named size; any field may be overridden.
+        """Returns the configuration of a named size. Any field may be overridden.
 
         Raises:
             ValueError: for an unknown name.
@@ -229,15 +229,15 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "RetNetConfig":
-        """As in transformers.
+        """Returns the configuration of a dictionary, as in transformers.
 
         Raises:
-            ValueError: for a file of another family.
+            ValueError: if the dictionary describes a model of another family.
         """
         family = "transnormer" if "linear_use_lrpe_list" in config_dict else config_dict.get("model_type", cls.model_type)
         if family not in (cls.model_type, RetNetConfig.model_type):
             raise ValueError(
-                f"config.json is of a model of type {family}, which {cls.__name__} does not read: load it by "
+                f"config.json describes a model of type {family}, which {cls.__name__} cannot read. Load the model with "
                 "AutoModelForCausalLM or RetNetHybridForCausalLM."
             )
         return super().from_dict(config_dict, **kwargs)
@@ -245,18 +245,18 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         self._read(kwargs)
         positions = kwargs.pop("max_position_embeddings", None)
-        if positions is not None:  # tools take an attribute that is there for a number
+        if positions is not None:  # tools expect a number if the attribute exists
             self.max_position_embeddings = positions
         rope_type = (self.rope_parameters or kwargs.get("rope_scaling") or {}).get("rope_type")
         if positions is None and rope_type in ("llama3", "yarn"):
             raise ValueError(
-                f"max_position_embeddings must be the number of tokens trained on with a rope_type of {rope_type}, got None."
+                f"max_position_embeddings must be the sequence length of training if rope_type is {rope_type}, got None."
             )
         self.base_model_tp_plan = self._tensor_parallel_plan()
         super().__post_init__(**kwargs)
 
     def _read(self, kwargs: dict[str, Any]) -> None:
-        """Takes what other spellings of fields say out of `kwargs`, and fills in what follows from other fields."""
+        """Moves aliases and translated keys from `kwargs` to fields, and fills in defaults that depend on other fields."""
         fields, left = read_dialect(kwargs, self.attribute_map)
         fields |= {name: left.pop(alias) for alias, name in self.attribute_map.items() if alias in left}
         for name, value in fields.items():
@@ -264,8 +264,8 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         for name in () if self.is_hybrid else OF_HYBRIDS.keys() & left.keys():
             if left.pop(name) not in (OF_HYBRIDS[name], self.layer_types, None):
                 raise ValueError(
-                    f"{name} is a field of RetNetHybridConfig (model_type retnet_hybrid). RetNetConfig has layers of "
-                    "retention with dense feed-forwards alone."
+                    f"{name} is a field of RetNetHybridConfig (model_type retnet_hybrid). RetNetConfig only has retention "
+                    "layers with dense feed-forwards."
                 )
         hidden_ratio = left.pop("hidden_ratio", None) or 2
         if self.num_key_value_heads is None:
@@ -277,22 +277,22 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """The kind of each layer by the names of transformers: "linear_attention", which is retention."""
+        """Returns the type of each layer, named as in transformers: "linear_attention" is retention."""
         return ["linear_attention"] * self.num_hidden_layers
 
     @property
     def has_softmax_attention(self) -> bool:
-        """Whether some layers have softmax attention, in the place of retention."""
+        """Returns whether some layers have softmax attention instead of retention."""
         return any(kind != "linear_attention" for kind in self.layer_types)
 
     def _tensor_parallel_plan(self) -> dict[str, str]:
-        """How tensor parallelism shares out the weights that a model of this configuration has."""
+        """Returns how tensor parallelism splits the weights of a model with this configuration."""
         plan = self._tensor_parallel_mixer("retention", self.use_output_gate, self._norms_of_heads())
         plan |= {f"layers.*.mlp.{name}": "colwise" for name in (["gate_proj"] if self.use_gated_mlp else []) + ["up_proj"]}
         return plan | {"layers.*.mlp.down_proj": "rowwise"}
 
     def _tensor_parallel_mixer(self, mixer: str, gated: bool, norms: list[str]) -> dict[str, str]:
-        """The part of the plan for a token mixer; `norms` names modules that every rank has whole."""
+        """Returns the part of the plan for a token mixer. `norms` names modules that are replicated on every rank."""
         columns = ["q_proj", "k_proj", "v_proj"] + (["g_proj"] if gated else [])
         norms = (["q_norm", "k_norm"] if self.use_qk_norm else []) + norms
         plan = {f"layers.*.{mixer}.{name}": "colwise" for name in columns}
@@ -300,11 +300,11 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         return plan | {f"layers.*.{mixer}.o_proj": "rowwise"}
 
     def _norms_of_heads(self) -> list[str]:
-        """Modules of retention with weights of their own for heads, which every rank has whole."""
+        """Returns the names of head norms with weights, which are replicated on every rank."""
         return ["head_norm"] if self.use_head_norm and self.head_norm_affine else []
 
     def validate_rope(self) -> None:
-        """Checks of what a state needs, and then those of transformers."""
+        """Checks what a state requires of `rope_parameters`, then runs the checks of transformers."""
         check, given = FieldChecks(self), self.rope_parameters or {}
         rope_type, theta = given.get("rope_type", "default"), given.get("rope_theta", 10000.0)
         factor = given.get("partial_rotary_factor", 1.0)
@@ -313,14 +313,14 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
             (isinstance(theta, (int, float)) and theta >= 1, "a rope_theta of at least 1"),
             (
                 rope_type in ROPE_TYPES,
-                f"a rope_type of {', '.join(ROPE_TYPES)} (positions never run out here, and frequencies that change with "
-                "the length of the text would not fit what a state holds)",
+                f"a rope_type of {', '.join(ROPE_TYPES)} (positions are unlimited here, and frequencies that change with "
+                "the text's length would not match the state)",
             ),
             (rope_type == "default" or not self.rotary_endpoint, "the rope_type default, since rotary_endpoint is True"),
             (
                 not self.use_rotary or self.head_dim % 2 == 1 or (turning >= 2 and turning % 2 == 0),
-                "a partial_rotary_factor in (0, 1] with which an even number, 2 or more, of the numbers in a query head "
-                f"({self.head_dim}) turn",
+                "a partial_rotary_factor in (0, 1] such that an even number, 2 or more, of the elements in a query head "
+                f"({self.head_dim}) are rotated",
             ),
         ):
             check.require(condition, "rope_parameters", f"a dict with {allowed}")
@@ -328,62 +328,62 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
 
     @property
     def head_dim(self) -> int:
-        """K, the size of one query or key head."""
+        """Returns K, the size of one query or key head."""
         return round(self.hidden_size * self.key_expansion) // self.num_attention_heads
 
     @property
     def value_head_dim(self) -> int:
-        """V, the size of one value head."""
+        """Returns V, the size of one value head."""
         return round(self.hidden_size * self.value_expansion) // self.num_attention_heads
 
     def mixer_sizes(self, layer: int) -> tuple[int, int, int, int]:
-        """Heads, key/value heads, size of a key and size of a value in the token mixer of a layer: H, G, K, V."""
+        """Returns (H, G, K, V) of a layer's token mixer: heads, key/value heads, key size and value size."""
         return self.num_attention_heads, self.num_key_value_heads, self.head_dim, self.value_head_dim
 
     @property
     def has_decays_per_layer(self) -> bool:
-        """Whether each layer has decays of its own."""
+        """Returns whether each layer has its own decays."""
         stated = self.decay_range if self.decay_schedule == "geometric" else self.decay_schedule
         return isinstance(stated[0], list)
 
     def decays(self, layer: int = 0) -> list[float]:
-        """γ of each head of a layer, in double precision."""
+        """Returns γ of each head of a layer, in double precision."""
         schedule, span = (
             stated[layer] if isinstance(stated[0], list) else stated for stated in (self.decay_schedule, self.decay_range)
         )
         return scheduled_decays(schedule, self.num_attention_heads, span)
 
     def shares_states(self, layer: int) -> bool:
-        """Whether the query heads that one key/value head serves share a matrix of the state: their decays are equal."""
+        """Returns whether all query heads of a key/value head have equal decays and so share a matrix of the state."""
         groups = self.num_key_value_heads
         served, decays = self.num_attention_heads // groups, self.decays(layer)
         return served > 1 and all(len(set(decays[head : head + served])) == 1 for head in range(0, len(decays), served))
 
     def state_heads(self, layer: int) -> int:
-        """Matrices (K, V) in the state of a layer of retention: as many as query heads, or as key/value heads if shared."""
+        """Returns how many matrices (K, V) a retention layer's state has: key/value heads if shared, else query heads."""
         return self.num_key_value_heads if self.shares_states(layer) else self.num_attention_heads
 
     def state_shape(self, layer: int) -> tuple[int, int, int]:
-        """(M, K, V), the matrices of a sequence in the state of a layer of retention."""
+        """Returns (M, K, V), the shape of one sequence's state in a retention layer."""
         return self.state_heads(layer), self.head_dim, self.value_head_dim
 
     def feature_map_of(self, layer: int) -> str | None:
-        """The name of the feature map of a layer."""
+        """Returns the name of a layer's feature map."""
         return self.feature_map[layer] if isinstance(self.feature_map, list) else self.feature_map
 
     @property
     def state_size(self) -> int:
-        """Numbers that the layers of retention keep of a sequence of any length."""
+        """Returns the number of elements that all retention layers keep of one sequence, whatever its length."""
         layers = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
         return sum(math.prod(self.state_shape(layer)) for layer in layers)
 
     @property
     def state_fingerprint(self) -> str:
-        """Hash of every field that changes what a state means: a state is refused by a model with another."""
+        """Returns a hash of every field that changes the meaning of a state. A model refuses a state with another hash."""
         return state_fingerprint(self)
 
     def validate_architecture(self) -> None:
-        """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
+        """Checks that each field has an allowed value and that the fields fit each other. Called by `@strict` validation."""
         check = FieldChecks(self)
         check.positive_integer("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         check.require(self.chunk_size is None or self.chunk_size > 0, "chunk_size", "a positive integer or None")
@@ -398,8 +398,8 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
             check.require(
                 size > 0 and abs(size - round(size)) < 1e-6 and round(size) % heads == 0,
                 field,
-                f"such that hidden_size ({self.hidden_size}) times it divides by num_attention_heads ({heads}) "
-                f"into {what} of whole size",
+                f"such that hidden_size ({self.hidden_size}) times it is a multiple of num_attention_heads ({heads}), "
+                f"because all heads have {what} of one size",
             )
         check.require(
             not self.use_rotary or self.head_dim % 2 == 0,
@@ -426,7 +426,7 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
                     for decays in self.decay_schedule
                 ),
                 "decay_schedule",
-                f"for each layer (num_hidden_layers is {layers}) a list of num_attention_heads ({heads}) numbers in (0, 1]",
+                f"one list per layer (num_hidden_layers is {layers}) of num_attention_heads ({heads}) numbers in (0, 1]",
             )
         else:
             check.decay_schedule(DECAY_SCHEDULES)
@@ -434,12 +434,12 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
         check.require(
             not isinstance(self.feature_map, list) or len(self.feature_map) >= layers,
             "feature_map",
-            f"one name, or a list of one for each layer (num_hidden_layers is {layers})",
+            f"one name, or a list with one name for each layer (num_hidden_layers is {layers})",
         )
 
 
 def _growing_ranges(layers: int) -> list[list[float]]:
-    """Ranges of decay that grow by one factor from layer to layer: from 1 to 32 tokens, to 2 to 512 tokens."""
+    """Returns decay ranges that grow by constant factors, from (1, 32) tokens in the first layer to (2, 512) in the last."""
     shares = (layer / max(layers - 1, 1) for layer in range(layers))
     return [[round(2**share, 3), round(32 * 16**share, 3)] for share in shares]
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The decays of the heads of a RetNet, the angles of its positions, and the plans that are made of both."""
+"""Decays of heads, rotation angles of positions, and plans, which combine both."""
 
 import functools
 import math
@@ -23,7 +23,7 @@ class RetNetDecay(HeadDecay):
     """ln γ of every head of every layer.
 
     Attributes:
-        rank_share: rank and number of ranks that share the heads under tensor parallelism.
+        rank_share: this rank and the number of ranks among which tensor parallelism splits the heads.
     """
 
     rank_share: tuple[int, int] = (0, 1)
@@ -34,7 +34,7 @@ class RetNetDecay(HeadDecay):
         super().__init__([config.decays(layer) for layer in layers] if config.has_decays_per_layer else config.decays())
 
     def of_layers(self, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-        """The ln γ (M,) of each layer on this rank. A layer whose heads share states has one for each key/value head."""
+        """Returns ln γ (M,) of each layer on this rank: one value for each matrix of the state."""
         (rank, ranks), layers = self.rank_share, []
         log_decay = self.log_decay.to(device).to(torch.promote_types(dtype, torch.float32)) * 2**-56  # (H,), or (layers, H)
         for layer, step in enumerate(self.heads_per_state):
@@ -47,7 +47,7 @@ class RetNetDecay(HeadDecay):
 
 
 class RetNetRotaryEmbedding(ComputedBuffer):
-    """Cosines and sines of position times frequency, exact at any position: see `integer_angles.py`."""
+    """Computes cosines and sines of position times frequency, exact at any position: see `integer_angles.py`."""
 
     COMPUTED = "frequency"
 
@@ -57,12 +57,12 @@ class RetNetRotaryEmbedding(ComputedBuffer):
         self.frequency = nn.Buffer(self.compute(), persistent=False)
 
     def compute(self, device: torch.device | None = None) -> Tensor:
-        """(K/2,) int64, of the pairs of a head."""
+        """Returns the frequencies of a head's pairs, (K/2,) int64."""
         frequency, self.attention_scaling = rotary_frequencies(self.config, self.head_dim)
         return integer_frequencies(frequency, device)
 
     def forward(self, position: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """position (B|1, T) int64 -> cos, sin (B|1, 1, T, K/2), float32 or wider."""
+        """Returns cos and sin, (B|1, 1, T, K/2), float32 or wider, for positions (B|1, T) int64."""
         phase = position[:, None, :, None] * self.frequency.to(position.device)
         angle = phase.to(torch.promote_types(dtype, torch.float32)) * (2 * math.pi / 2**64)
         if self.attention_scaling != 1.0:
@@ -71,21 +71,21 @@ class RetNetRotaryEmbedding(ComputedBuffer):
 
 
 class PlansRetention:
-    """A module that plans its calls of retention: it has decays, a rotation, kernels and sizes."""
+    """Mixin of a module that plans its calls of retention. It holds decays, a rotation, kernels and sizes."""
 
     def prepare_plans(self, config: RetNetConfig) -> None:
-        """Makes what plans are made of."""
+        """Creates the parts of plans."""
         self.decay = RetNetDecay(config)
         self.rotary = RetNetRotaryEmbedding(config) if config.use_rotary else None
         self.kernels = load_kernels(config.kernels)
-        self.head_dims = config.head_dim, config.value_head_dim  # held here, because a compiler may know a field as a symbol
+        self.head_dims = config.head_dim, config.value_head_dim  # compilers may treat config fields as symbols
         self.chunk_size = config.chunk_size or default_chunk_size(*self.head_dims)
         self.scaling = config.head_dim**-0.5
 
     def plan_of_layout(
         self, layout: Layout, log_decays: list[Tensor], form: str, dtype: torch.dtype, with_final: bool, maps: bool
     ) -> Plan:
-        """The plan of a call whose tokens are of `dtype`. Other arguments are those of `plan_of_rows`."""
+        """Returns the plan of a call with hidden states of `dtype`. Other arguments as in `plan_of_rows`."""
         length, device = layout.position.shape[1], layout.position.device
         kernels = kernels_of_call(self.kernels, device, dtype, self.kernel_sizes(log_decays[0]), length)
         rotation = functools.partial(self.rotation, dtype=dtype)
@@ -93,14 +93,14 @@ class PlansRetention:
         return plan_of_rows(layout, rotation, log_decays, form, self.chunk_size, kernels=kernels, **options)
 
     def kernel_sizes(self, log_decay: Tensor) -> Sizes:
-        """What kernels are compiled for, by the decays (M,) of the first layer. Ranks may share its heads."""
+        """Returns the sizes for which kernels are compiled, given this rank's decays (M,) of the first layer."""
         config, matrices = self.config, log_decay.numel()
         heads = matrices * self.decay.heads_per_state[0]
         groups = max(1, heads * config.num_key_value_heads // config.num_attention_heads)
         return heads, groups, matrices, *self.head_dims, self.chunk_size
 
     def rotation(self, position: Tensor, dtype: torch.dtype, **options: Any) -> Rotation | Scaling:
-        """The rotation in layers of retention, of positions (B|1, T). Options are those of `Rotation`."""
+        """Returns the rotation for positions (B|1, T) in retention layers. Options as in `Rotation`."""
         if self.rotary is None:
             return Scaling(self.scaling)
         return Rotation(self.rotary(position, dtype), self.scaling, **options)

@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A long sequence, read piece by piece where no gradient is recorded.
+"""Reads a long sequence piece by piece if no gradient is recorded.
 
-The model continues from its state, so that intermediate tensors are only as large as one piece. `generate` with
+Each piece continues from the state, so intermediate tensors are only as large as one piece. `generate` with
 `prefill_chunk_size` does the same from outside.
 """
 
@@ -15,7 +15,7 @@ from ..ops.layout import layout_of
 from ..state.retention_state import RetNetState, first_in_use
 
 
-PIECE_SIZE_ON_CPU = 2**11  # tokens times sequences of a piece. Shorter sequences are one piece on every device.
+PIECE_SIZE_ON_CPU = 2**11  # tokens times sequences of a piece. On every device, smaller calls are one piece.
 PIECE_SIZE_ELSEWHERE = 2**15
 
 
@@ -29,9 +29,9 @@ def pieces_of(
     output_router_logits: bool | None = None,
     **kwargs,
 ) -> list[slice]:
-    """The tokens of each piece, for a `RetNetModel` and inputs (B, T, D).
+    """Returns the tokens of each piece, for a `RetNetModel` and inputs of shape (B, T, D).
 
-    All pieces have about one length, a multiple of the chunk, so that the chunks are the same as without pieces.
+    All pieces but the last have one length, a multiple of the chunk size, so the chunks are the same as without pieces.
     """
     (batch, length, _), config, chunk_size = shape, model.config, model.chunk_size
     size = PIECE_SIZE_ON_CPU if model.device.type == "cpu" else PIECE_SIZE_ELSEWHERE
@@ -60,7 +60,7 @@ def read_pieces(
     retention_form: str | None = None,
     **kwargs,
 ) -> Tensor:
-    """All layers of a `RetNetModel` and its last norm: (B, T, D) -> (B, T, D). Other arguments as in its `forward`."""
+    """Reads embedded tokens (B, T, D) piece by piece and returns the output of the final norm, (B, T, D)."""
     state = RetNetState(model.config) if past_key_values is None else past_key_values
     past, output = first_in_use(state.layers), torch.empty_like(hidden_states)
     layout = layout_of(hidden_states.shape[:2], hidden_states.device, attention_mask, position_ids, past, **kwargs)

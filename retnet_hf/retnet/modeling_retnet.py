@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""RetNet: a transformer whose attention is retention (arXiv 2307.08621).
+"""RetNet: a transformer with retention instead of attention (arXiv 2307.08621).
 
-Read from top to bottom: the feed-forward, the layer, the model, its heads. retention_mixer.py has the mixer of tokens.
-A call computes its plan once (plan.py), for training, for reading a prompt and for decoding alike.
+Read from top to bottom: the feed-forward, the layer, the model, its heads. retention_mixer.py has the token mixer.
+Each call computes one plan (plan.py) for all layers, in training, prefill and decoding.
 
 Shapes in comments: B batch, T tokens, H heads, D hidden size.
 """
@@ -86,20 +86,20 @@ class RetNetDecoderLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def add_branches(self, config: RetNetConfig, layer_idx: int) -> None:
-        """Makes the token mixer and the feed-forward."""
+        """Creates the token mixer and the feed-forward."""
         self.retention = RetNetRetention(config, layer_idx)
         self.mlp = RetNetMLP(config, config.intermediate_size)
 
     @property
     def mixer(self) -> RetNetTokenMixer:
-        """What mixes the tokens."""
+        """Returns the token mixer."""
         return self.retention
 
     def forward(
         self,
         hidden_states: Tensor,  # (B, T, D)
         plan: Plan,
-        state: Cache | None = None,  # a name that gradient checkpointing of transformers does not drop
+        state: Cache | None = None,  # transformers' gradient checkpointing does not drop this name
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         branch = self.retention_norm(hidden_states) if self.pre_norm else hidden_states
@@ -144,7 +144,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
     """The stack of RetNet layers, without a head.
 
     Attributes:
-        context: the ranks that share sequences, where `context_parallel` has split them.
+        context: the ranks that share a sequence, if `context_parallel` has split sequences over ranks; else None.
     """
 
     layer_class = RetNetDecoderLayer
@@ -180,29 +180,29 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
     ) -> BaseModelOutputWithPast:
         r"""
         Args:
-            input_ids: (B, T) token ids. inputs_embeds: (B, T, D) in their place.
-            attention_mask: (B, S), 0 where a token is padding, anywhere in the row. S is T, or T plus the columns read
-                before. Padding changes nothing for the other tokens, nor for the state.
+            input_ids: (B, T) token ids. inputs_embeds: (B, T, D) embeddings instead of token ids.
+            attention_mask: (B, S), 0 where a token is padding, anywhere in the row. S is T, or T plus the number of columns
+                read before. Padding affects neither other tokens nor the state.
             position_ids: (B, T). Needed only for packed documents: a position that does not exceed the one before it starts
-                a new document. `cu_seq_lens_q` and `seq_idx`, as transformers' collators give them, say the same, and are
-                needed where a document begins with padding.
-            past_key_values: a `RetNetState`, or an empty cache of transformers. The state reads these tokens, in place; with
-                use_cache=False it is left as it is. Where `cu_seq_lens_q`, the (D + 1,) boundaries of D documents in one row
-                (1, T), is given too, and the state is not empty, document i continues from row i of the state, as if it were
-                alone. A document whose first position in `position_ids` is 0, or below that of its row, starts from an empty
-                state, which overwrites the row.
-            use_cache: whether to return a state; True by default if one is given, else `config.use_cache`.
-            state_rows: (D,) integers, for documents that continue: the row of each in past_key_values, no two alike.
-            retention_form: "auto", "parallel", "recurrent" or "chunkwise"; `config.retention_form` if absent.
+                a new document. Alternatively pass `cu_seq_lens_q` or `seq_idx`, as transformers' collators do. One of them
+                is needed if a document begins with padding.
+            past_key_values: a `RetNetState`, or an empty cache of transformers. The call updates it in place with these
+                tokens, unless use_cache=False. If the state is not empty and `cu_seq_lens_q` is passed, the (D + 1,)
+                boundaries of D documents in one row (1, T), document i continues from row i of the state, independently of
+                the other documents. A document starts from an empty state and overwrites its row if its first position in
+                `position_ids` is 0 or less than the next position of that row.
+            use_cache: whether to return a state; by default True if a state is passed, else `config.use_cache`.
+            state_rows: (D,) distinct integers: the row of past_key_values from which each packed document continues.
+            retention_form: "auto", "parallel", "recurrent" or "chunkwise"; by default `config.retention_form`.
             cache: the name of past_key_values from transformers 5.24 on.
-            output_attentions: returns the retention maps Q Kᵀ ⊙ D of every layer, (B, H, T, T), in the parallel form.
+            output_attentions: whether to return every layer's retention maps Q Kᵀ ⊙ D, (B, H, T, T), in the parallel form.
 
         Raises:
-            ValueError: for inputs that do not fit each other, in a sentence.
+            ValueError: for inputs that do not fit each other.
         """
         require_known_arguments(self, kwargs)
         past_key_values = past_key_values if cache is None else cache
-        if isinstance(attention_mask, dict):  # of a model around this one, such as Llava: by the kind of layer
+        if isinstance(attention_mask, dict):  # models such as Llava pass one mask per layer type
             attention_mask = attention_mask.get("linear_attention")
         if (input_ids is None) ^ (inputs_embeds is not None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds.")
@@ -214,17 +214,17 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
                 f"{name} {tuple(given.shape)}."
             )
         if hidden_states.shape[0] == 0:
-            raise ValueError("input_ids, or inputs_embeds, must hold at least one sequence, got a batch of 0.")
+            raise ValueError("input_ids or inputs_embeds must have at least one sequence, got a batch of 0.")
         if use_cache is None:
             use_cache = past_key_values is not None or self.config.use_cache
         past = past_of_call(self, past_key_values, use_cache) if use_cache or past_key_values is not None else None
         options = {"retention_form": retention_form, **kwargs}
 
-        if not isinstance(self.layers[0], nn.Identity):  # a later stage of a pipeline gets states that are embedded
+        if not isinstance(self.layers[0], nn.Identity):  # later pipeline stages receive embedded states
             if self.config.embedding_multiplier != 1.0:
                 hidden_states = hidden_states * self.config.embedding_multiplier
             hidden_states = self.embed_dropout(hidden_states if self.embed_norm is None else self.embed_norm(hidden_states))
-        # A compiler or tracer must not reach the comparison, which would bound the length of an exported program.
+        # Compilers and tracers must skip the comparison: it would bound the length of an exported program.
         whole = torch.is_grad_enabled() or needs_autograd()
         whole = whole or math.prod(hidden_states.shape[:2]) <= PIECE_SIZE_ON_CPU
         pieces = [] if whole else pieces_of(self, hidden_states.shape, **options)
@@ -238,7 +238,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         return self.output_class(last_hidden_state=hidden_states, **{CACHE: past if use_cache else None})
 
     def read(self, hidden_states: Tensor, plans: list[Plan], state: Cache | None, **kwargs) -> Tensor:
-        """All layers and the last norm: (B, T, D) -> (B, T, D)."""
+        """Returns the output (B, T, D) of all layers and the final norm for embedded tokens (B, T, D)."""
         if state is not None and computes_layers_again(self):
             state = UpdatedOnce(state)
         for layer, plan in zip(self.layers, plans):
@@ -256,14 +256,14 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         output_attentions: bool | None = None,
         **kwargs: Tensor | None,
     ) -> list[Plan]:
-        """The plan of a call, for each layer: all of them share one.
+        """Returns the plan of a call for each layer. All layers share one plan.
 
-        The kinds of calls are told apart here: sequences that are split over ranks, packed documents that continue from the
-        rows of a state, and rows of a batch, with a state or without one.
+        Distinguishes three types of calls: sequences that are split over ranks, packed documents that continue from the rows
+        of a state, and rows of a batch with or without a state.
 
         Args:
             inputs_embeds: (B, T, D). Only shape, dtype and device are used. Other arguments as in `forward`.
-            layout: a layout that was computed before; None computes it.
+            layout: a layout that was computed before; None to compute it.
         """
         config, (batch, length, _) = self.config, inputs_embeds.shape
         dtype, device = inputs_embeds.dtype, inputs_embeds.device
@@ -285,7 +285,7 @@ class RetNetModel(PlansRetention, RetNetPreTrainedModel):
         options |= {"retention_form": retention_form, "output_attentions": maps, **kwargs}
         if self.context is not None:
             return [self.context.plan(past, *call, **options)] * config.num_hidden_layers
-        from ..state.packed_documents import plan_of_documents  # of serving engines: does not travel with a model
+        from ..state.packed_documents import plan_of_documents  # for serving engines; is not saved with a model's code
 
         return [plan_of_documents(config, layers, *call, **options)] * config.num_hidden_layers
 
@@ -302,7 +302,7 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__(config)
         if config.bidirectional:
-            raise ValueError("bidirectional must be False for RetNetForCausalLM: it would see the token it is to predict.")
+            raise ValueError("bidirectional must be False for RetNetForCausalLM, which may not see the token it predicts.")
         self.model = self.model_class(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -329,10 +329,10 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         Arguments as in `RetNetModel.forward`, and
 
         Args:
-            labels: (B, T) token ids, -100 where there is nothing to predict; shifted inside. As in transformers, the token
-                before the first label predicts it, even if that token is padding.
-            logits_to_keep: logits of the last so many tokens only (0: all), or of the tokens with these indices.
-            skip_logits: returns the loss alone. The logits of all tokens, (B, T, vocab_size), then never exist at once.
+            labels: (B, T) token ids, -100 where there is nothing to predict. They are shifted here. As in transformers, the
+                token before the first label predicts it, even if that token is padding.
+            logits_to_keep: number of last tokens for which to return logits (0: all tokens), or indices of tokens.
+            skip_logits: whether to return only the loss. The logits (B, T, vocab_size) then never exist all at once.
 
         Example:
 
@@ -347,8 +347,8 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
         """
         if self.model.context is not None and labels is not None and kwargs.get("shift_labels") is None:
             raise ValueError(
-                "labels need shift_labels beside them where sequences are split over ranks: the label of a rank's last "
-                "token is another rank's. shard_sequence gives both."
+                "labels must come with shift_labels if sequences are split over ranks, because the label of a rank's last "
+                "token is on another rank. shard_sequence returns both."
             )
         if skip_logits and labels is None:
             raise ValueError("skip_logits must be False without labels: nothing would be computed.")
@@ -381,13 +381,13 @@ class RetNetForCausalLM(RetNetGeneration, RetNetPreTrainedModel, GenerationMixin
     def outputs_of(
         self, outputs: BaseModelOutputWithPast, loss: Tensor | None, logits: Tensor | None, attention_mask: Tensor | None
     ) -> CausalLMOutputWithPast:
-        """What `forward` returns."""
+        """Returns the output of `forward`."""
         recorded = {"hidden_states": outputs.hidden_states, "attentions": outputs.attentions}
         return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: getattr(outputs, CACHE)}, **recorded)
 
 
 class RetNetForMaskedLM(RetNetPreTrainedModel):
-    """The encoder with a head that fills in masked tokens: `config.bidirectional` must be True."""
+    """RetNet encoder with a head that predicts masked tokens. `config.bidirectional` must be True."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -397,7 +397,7 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
     def __init__(self, config: RetNetConfig) -> None:
         super().__init__(config)
         if not config.bidirectional:
-            raise ValueError("bidirectional must be True for RetNetForMaskedLM: a masked token is told by both its sides.")
+            raise ValueError("bidirectional must be True for RetNetForMaskedLM, which predicts a token from both sides.")
         self.model = self.model_class(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
@@ -417,7 +417,7 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
         Arguments as in `RetNetModel.forward`, and
 
         Args:
-            labels: (B, T) token ids at masked places, -100 everywhere else.
+            labels: (B, T) token ids of masked tokens, -100 for all other tokens.
         """
         outputs: BaseModelOutputWithPast = self.model(
             input_ids=input_ids,
@@ -439,13 +439,13 @@ class RetNetForMaskedLM(RetNetPreTrainedModel):
 
 
 class RetNetWithHead(RetNetPreTrainedModel):
-    """Registers the base model that transformers' generic heads look up by the class of the configuration.
+    """Registers the base model that transformers' generic heads look up by configuration class.
 
-    Code that was loaded from a checkpoint has its own copy of RetNetConfig, which this registers.
+    Code loaded from a checkpoint has its own copy of RetNetConfig. This class registers that copy.
     """
 
     model_class = RetNetModel
-    accepts_loss_kwargs = False  # Trainer then divides the loss by the steps of gradient accumulation
+    accepts_loss_kwargs = False  # so Trainer divides the loss by the number of accumulation steps
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -453,13 +453,13 @@ class RetNetWithHead(RetNetPreTrainedModel):
             cls.forward = with_arguments_of(RetNetModel.forward, cls.forward)
 
     def __init__(self, config: RetNetConfig) -> None:
-        if type(config).__name__ == self.config_class.__name__:  # a configuration derived from it has a model of its own
+        if type(config).__name__ == self.config_class.__name__:  # a derived configuration has its own model
             AutoModel.register(type(config), self.model_class, exist_ok=True)
         super().__init__(config)
 
 
 class RetNetForSequenceClassification(GenericForSequenceClassification, RetNetWithHead):
-    """RetNet with a classifier that reads the last token that is not padding."""
+    """RetNet with a classifier on the last token that is not padding."""
 
 
 class RetNetForTokenClassification(GenericForTokenClassification, RetNetWithHead):
@@ -467,7 +467,7 @@ class RetNetForTokenClassification(GenericForTokenClassification, RetNetWithHead
 
 
 class RetNetForQuestionAnswering(GenericForQuestionAnswering, RetNetWithHead):
-    """RetNet that marks the span of an answer."""
+    """RetNet with a head that predicts the span of an answer."""
 
 
 __all__ = [

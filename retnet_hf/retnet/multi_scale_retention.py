@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Retention as a layer of any model: the mixer of a RetNet, which plans its calls by itself."""
+"""Retention as a layer of any model: the token mixer of a RetNet, together with the plans of its calls."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from .decay_and_rotation import PlansRetention
 from .retention_mixer import RetNetRetention
 
 
-# Fields of RetNetConfig that a layer of retention reads.
+# Fields of RetNetConfig that a retention layer reads.
 OPTIONS = (
     *("num_key_value_heads", "key_expansion", "value_expansion", "decay_schedule", "decay_range", "feature_map"),
     *("use_rotary", "rotary_endpoint", "rope_parameters", "max_position_embeddings", "qkv_bias", "use_qk_norm"),
@@ -27,21 +27,21 @@ OPTIONS = (
 
 
 class MultiScaleRetention(PlansRetention, RetNetRetention):
-    r"""Gated multi-scale retention (arXiv 2307.08621, equation 8) as a layer of any model, in the place of attention.
+    r"""Gated multi-scale retention (arXiv 2307.08621, equation 8) as a layer of any model, instead of attention.
 
-    Its weights have the names of `RetNetRetention`, the mixer of a RetNet, and each loads those of the other. It computes in
-    parallel, in chunks or token by token, whichever is fastest for the call, and with kernels on a GPU.
+    Its weights are named as in `RetNetRetention`, the token mixer of a RetNet, and are interchangeable with them. Each call
+    runs in parallel, in chunks or token by token, whichever is fastest, and with kernels on a GPU.
 
     Args:
-        hidden_size: size D of the hidden states. num_heads: number of heads H, each with a decay of its own.
-        options: fields of `RetNetConfig` by name: `decay_schedule` and `decay_range`; `use_rotary`, `rotary_endpoint`,
+        hidden_size: size D of the hidden states. num_heads: number of heads H, each with its own decay.
+        options: fields of `RetNetConfig`: `decay_schedule` and `decay_range`; `use_rotary`, `rotary_endpoint`,
             `rope_parameters` and `max_position_embeddings`; `num_key_value_heads`, `key_expansion`, `value_expansion`,
             `qkv_bias` and `use_qk_norm`; `feature_map`; `use_output_gate` and `output_gate_act`; `use_head_norm`,
             `head_norm_affine` and `rms_norm_eps`; `bidirectional`; `initialization` and `initializer_range`;
             `retention_form`, `chunk_size` and `kernels`.
 
     Raises:
-        ValueError: for an option that a layer does not have.
+        ValueError: for an unknown option.
         huggingface_hub.errors.StrictDataclassError: for a value that `RetNetConfig` does not allow.
 
     Example:
@@ -60,7 +60,7 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
 
     def __init__(self, hidden_size: int, num_heads: int, **options: Any) -> None:
         if unknown := sorted(options.keys() - set(OPTIONS)):
-            raise ValueError(f"{unknown[0]} is no option of MultiScaleRetention, which are {', '.join(OPTIONS)}.")
+            raise ValueError(f"{unknown[0]} is not an option of MultiScaleRetention. Its options are {', '.join(OPTIONS)}.")
         sizes = {"hidden_size": hidden_size, "num_attention_heads": num_heads, "num_hidden_layers": 1, "vocab_size": 1}
         tokens = dict.fromkeys(("bos_token_id", "eos_token_id"))
         super().__init__(RetNetConfig(**sizes, **tokens, **options), 0)
@@ -69,7 +69,7 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws the weights by the configuration's `initialization`."""
+        """Initialises the weights as the configuration's `initialization` says."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 if self.config.initialization == "normal":
@@ -79,16 +79,16 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
                     nn.init.zeros_(module.bias)
 
     def new_state(self) -> RetNetState:
-        """The state of streams that begin: of any number of rows, which the first call decides.
+        """Returns the state of new streams. The first call sets the number of rows.
 
-        `RetNetState` has what streams need: `select` and `concatenate` for rows that leave and join, `reset_rows` for rows
-        that begin anew, `clone`, `save` and `load`, `nbytes`.
+        Methods of `RetNetState` for streams: `select` and `concatenate` for rows that leave and join, `reset_rows` for rows
+        that start again, `clone`, `save` and `load`, `nbytes`.
 
         Raises:
             ValueError: for a bidirectional layer.
         """
         if self.config.bidirectional:
-            raise ValueError("a bidirectional layer has no state: a token sees those after it too.")
+            raise ValueError("a bidirectional layer has no state, because tokens also see later tokens.")
         return RetNetState(self.config)
 
     def forward(
@@ -98,22 +98,22 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
         mask: Tensor | None = None,  # (B, T)
         documents: Tensor | None = None,  # (B, T)
     ) -> tuple[Tensor, RetNetState | StreamState | None]:
-        """Mixes the tokens of each row, each with those before it, or with all in a bidirectional layer.
+        """Mixes each token with all earlier tokens of its row, or with all tokens in a bidirectional layer.
 
         Args:
             hidden_states: (B, T, D).
-            state: what rows have read before, from `new_state`, from an earlier call, or of the whole model. The call
-                updates it in place. None: the rows begin and end with this call.
-            mask: (B, T), False or 0 where a token is absent: it changes no other token and no state, and its output has no
-                meaning. A row that is absent in a call keeps its state.
-            documents: (B, T) integers, the number of each token's document. Tokens see their own document alone. The first
-                document of a row continues what the state has read.
+            state: the state from `new_state` or an earlier call, or of the whole model, updated in place. None if the rows
+                begin and end with this call.
+            mask: (B, T), False or 0 where a token is absent. An absent token changes no other token and no state, and its
+                output has no meaning. A row without tokens in this call keeps its state.
+            documents: (B, T) integers, the index of each token's document. Tokens only see their own document. The first
+                document of a row continues from the state.
 
         Returns:
-            output (B, T, D), and the state that was given.
+            output (B, T, D), and the state that was passed.
 
         Raises:
-            ValueError: for hidden states, masks or documents of other shapes, and for a state of a bidirectional layer.
+            ValueError: for hidden states, masks or documents of other shapes, and for a state in a bidirectional layer.
         """
         config = self.config
         if hidden_states.dim() != 3 or hidden_states.shape[-1] != config.hidden_size or 0 in hidden_states.shape[:2]:
@@ -126,7 +126,7 @@ class MultiScaleRetention(PlansRetention, RetNetRetention):
                 expected = tuple(hidden_states.shape[:2])
                 raise ValueError(f"{name} must be (batch, tokens), {expected} here, got {tuple(given.shape)}.")
         if config.bidirectional and state is not None:
-            raise ValueError("state must be None in a bidirectional layer: a token sees those after it too.")
+            raise ValueError("state must be None in a bidirectional layer, because tokens also see later tokens.")
         own = state[self] if isinstance(state, StreamState) else state
         past = None if own is None else own.layers[0]
         device, dtype = hidden_states.device, hidden_states.dtype

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The mixer of tokens of a RetNet, multi-scale retention (arXiv 2307.08621, equation 8).
+"""The token mixer of a RetNet: multi-scale retention (arXiv 2307.08621, equation 8).
 
 Shapes in comments: B batch, T tokens, H heads, G key/value heads, K key size, V value size, D hidden size.
 """
@@ -18,18 +18,18 @@ from .configuration_retnet import RetNetConfig
 
 
 class RetNetRMSNorm(nn.RMSNorm):
-    """RMS norm of the residual stream, or of each head, in the dtype of its input."""
+    """RMS norm of the residual stream or of each head. The output has the dtype of the input."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return rms_norm(hidden_states, self.weight, self.eps)
 
 
 class RetNetTokenMixer(nn.Module):
-    """Queries, keys and values of heads, the gate, and the projection back, of any mixer of tokens.
+    """Base class of token mixers: projections to queries, keys, values and gate, and the output projection.
 
     Args:
-        gate_act: activation of the gate on the output; None without a gate.
-        gain, output_gain: of the initialisation of the projections to heads, and of the projection back.
+        gate_act: activation of the output gate; None for no gate.
+        gain, output_gain: gains of the initialisation of the projections to heads, and of the output projection.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RetNetTokenMixer(nn.Module):
             self.q_norm, self.k_norm = (RetNetRMSNorm(self.head_dim, config.rms_norm_eps) for _ in range(2))
 
     def heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of hidden states (B, T, D): queries (B, H, T, K), keys (B, G, T, K) and values (B, G, T, V)."""
+        """Returns queries (B, H, T, K), keys (B, G, T, K) and values (B, G, T, V) of hidden states (B, T, D)."""
         shape = (*hidden_states.shape[:-1], -1)  # (B, T, heads)
         query = self.q_proj(hidden_states).view(*shape, self.head_dim).transpose(1, 2)
         key = self.k_proj(hidden_states).view(*shape, self.head_dim).transpose(1, 2)
@@ -89,6 +89,6 @@ class RetNetRetention(RetNetTokenMixer):
         return self.o_proj(output), maps
 
     def operands(self, hidden_states: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-        """What the operator computes with: queries and keys, mapped and rotated, and values."""
+        """Returns the operands of retention: queries and keys, mapped and rotated, and values."""
         query, key, value = self.heads(hidden_states)
         return *plan.rotate(self.feature_map(query), self.feature_map(key)), value

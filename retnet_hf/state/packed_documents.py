@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Packed documents, each of which continues from its own row of a state: their layout, operator and plan.
+"""Layout, operator and plan of packed documents that each continue from a row of a state.
 
-This is how serving engines call a model. Shapes are those of `retention_packed.py`.
+Serving engines call a model this way. Shapes as in `retention_packed.py`.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from .retention_state import StateLayer, first_in_use, require_retention_alone
 
 
 class PackedLayout(Layout):
-    """The layout of packed documents, each of which continues from its own row of a state.
+    """The layout of packed documents that each continue from a row of a state.
 
     Args:
-        documents: groups and chunks.
-        rows: (D,) row of the state for each document, no two alike; None if document i continues from row i.
-        begins: (D,) bool, whether a document begins anew, whatever its row holds; None if none does.
+        documents: groups and chunks of the documents.
+        rows: (D,) distinct rows of the state, one per document; None if document i continues from row i.
+        begins: (D,) bool, whether a document ignores its row and starts from an empty state; None if none does.
         position: (1, T). document_position: (D,) position that follows each document.
     """
 
@@ -43,7 +43,7 @@ class PackedLayout(Layout):
         self.tokens = documents.longest
 
     def advance_(self, next_position: Tensor, length: Tensor) -> None:
-        """As in `Layout`. With rows, the length becomes the largest next position of all rows."""
+        """Updates position and length as in `Layout`. With rows, the length becomes the largest next position."""
         if self.rows is None:
             next_position.copy_(self.document_position)
             length.add_(self.tokens)
@@ -53,9 +53,9 @@ class PackedLayout(Layout):
 
 
 class Packed(OnDevice):
-    """Packed documents, each continued from its row of the states (S, M, K, V). It works in place.
+    """Operator for packed documents that continue from rows of the states (S, M, K, V). Works in place.
 
-    Where every document is one token and no gradient is recorded, it is a step.
+    If every document is one token and no gradient is recorded, it is a decoding step.
     """
 
     def __init__(self, log_decay: Tensor, layout: PackedLayout) -> None:
@@ -63,7 +63,7 @@ class Packed(OnDevice):
         self.log_decay, self.layout, self.step = log_decay, layout, step_decay(log_decay) if is_step else None
 
     def __call__(self, query, key, value, states, rows: Tensor | None = None):
-        """As an operator. rows: (D,) overrides the rows of the layout."""
+        """Returns output and states as an operator. rows: (D,) overrides the rows of the layout."""
         layout = self.layout
         rows = layout.rows if rows is None else rows
         if self.step is not None:
@@ -84,7 +84,7 @@ def plan_of_documents(
     chunk_size: int,
     **kwargs: Any,
 ) -> Plan:
-    """The plan of packed documents that continue from rows of a state. Other arguments as in `continued_layout`."""
+    """Returns the plan of packed documents that continue from rows of a state. Other arguments as in `continued_layout`."""
     layout = continued_layout(config, layers, chunk_size, *call, **kwargs)
     operators = of_each_decay(lambda log_decay: Packed(log_decay, layout), log_decays)
     return Plan(layout, rotation(layout.position), operators, log_decays, in_place=True)
@@ -105,14 +105,14 @@ def continued_layout(
     seq_idx: Tensor | None = None,
     **kwargs: Any,
 ) -> PackedLayout:
-    """The layout of a call whose packed documents continue from rows of a state.
+    """Returns the layout of a call with packed documents that continue from rows of a state.
 
     Args:
-        layers: the state. chunk_size: of the chunks into which documents are cut. shape: (1, T).
-        Others are arguments of `RetNetModel.forward`.
+        layers: layers of the state. chunk_size: size of the chunks into which documents are cut. shape: (1, T).
+        Other arguments as in `RetNetModel.forward`.
 
     Raises:
-        ValueError: for arguments that packed documents cannot have, or that do not fit each other.
+        ValueError: for arguments that packed documents do not support, or that do not fit each other.
     """
     past, length = first_in_use(layers), shape[1]
     if not all(layer.supports_packed_documents for layer in layers):
@@ -122,7 +122,7 @@ def continued_layout(
     others = {"attention_mask": attention_mask, "retention_form": retention_form, "seq_idx": seq_idx}
     others["output_attentions"] = output_attentions or None
     if unfit := [name for name, value in others.items() if value is not None]:
-        raise ValueError(f"{unfit[0]} cannot be given with packed documents that continue from past_key_values.")
+        raise ValueError(f"{unfit[0]} cannot be passed with packed documents that continue from past_key_values.")
     if past.record_past:
         raise ValueError("cu_seq_lens_q cannot be used with a state that records its past (activate_past_recording).")
     documents = packed_documents(cu_seq_lens_q, chunk_size, device)
@@ -136,22 +136,22 @@ def continued_layout(
     if position_ids is not None:
         starts = position[0, boundaries[:-1].clamp(max=length - 1)]
         begins = ((starts == 0) | (starts < past_position)) & (boundaries.diff() > 0)
-        if device.type == "cpu" and not begins.any():  # elsewhere the host would have to wait for the answer
+        if device.type == "cpu" and not begins.any():  # on a GPU the host would have to wait for the result
             begins = None
     return PackedLayout(documents, rows, begins, position, document_position)
 
 
 def checked_rows(rows: Tensor | list[int] | None, sequences: int, documents: int, device: torch.device) -> Tensor | None:
-    """`state_rows` as a tensor on the device. Values are checked where that needs no waiting for a device.
+    """Returns `state_rows` as a tensor on the device. Checks the values if they are on the CPU.
 
     Raises:
-        ValueError: for rows that are not one for each document, each once, of the rows that the state has.
+        ValueError: if the rows are not one distinct row of the state for each document.
     """
     if rows is None:
         if sequences != documents:
             raise ValueError(
-                f"past_key_values holds {sequences} sequences, and cu_seq_lens_q {documents} documents: there must be one "
-                "for each, or state_rows."
+                f"past_key_values holds {sequences} sequences, and cu_seq_lens_q {documents} documents. Pass state_rows, or "
+                "one sequence for each document."
             )
         return None
     rows = torch.as_tensor(rows)
@@ -168,14 +168,14 @@ def checked_rows(rows: Tensor | list[int] | None, sequences: int, documents: int
 def packed_positions(
     boundaries: Tensor, past_position: Tensor, length: int, position_ids: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Positions of the tokens of packed documents that continue from states of their own.
+    """Returns the positions of the tokens of packed documents that continue from their own states.
 
     Args:
-        boundaries: (D + 1,) where documents begin, and `length`, T. past_position: (D,) that follows what was read of each.
-        position_ids: (1, T), or (T,); without them tokens are counted, beginning with past_position.
+        boundaries: (D + 1,) starts of the documents, and `length`, T. past_position: (D,) next position of each document.
+        position_ids: (1, T) or (T,); None to count tokens from past_position.
 
     Returns:
-        Positions (1, T), and the position (D,) that follows each document.
+        positions (1, T), and the position (D,) that follows each document.
 
     Raises:
         ValueError: for positions of another shape.

@@ -1,15 +1,15 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What a RetNet remembers between calls, as a `transformers.Cache`.
+"""The state of a RetNet between calls, as a `transformers.Cache`.
 
-Every layer of retention keeps M matrices, (B, M, K, V), whatever the number of tokens read: one for each head, or one for
-each key/value head where the heads that it serves have equal decays (`RetNetConfig.state_heads`). `RetNetState` is the
-cache made of such layers, and of layers of softmax attention in a hybrid. The layers also work inside an ordinary
-`DynamicCache` or `StaticCache`, whose own layers `install_retention_layers` replaces.
+A retention layer keeps M matrices, (B, M, K, V), whatever the number of tokens read: one for each head, or one for each
+key/value head if its query heads have equal decays (`RetNetConfig.state_heads`). `RetNetState` is a cache of these layers
+and, in a hybrid, of softmax attention layers. The layers also work inside an ordinary `DynamicCache` or `StaticCache`:
+`install_retention_layers` replaces the layers of the cache.
 
 Rewinding: no computation undoes a decay without loss, but a state can be computed again. While the past is recorded, a layer
-keeps the state that it had when recording began, and the keys and values read since. `crop(-n)` applies all but the last n
-of them to that state. That costs one state and those keys and values, and is exact.
+keeps the state from the start of the record, and all keys and values read since. `crop(-n)` applies all but the last n of
+these to that state. The result is exact and costs the memory of one state and of the recorded keys and values.
 """
 
 import copy
@@ -44,18 +44,18 @@ class StateLayer(CacheLayerMixin):
     """The state of one layer, with a row for each sequence.
 
     Attributes:
-        SAVED: names of the attributes that make up the state. The first of them is None before the first token.
-        next_position: (B,) int64, the position of the next token; rows differ where tokens were padding.
-        cumulative_length: 0-dim int64, columns read so far, padding included, as every cache of transformers counts. A
-            tensor, since a Python number would make a compiled decode step compile again for every token.
-        record_past: whether tokens can be taken back.
-        borrowed: whether another layer owns the tensors, so that nothing may be written into them.
+        SAVED: names of the attributes that form the state. The first attribute is None before the first token.
+        next_position: (B,) int64, the position of the next token. Rows differ if tokens were padding.
+        cumulative_length: 0-dim int64, number of columns read, including padding, as in every cache of transformers. It is a
+            tensor, because with a Python number a compiled decode step would be recompiled for every token.
+        record_past: whether the past is recorded, so that tokens can be removed.
+        borrowed: whether another layer owns the tensors, so that they must not be overwritten.
         supports_packed_documents: whether packed documents may continue from rows of this layer.
-        last_ids: (B,) the last token that each row has read, where it is known. Only the first layer in use keeps it.
+        last_ids: (B,) the last token that each row has read, or None if unknown. Only the first layer in use keeps it.
     """
 
     SAVED: ClassVar[tuple[str, ...]]
-    is_croppable = True  # after activate_past_recording(), which transformers calls first
+    is_croppable = True  # transformers calls activate_past_recording() first
     is_sliding = False
     supports_early_init = False
     supports_packed_documents: ClassVar[bool] = False
@@ -70,84 +70,84 @@ class StateLayer(CacheLayerMixin):
 
     @abstractmethod
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Applies `change` to every tensor that has a row for each sequence, recorded tensors included."""
+        """Applies `change` to every tensor that has a row for each sequence, including recorded tensors."""
 
     @abstractmethod
     def _start_record(self) -> None:
-        """Makes the tokens from here on removable, if `record_past` is set."""
+        """Drops the record and, if `record_past` is set, starts a new one."""
 
     @abstractmethod
     def fill_(self, *saved: Tensor) -> None:
-        """Replaces the state by one that was computed elsewhere, given as the attributes that `SAVED` names."""
+        """Replaces the state by the attributes that `SAVED` names."""
 
     @abstractmethod
     def join_(self, layers: list[Any]) -> None:
-        """Replaces the rows by those of all `layers`, one layer after the other."""
+        """Replaces the rows by the rows of all `layers`, one layer after the other."""
 
     def saved(self) -> list[Tensor | None]:
-        """The attributes that make up the state."""
+        """Returns the attributes that form the state."""
         return [getattr(self, name) for name in self.SAVED]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
-        """Remembers dtype and device of the state, those of `key_states`."""
+        """Sets the dtype and device of the state from `key_states`."""
         self.dtype, self.device = key_states.dtype, key_states.device
         self.cumulative_length = self.cumulative_length.to(self.device)
         self.is_initialized, self.last_ids = True, None
 
     def remember_last(self, input_ids: Tensor) -> None:
-        """Remembers the last of the ids (B, T) that each row has read. Packed documents, in one row, are not remembered."""
+        """Stores the last id of each row of ids (B, T), or None if the number of rows differs, as for packed documents."""
         self.last_ids = input_ids[:, -1].clone() if input_ids.shape[0] == self.batch_size else None
 
     def get_seq_length(self) -> Tensor | int:
-        """Columns read so far, padding included: 0 before the first token, then a 0-dim tensor, which is a copy."""
+        """Returns the number of columns read, including padding: 0 before the first token, then a copy, a 0-dim tensor."""
         return self.cumulative_length.clone() if self.is_initialized else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
-        """-1: there is no maximum."""
+        """Returns -1, because there is no maximum."""
         return -1
 
     def get_max_cache_shape(self) -> int:
-        """-1: there is no maximum. The name that transformers before 5.20 asks by."""
+        """Returns -1, because there is no maximum. transformers before 5.20 calls this method."""
         return -1
 
     @property
     def batch_size(self) -> int:
-        """Sequences in the state; -1 before the first token, as `Cache.batch_size` has it."""
+        """Returns the number of sequences in the state; -1 before the first token, as in `Cache.batch_size`."""
         return self.next_position.shape[0] if self.is_initialized else -1
 
     def activate_past_recording(self) -> None:
-        """From here on, or from the last `crop`, every token can be taken back."""
+        """Starts to record the past. From then on, `crop` can remove any tokens read since the start or the last `crop`."""
         self.record(True)
 
     def record(self, past: bool) -> None:
-        """Begins or ends the record of the past. What was recorded is dropped at the end."""
+        """Starts or ends the record of the past. Ending it drops what was recorded."""
         if self.record_past != past:
             self.record_past = past
             self._start_record()
 
     def checked_removal(self, tokens_to_remove: int, recorded: int) -> int:
-        """The number of tokens to take back, from the argument ≤ 0 of `crop`.
+        """Returns the number of tokens to remove, from the argument ≤ 0 of `crop`.
 
         Raises:
             RuntimeError: if nothing, or fewer tokens, were recorded.
-            ValueError: for a positive number.
+            ValueError: for a positive argument.
         """
         tokens_to_remove = int(tokens_to_remove)
         if tokens_to_remove > 0:
-            raise ValueError(f"crop takes the number of tokens to remove as a number ≤ 0, got {tokens_to_remove}.")
+            raise ValueError(f"crop takes the negative number of tokens to remove, or 0, got {tokens_to_remove}.")
         if not self.record_past:
             raise RuntimeError("crop needs a record of the past: call activate_past_recording() before the tokens are read.")
         if -tokens_to_remove > recorded:
             raise RuntimeError(
-                f"crop can take back the {recorded} tokens recorded since the last crop, not {-tokens_to_remove}."
+                f"crop can remove at most the {recorded} tokens recorded since the last crop, not {-tokens_to_remove}."
             )
         return -tokens_to_remove
 
     def to_(self, target: torch.device | str | torch.dtype) -> None:
-        """Moves to another device or precision."""
+        """Moves the state to another device or casts it to another dtype."""
         if isinstance(target, torch.dtype):
             self._map(lambda tensor: tensor.to(target) if tensor.is_floating_point() else tensor)
             self.dtype = target
@@ -165,25 +165,25 @@ class StateLayer(CacheLayerMixin):
             self._map(lambda tensor: tensor.to(self.device, non_blocking=True))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Row i becomes what row beam_idx[i] was."""
+        """Replaces row i by row beam_idx[i], for all i."""
         self._map_rows(lambda rows: rows.index_select(0, beam_idx.to(rows.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Every row `repeats` times, side by side."""
+        """Repeats every row `repeats` times, side by side."""
         self._map_rows(lambda rows: rows.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Only the rows `indices`."""
+        """Keeps only the rows `indices`."""
         self._map_rows(lambda rows: rows[indices.to(rows.device)])
 
     def reset_rows(self, rows: Tensor) -> None:
-        """Begins rows anew, (B,) bool, as `RetNetState.reset_rows` does for all layers."""
+        """Resets the rows marked in (B,) bool, as `RetNetState.reset_rows` does for all layers."""
         fill = Tensor.masked_fill_ if self.can_be_overwritten() else Tensor.masked_fill
         self._start_record()
         self._map(lambda tensor: fill(tensor, rows.view(-1, *[1] * (tensor.dim() - 1)), 0))
 
     def can_be_overwritten(self) -> bool:
-        """Whether the state may be changed in its memory."""
+        """Returns whether the state may be changed in place."""
         return False
 
     def _map_rows(self, change: Callable[[Tensor], Tensor]) -> None:
@@ -192,13 +192,13 @@ class StateLayer(CacheLayerMixin):
             self.last_ids = None if self.last_ids is None else change(self.last_ids)
 
     def borrow(self) -> Any:
-        """A layer that continues from this state and leaves it as it is. Nothing is copied."""
+        """Returns a layer that continues from this state without changing it. Nothing is copied."""
         twin = copy.copy(self)
         twin.borrowed, twin.record_past = True, False
         return twin
 
     def __deepcopy__(self, memo: dict) -> Any:
-        """An independent copy, detached where a gradient flows."""
+        """Returns an independent, detached copy."""
         twin = copy.copy(self)
         memo[id(self)] = twin
         twin.__dict__ = {name: _detached_copy(value, memo) for name, value in vars(self).items()}
@@ -216,9 +216,9 @@ def _detached_copy(value: Any, memo: dict) -> Any:
 
 
 def first_in_use(layers: Sequence[StateLayer]) -> StateLayer:
-    """The first layer that has read something, or the first layer if none has: for what all layers have in common.
+    """Returns the first layer that has read something, or else the first layer, for facts that all layers share.
 
-    A stage of a pipeline uses only the layers that it holds.
+    A pipeline stage only uses the layers that it holds.
     """
     for layer in layers:
         if layer.is_initialized:
@@ -227,7 +227,7 @@ def first_in_use(layers: Sequence[StateLayer]) -> StateLayer:
 
 
 class RecordedCall(NamedTuple):
-    """What one call wrote into a layer, as far as rewinding needs it."""
+    """Inputs of one call of a layer that rewinding needs."""
 
     key: Tensor  # (B, G, T, K) rotated
     value: Tensor  # (B, G, T, V)
@@ -238,10 +238,10 @@ class RecordedCall(NamedTuple):
 
 
 class RetNetStateLayer(StateLayer):
-    """The state of one layer of retention.
+    """The state of one retention layer.
 
     Attributes:
-        recurrent_states: (B, M, K, V), float32 or float64; None before the first token. M is H, or G where heads share it.
+        recurrent_states: (B, M, K, V), float32 or float64; None before the first token. M is H, or G if heads share states.
     """
 
     SAVED = ("recurrent_states", "next_position", "cumulative_length")
@@ -257,19 +257,18 @@ class RetNetStateLayer(StateLayer):
     def update(self, key_states: Tensor, value_states: Tensor, query_states: Tensor, plan: Plan, layer_idx: int) -> Tensor:
         """Computes the retention of new tokens, and updates the state with them.
 
-        Writes into the memory of the old state where that is allowed, so that a compiled or captured decode step finds the
-        tensors at their addresses.
+        Overwrites the old state if possible, so that tensors keep their addresses for compiled and captured decode steps.
 
         Args:
-            key_states, value_states, query_states: (B, G, T, K), (B, G, T, V) and (B, H, T, K), rotated.
-            plan: of the call. layer_idx: of the operator in it.
+            key_states, value_states, query_states: (B, G, T, K), (B, G, T, V) and (B, H, T, K), already rotated.
+            plan: plan of the call. layer_idx: index of the operator in the plan.
 
         Returns:
             output (B, H, T, V).
         """
         layout, old = plan.layout, self.recurrent_states
         reuses_memory = old is not None and self.can_be_overwritten()
-        given = old if self.is_initialized else None  # after `reset`, the old tensor is memory whose values do not count
+        given = old if self.is_initialized else None  # after `reset`, only the old tensor's memory is reused
         if given is not None and not reuses_memory and (plan.in_place or self.needs_copy_for_gradient()):
             given = given.clone()
         output, state = plan.operators[layer_idx](query_states, key_states, value_states, given)
@@ -294,28 +293,28 @@ class RetNetStateLayer(StateLayer):
         return output
 
     def can_be_overwritten(self) -> bool:
-        """Whether the state may be changed in place: it owns its memory, and neither autograd nor inference mode objects."""
+        """Returns whether the state owns its memory and may be changed in place under autograd and inference mode."""
         if self.borrowed or torch.is_grad_enabled() or self.recurrent_states.requires_grad:
             return False
-        if torch.compiler.is_compiling():  # cannot ask about inference mode
+        if torch.compiler.is_compiling():  # compilers cannot query inference mode
             return True
-        # A change of rows outside of inference mode has made new states, beside the old length.
+        # After a change of rows outside of inference mode, states are new tensors, but the length is still the old tensor.
         made_in_inference_mode = self.recurrent_states.is_inference() or self.cumulative_length.is_inference()
         return torch.is_inference_mode_enabled() or not made_in_inference_mode
 
     def needs_copy_for_gradient(self) -> bool:
-        """Whether autograd has to read a copy of the state: it cannot save tensors that were made in inference mode."""
+        """Returns whether autograd needs a copy of the state, because it cannot save tensors created in inference mode."""
         return torch.is_grad_enabled() and not torch.compiler.is_compiling() and self.recurrent_states.is_inference()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the state, and of what is recorded."""
+        """Returns the bytes of the state and of its record."""
         tensors = [self.recurrent_states, self.next_position, *self._recorded_from]
         tensors += [tensor for call in self._recorded for tensor in call]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def reset(self) -> None:
-        """Forgets everything, for a batch of any size. A later batch of the same size reuses the memory."""
+        """Forgets everything. The next batch may have any size, and reuses the memory if its size is the same."""
         self.is_initialized = False
         self._start_record()
         if self.recurrent_states is not None and self.recurrent_states.requires_grad:
@@ -326,11 +325,11 @@ class RetNetStateLayer(StateLayer):
             self.cumulative_length.zero_()
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Takes back the last `-tokens_to_remove` tokens (a number ≤ 0) and begins the record anew.
+        """Removes the last `-tokens_to_remove` tokens (a number ≤ 0) and starts a new record.
 
         Raises:
             RuntimeError: if nothing, or fewer tokens, were recorded.
-            ValueError: for a positive number.
+            ValueError: for a positive argument.
         """
         recorded = sum(call.key.shape[2] for call in self._recorded)
         removed = self.checked_removal(tokens_to_remove, recorded)
@@ -351,7 +350,7 @@ class RetNetStateLayer(StateLayer):
         self._recorded_from = tuple(None if tensor is None else tensor.clone() for tensor in past)
 
     def _replay(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """State and position as they were after the first `tokens` recorded tokens."""
+        """Returns state and position after the first `tokens` recorded tokens."""
         state, position = self._recorded_from
         for call in self._recorded:
             if tokens <= 0:
@@ -363,7 +362,7 @@ class RetNetStateLayer(StateLayer):
             query = key.new_zeros(key.shape[0], call.log_decay.shape[0], *key.shape[2:])
             _, state = retention(query, key, value, call.log_decay, state, mask, reset)
             position = call.next_position[:, kept - 1].expand(key.shape[0])
-        if state is None:  # nothing had been read when recording began
+        if state is None:  # the record started before the first token
             return torch.zeros_like(self.recurrent_states), torch.zeros_like(self.next_position)
         return state, position
 
@@ -402,38 +401,38 @@ class RetNetStateLayer(StateLayer):
         self.recurrent_states, self.next_position = rows(self.recurrent_states), rows(self.next_position)
 
 
-# Functions that make the state of a layer, by the names of `config.layer_types`.
-# softmax_attention.py adds its own, so that this file does not import it.
+# Functions that create the state of a layer, by the names in `config.layer_types`.
+# softmax_attention.py adds entries, so that this file need not import it.
 STATE_LAYERS: dict[str, Callable[[PreTrainedConfig], StateLayer]] = {"linear_attention": RetNetStateLayer}
 
 
 def state_layers(config: PreTrainedConfig) -> list[StateLayer]:
-    """An empty state for each layer of a model of this configuration."""
+    """Returns an empty state for each layer of a model with this configuration."""
     return [STATE_LAYERS[kind](config) for kind in config.layer_types]
 
 
 def require_retention_alone(config: PreTrainedConfig) -> None:
-    """Raises ValueError where a layer keeps more than matrices of one size for each sequence."""
+    """Raises ValueError if some layers have softmax attention."""
     if config.has_softmax_attention:
         raise ValueError(
-            "packed documents continue from states of their own only in a model all of whose layers are retention, without "
+            "packed documents can only continue from rows of a state if all layers of the model are retention, without "
             "softmax attention (layer_types)."
         )
 
 
 def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
-    """Gives an empty `DynamicCache` or `StaticCache`, made with a config or without one, the layers of a RetNet's state.
+    """Replaces the layers of an empty `DynamicCache` or `StaticCache`, created with or without a config. Returns the cache.
 
     Raises:
-        ValueError: if the cache already holds keys and values of another kind of model, or the state of another RetNet.
+        ValueError: if the cache already holds keys and values, or the state of another RetNet.
     """
     layers = config.num_hidden_layers
     if len(cache.layers) == layers and all(isinstance(layer, StateLayer) for layer in cache.layers):
         origin = getattr(cache, "config", config)
         if origin is not config and not torch.compiler.is_compiling():
             if origin.state_fingerprint != config.state_fingerprint:
-                raise ValueError("past_key_values is the state of a model of another configuration than this one.")
-            cache.config = config  # so that the fingerprints are compared once
+                raise ValueError("past_key_values is the state of a model of another configuration.")
+            cache.config = config  # so that fingerprints are compared only once
         return cache
     if any(getattr(layer, "is_initialized", False) for layer in cache.layers):
         raise ValueError(
@@ -450,22 +449,22 @@ def install_retention_layers(cache: Cache, config: PreTrainedConfig) -> Cache:
 
 
 def borrowed(cache: Cache) -> Cache:
-    """A cache that continues from what `cache` holds and leaves it as it is. Nothing is copied."""
+    """Returns a cache that continues from `cache` without changing it. Nothing is copied."""
     twin = copy.copy(cache)
     twin.layers = [layer.borrow() for layer in cache.layers]
     return twin
 
 
 def computes_layers_again(model: nn.Module) -> bool:
-    """Whether gradient checkpointing computes the layers of this call a second time, in the backward pass."""
+    """Returns whether gradient checkpointing will recompute the layers of this call in the backward pass."""
     return model.training and model.gradient_checkpointing and torch.is_grad_enabled()
 
 
 class UpdatedOnce:
-    """A state for layers that may be computed again: each layer updates it once, and then reads what the state was before.
+    """A state for layers that may be recomputed: a layer updates it once. Recomputation reads the state before the update.
 
     Attributes:
-        layers: itself, indexed by the number of a layer.
+        layers: this object, which is indexed by layer.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -475,23 +474,24 @@ class UpdatedOnce:
         if layer_idx in self._before:
             return self._before[layer_idx].borrow()
         layer = self.cache.layers[layer_idx]
-        self._before[layer_idx], layer.borrowed = layer.borrow(), True  # nothing is written into what it was
+        self._before[layer_idx], layer.borrowed = layer.borrow(), True  # nothing is written into the previous state
         return layer
 
 
 def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cache | None:
-    """What a call to a `RetNetModel` continues from and updates: the given cache, a new state, or a borrowed copy of the
-    given cache if the call must leave it as it is.
+    """Returns the state from which a call to a `RetNetModel` continues and which it updates.
+
+    It is the given cache, a new state, or without `use_cache` a borrowed copy of the cache. None if the call needs no state.
 
     Raises:
         ValueError: for a cache that the model cannot continue from.
     """
     if model.config.bidirectional:
         if cache is not None:
-            raise ValueError("past_key_values must be None in a bidirectional model: a token sees those after it too.")
+            raise ValueError("past_key_values must be None in a bidirectional model, because tokens also see later tokens.")
         return None
     if cache is None:
-        if computes_layers_again(model):  # as in transformers: a state by default would cost memory for nothing
+        if computes_layers_again(model):  # as in transformers, to save memory
             return None
         cache = RetNetState(model.config)
     elif getattr(cache, "config", None) is not model.config:
@@ -504,16 +504,16 @@ def past_of_call(model: nn.Module, cache: Cache | None, use_cache: bool) -> Cach
 
 
 class RetNetState(Cache):
-    """The state of a whole model: constant in size, exact, and an ordinary cache to `generate()`, beams and pipelines.
+    """The state of a whole model: exact, constant in size, and an ordinary cache for `generate()`, beams and pipelines.
 
-    A forward with `use_cache=True` updates the state it is given in place; `clone()` the state to keep the old one.
+    A call of a model with `use_cache=True` updates the state in place. Use `clone()` first to keep the old state.
 
     Args:
-        config: the model's configuration, or that of a model that contains it.
-        compileable: whether `generate()` may compile the decode step unasked, as it does for a static cache.
+        config: configuration of the model, or of a model that contains it.
+        compileable: whether `generate()` may compile the decode step by itself, as for a static cache.
 
-    A model of another configuration, by its `state_fingerprint`, refuses the state. A model with other weights refuses a
-    state that was loaded from a file.
+    A model with another `state_fingerprint` refuses the state. A model with other weights refuses a state that was loaded
+    from a file.
     """
 
     def __init__(self, config: PreTrainedConfig, compileable: bool = False) -> None:
@@ -521,8 +521,8 @@ class RetNetState(Cache):
         super().__init__(layers=state_layers(self.config))
         self._compileable = compileable and all(layer.is_compileable for layer in self.layers)
         self._writer: Callable[[], nn.Module | None] | None = None  # a weak reference to the model that wrote the state
-        self._read_with: int | None = None  # the `weights_version` of that model when it read
-        self._mark: str | None = None  # of the weights that computed a loaded state
+        self._read_with: int | None = None  # the model's `weights_version` in its last call
+        self._mark: str | None = None  # mark of the weights that computed a loaded state
 
     def __copy__(self) -> "RetNetState":
         twin = type(self).__new__(type(self))
@@ -540,9 +540,9 @@ class RetNetState(Cache):
 
     @property
     def weights_mark(self) -> str | None:
-        """The mark of the weights that computed this state; None where it is unknown. See `state_file.weights_mark`.
+        """Returns the mark of the weights that computed this state, or None if unknown. See `state_file.weights_mark`.
 
-        Where a model was trained after it computed the state, the mark is that of no weights.
+        If the model was trained after it computed the state, returns a mark that fits no model.
         """
         model = None if self._writer is None else self._writer()
         if model is None:
@@ -550,32 +550,32 @@ class RetNetState(Cache):
         return weights_mark(model) if weights_version(model) == self._read_with else OF_NO_WEIGHTS
 
     def require_weights(self, model: nn.Module) -> None:
-        """Remembers which model updates the state.
+        """Stores which model updates the state.
 
         Raises:
-            ValueError: if the state was loaded from a file, and other weights computed it.
+            ValueError: if the state was loaded from a file and computed by other weights.
         """
         if self._writer is not None and self._writer() is model and not model.training:
-            return  # a model that is not trained keeps its weights
+            return  # weights only change in training
         if self._mark is not None:
             own = weights_mark(model)
             if own is not None and not is_of_same_weights(own, self._mark):
                 raise ValueError(
                     "the state was saved by a model of the same configuration with other weights. If you know that it fits, "
-                    "load it by RetNetState.load(..., other_weights=True)."
+                    "load it with RetNetState.load(..., other_weights=True)."
                 )
             self._mark = None
         self._writer, self._read_with = weakref.ref(model), weights_version(model)
 
     def require_read(self, input_ids: Tensor) -> None:
-        """Raises ValueError if ids (B, T) of a whole text cannot begin with what the state has read."""
+        """Raises ValueError if ids (B, T) of a whole text do not begin with the tokens that the state has read."""
         read, last_ids = self.length_of(self), first_in_use(self.layers).last_ids
         if last_ids is None or len(last_ids) != len(input_ids) or not 0 < read < input_ids.shape[1]:
             return
         if not torch.equal(input_ids[:, read - 1], last_ids.to(input_ids.device)):
             raise ValueError(
-                f"input_ids must begin with the {read} tokens that past_key_values has read. To continue with new tokens "
-                f"alone, give an attention_mask with columns for those {read} tokens before them."
+                f"input_ids must begin with the {read} tokens that past_key_values has read. To pass only new tokens, "
+                f"pass an attention_mask that also has columns for the {read} tokens before them."
             )
 
     def reset(self) -> None:
@@ -583,44 +583,44 @@ class RetNetState(Cache):
         super().reset()
 
     def get_seq_length(self, layer_idx: int = 0) -> Tensor | int:
-        """Columns read, padding included; of layer 0, those of the first layer in use, as in the stages of a pipeline."""
+        """Returns the number of columns that a layer has read, including padding. Index 0 means the first layer in use."""
         if layer_idx >= len(self.layers):
             return 0
         return (self.layers[layer_idx] if layer_idx else first_in_use(self.layers)).get_seq_length()
 
     @staticmethod
     def length_of(cache: Cache | None) -> int:
-        """Columns that `cache` has read; 0 for no cache, or for a cache of transformers that no RetNet has used yet."""
+        """Returns the number of columns read; 0 without a cache, or for a transformers cache that no RetNet has used yet."""
         if cache is None or not cache.layers or not isinstance(cache.layers[0], StateLayer):
             return 0
         return int(cache.get_seq_length())
 
     @property
     def is_compileable(self) -> bool:
-        """Whether `generate()` should compile the decode step where it can. Users may always compile it."""
+        """Returns whether `generate()` should compile the decode step if it can. Users may always compile it."""
         return self._compileable
 
     @property
     def nbytes(self) -> int:
-        """Bytes held. Those of retention do not grow with the number of tokens, unless the past is recorded."""
+        """Returns the bytes of all layers. Retention layers do not grow with the text, unless the past is recorded."""
         return sum(layer.nbytes for layer in self.layers)
 
     def clone(self) -> "RetNetState":
-        """An independent copy: two continuations of one text do not disturb each other."""
+        """Returns an independent copy, for example to continue one text in two ways."""
         return copy.deepcopy(self)
 
     def to(self, target: torch.device | str | torch.dtype) -> "RetNetState":
-        """Moves the state to a device, or widens it to a precision, and returns it. Like a module's `to`, it makes no copy:
-        accelerate's hooks call this on every argument of a layer, and a copy would be updated in place of this state.
+        """Moves the state to a device, or casts it to float32 or float64, and returns it. Works in place, like a module's
+        `to`: accelerate's hooks call it on every argument of a layer, and layers must update this state and not a copy.
 
         Raises:
-            ValueError: for a precision below float32, in which a state would forget what it accumulates.
+            ValueError: for other dtypes. Below float32 a state would lose what it accumulates.
         """
         if isinstance(target, torch.dtype) and target not in STATE_DTYPES:
             raise ValueError(f"a state is kept in torch.float32 or torch.float64, not in {target}.")
         for layer in self.layers:
             if isinstance(target, torch.dtype) and not isinstance(layer, RetNetStateLayer):
-                continue  # keys and values have the type that the model gives them
+                continue  # keys and values keep the model's dtype
             held = layer.saved()[0] if layer.is_initialized else None
             if held is not None and held.to(target) is not held:
                 layer.to_(target)
@@ -634,13 +634,12 @@ class RetNetState(Cache):
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> "RetNetState":
-        """The state of sequences that have read nothing: slots for an engine that serves requests.
+        """Returns the state of sequences that have read nothing, for example as slots of a serving engine.
 
-        It has all heads of a model, and is on one device: not for a model that is split over ranks, or over devices.
+        It has all heads of a model, on one device, so it does not fit a model that is split over ranks or devices.
 
         Raises:
-            ValueError: for a model with layers of softmax attention, which keep more the more is read; and for a dtype that
-                no state has.
+            ValueError: for a model with softmax attention layers, where a state grows, and for an unsupported dtype.
         """
         require_retention_alone(config)
         if dtype not in STATE_DTYPES:
@@ -653,21 +652,21 @@ class RetNetState(Cache):
         return state
 
     def select(self, rows: Tensor | list[int]) -> "RetNetState":
-        """A new state made of `rows` of this one, in that order; a row may come more than once."""
+        """Returns a new state with `rows` of this state, in that order. Rows may be repeated."""
         twin = self.clone()
         twin.batch_select_indices(torch.as_tensor(rows, dtype=torch.int64))
         return twin
 
     def reset_rows(self, rows: Tensor) -> None:
-        """Begins some rows anew, without reading the values of `rows` in Python. What was recorded is dropped.
+        """Resets some rows, without reading the values of `rows` in Python. Drops the record of the past.
 
-        Layers of retention keep their memory where no gradient is recorded, as a call does that updates them.
+        Retention layers are changed in place if no gradient is recorded, as in a call of the model.
 
         Args:
             rows: (B,) bool, True for a row that forgets what it has read.
 
         Raises:
-            ValueError: for another number of rows than the state has.
+            ValueError: if the number of rows differs from the number in the state.
         """
         for layer in self.layers:
             if layer.is_initialized:
@@ -676,17 +675,17 @@ class RetNetState(Cache):
                 layer.reset_rows(rows.to(layer.next_position.device))
 
     def repeat(self, times: int) -> "RetNetState":
-        """A new state with every row `times` times, side by side: one prefix, many samples."""
+        """Returns a new state with every row repeated `times` times, side by side, to sample often after one prefix."""
         twin = self.clone()
         twin.batch_repeat_interleave(times)
         return twin
 
     @classmethod
     def concatenate(cls, states: "list[RetNetState]") -> "RetNetState":
-        """One state for the sequences of several states, row after row; `select` separates them again.
+        """Returns one state with the rows of several states. `select` separates them again.
 
-        Each row keeps its own position. `get_seq_length()` is the longest of them, as if the others had been padded. What
-        was recorded for rewinding is dropped.
+        Each row keeps its own position. `get_seq_length()` is the longest length, as if the other rows were padded. The
+        record of the past is dropped.
 
         Raises:
             ValueError: for no states, states of different models, or states that have read nothing.
@@ -695,9 +694,9 @@ class RetNetState(Cache):
         if not states:
             raise ValueError("concatenate needs at least one state.")
         if len({state.config.state_fingerprint for state in states}) > 1:
-            raise ValueError("concatenate takes states of one configuration, these are of several.")
+            raise ValueError("concatenate takes states of one configuration, got states of several configurations.")
         if any(not layer.is_initialized for state in states for layer in state.layers):
-            raise ValueError("concatenate takes states that have read something: an empty state has no batch size.")
+            raise ValueError("concatenate takes states that have read something, because an empty state has no batch size.")
         joint = states[0].clone()
         origin = joint._writer, joint._read_with, joint._mark
         if any((state._writer, state._read_with, state._mark) != origin for state in states):
@@ -707,13 +706,13 @@ class RetNetState(Cache):
         return joint
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the state as one safetensors file with a checksum and a mark of the weights, complete or not at all.
+        """Writes the state to one safetensors file with a checksum and a mark of the weights, completely or not at all.
 
-        What is recorded for rewinding is not kept.
+        The record of the past is not saved.
 
         Raises:
-            ValueError: if nothing has been read yet, and for the state of one rank of a tensor parallel model, which is a
-                share of the heads.
+            ValueError: if the state has read nothing, or if it is one rank's part of a tensor parallel model's state, with
+                some of the heads.
         """
         if any(not layer.is_initialized for layer in self.layers):
             raise ValueError("a state with a layer that has read nothing cannot be saved.")
@@ -732,18 +731,18 @@ class RetNetState(Cache):
         device: torch.device | str = "cpu",
         other_weights: bool = False,
     ) -> "RetNetState":
-        """Reads a state that `save` wrote, for a model of `config`, in this or another process.
+        """Returns the state that `save` wrote to a file, for a model of `config`.
 
-        The file has a mark of the weights that computed the state. A model with other weights refuses the state, here if a
-        model is given and otherwise in its first forward pass.
+        The file has a mark of the weights that computed the state. A model with other weights refuses the state: here, if a
+        model is passed, else in its first forward pass.
 
         Args:
-            config: of the model, or the model itself.
-            other_weights: accepts a state that other weights computed.
+            config: configuration of the model, or the model itself.
+            other_weights: whether to accept a state that other weights computed.
 
         Raises:
-            ValueError: if the file is no saved state, is damaged, or belongs to another model.
-            TypeError: if `config` is something else, such as the name of a folder.
+            ValueError: if the file is not a saved state, is damaged, or belongs to another model.
+            TypeError: if `config` is neither a configuration nor a model.
         """
         model = config if isinstance(config, nn.Module) else None
         if model is None and not isinstance(config, PreTrainedConfig):
@@ -784,12 +783,12 @@ def _unflatten(tensors: list[Tensor | None], context: tuple[PreTrainedConfig, bo
     tensors = list(tensors)
     for layer in state.layers:
         saved, tensors = tensors[: len(layer.SAVED)], tensors[len(layer.SAVED) :]
-        if isinstance(saved[0], Tensor):  # not so where a tree is rebuilt with placeholders for its leaves
+        if isinstance(saved[0], Tensor):  # pytree may pass placeholders for tensors
             layer.fill_(*saved)
     return state
 
 
-# `torch.export` takes a state among the inputs of a program, and returns it among the outputs, as plain tensors.
+# Lets `torch.export` pass a state to a program, and return it, as plain tensors.
 pytree.register_pytree_node(RetNetState, _flatten, _unflatten, flatten_with_keys_fn=_flatten_with_keys)
 
 

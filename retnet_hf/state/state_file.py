@@ -2,10 +2,10 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A state on disk: one safetensors file with the fingerprint of the configuration, a mark of the weights and a checksum.
 
-The checksum, "sha256" in the metadata, is SHA-256 over, in the order of their names:
+The checksum, "sha256" in the metadata, is the SHA-256 of these bytes, in the order of names:
 
-    of each other entry of the metadata    "{name} {bytes of the value} " and the value, in UTF-8
-    of each tensor                         "{name} {dtype} {shape} ", as PyTorch and Python write them, and the values
+    for each other entry of the metadata    "{name} {bytes of the value} " and the value, in UTF-8
+    for each tensor                         "{name} {dtype} {shape} ", as PyTorch and Python print them, and the values
 """
 
 import hashlib
@@ -24,18 +24,18 @@ from transformers.configuration_utils import PreTrainedConfig
 STATE_DTYPES = (torch.float32, torch.float64)
 KEY_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FORMATS = {"RetNetState": "retnet_hf.RetNetState/3", "StreamState": "retnet_hf.StreamState/1"}
-MARKED_VALUES = 4096  # of each weight, evenly spaced
+MARKED_VALUES = 4096  # number of evenly spaced values per weight
 OF_NO_WEIGHTS = json.dumps({"dtypes": [], "sums": []})  # a mark that fits no model
 
 
 @torch.no_grad()
 def weights_mark(model: nn.Module) -> str | None:
-    """A short text that tells the weights of one model from those of another, as of two fine-tunes of one base.
+    """Returns a short text that distinguishes the weights of two models, for example two fine-tunes of one base model.
 
-    Of some thousand values of each weight it holds a sum with alternating signs, and their norm. None where the values of a
-    weight cannot be read: quantised, offloaded, or split over ranks.
+    It holds the norm and the alternating sum of some thousand values of each weight. None if the values of a weight cannot
+    be read, because it is quantised, offloaded or split over ranks.
     """
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT model
     model = getattr(model, model.base_model_prefix, model) if hasattr(model, "base_model_prefix") else model
     dtypes, sums = set(), []
     for weight in model.parameters():
@@ -48,17 +48,17 @@ def weights_mark(model: nn.Module) -> str | None:
 
 
 def weights_version(model: nn.Module) -> int:
-    """A number that changes where weights are changed in place, as by an optimizer."""
+    """Returns a number that changes when weights are changed in place, for example by an optimizer."""
     return sum(0 if weight.is_inference() else weight._version for weight in model.parameters())
 
 
 def is_of_same_weights(mark: str, other: str) -> bool:
-    """Whether two marks are those of equal weights, or of weights that were rounded to different dtypes."""
+    """Returns whether two marks belong to equal weights, apart from rounding to different dtypes."""
     try:
         first, second = json.loads(mark), json.loads(other)
         if len(first["sums"]) != len(second["sums"]):
             return False
-        tolerance = 1e-5 if first["dtypes"] == second["dtypes"] else 2**-7  # of the norm: 7 deviations of bfloat16
+        tolerance = 1e-5 if first["dtypes"] == second["dtypes"] else 2**-7  # relative to the norm: 7 deviations of bfloat16
         pairs = zip(first["sums"], second["sums"])
         return all(abs(float(one) - float(two)) <= tolerance * float(norm) for (one, norm), (two, _) in pairs)
     except (ValueError, TypeError, KeyError, RecursionError):  # a file may hold anything
@@ -72,20 +72,20 @@ def write_state_file(
     mark: str | None,
     class_name: str = "RetNetState",
 ) -> None:
-    """Writes a state, complete or not at all. A link stays a link: the file that it points to is replaced.
+    """Writes a state, completely or not at all. If the path is a link, replaces the file that it points to.
 
     Args:
-        tensors: by name, "layers.0.recurrent_states" for example. fingerprint: of the configuration. mark: of the weights.
+        tensors: by name, such as "layers.0.recurrent_states". fingerprint: `state_fingerprint`. mark: `weights_mark`.
         class_name: the class of the state, a key of `FORMATS`.
 
     Raises:
-        ValueError: for a path at which there is something else than a file.
+        ValueError: if the path exists and is not a file.
     """
     path = Path(path).resolve()
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a file, so that no state can be saved in its place.")
+        raise ValueError(f"{path} is not a file, so no state can be saved there.")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    # layers may share positions, which a file of safetensors holds once for each
+    # layers may share position tensors, which safetensors refuses to save
     tensors = {name: tensor if tensor.is_floating_point() else tensor.clone() for name, tensor in tensors.items()}
     metadata = {"format": FORMATS[class_name], "fingerprint": fingerprint} | ({} if mark is None else {"weights": mark})
     metadata["sha256"] = _checksum(metadata, tensors)
@@ -104,14 +104,14 @@ def read_state_file(
     check: Callable[[dict[str, Tensor]], None],
     class_name: str = "RetNetState",
 ) -> tuple[dict[str, Tensor], str | None]:
-    """Returns the tensors that `write_state_file` wrote for a model of this fingerprint, and the mark of its weights.
+    """Returns the tensors that `write_state_file` wrote for a model with this fingerprint, and the mark of its weights.
 
     Args:
-        check: raises ValueError for tensors that are not those of a state of the model.
+        check: raises ValueError if the tensors are not a state of the model.
 
     Raises:
-        ValueError: if the file is no saved state, is damaged, or belongs to a model of another configuration.
-        OSError: if it cannot be opened.
+        ValueError: if the file is not a saved state, is damaged, or belongs to a model of another configuration.
+        OSError: if the file cannot be opened.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -119,7 +119,7 @@ def read_state_file(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, not a dict
     except OSError:
         raise
-    except Exception as error:  # whatever a header that is damaged leads the library to
+    except Exception as error:  # a damaged header can cause any error
         raise ValueError(f"{path} is not a readable safetensors file: {error}.") from error
     if metadata.get("format") != FORMATS[class_name]:
         raise ValueError(f"{path} does not hold a saved {class_name} of the format {FORMATS[class_name]}.")
@@ -127,7 +127,7 @@ def read_state_file(
         raise ValueError(f"{path} holds the state of a model of another configuration than this one.")
     check(tensors)
     if metadata.get("sha256") != _checksum(metadata, tensors):
-        raise ValueError(f"{path} is damaged: its contents are not those that were saved.")
+        raise ValueError(f"{path} is damaged: its contents have changed since it was saved.")
     return tensors, metadata.get("weights")
 
 
@@ -152,8 +152,8 @@ def check_names(path: str | os.PathLike, tensors: Collection[str], expected: Col
 
 
 def check_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], config: PreTrainedConfig) -> None:
-    """Raises ValueError if these are not the tensors of a state of such a model, which has tensors of these names."""
-    first = {part: tensors[f"layers.0.{part}"] for part in ("next_position", "cumulative_length")}  # alike in all layers
+    """Raises ValueError if tensors with the right names are not a state of a model with this configuration."""
+    first = {part: tensors[f"layers.0.{part}"] for part in ("next_position", "cumulative_length")}  # equal in all layers
     batch = first["next_position"].shape[:1]
     if batch == (0,):
         raise ValueError(f"{path} holds the state of no sequence.")
@@ -167,7 +167,7 @@ def check_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], config: P
         prefix = "window_" if part.startswith("window_") else ""
         index = int(layer.removeprefix("layers."))
         _, groups, key_dim, value_dim = config.mixer_sizes(index)
-        read = tensors.get(f"{layer}.{prefix}document", tensor).shape[-1:]  # columns of softmax attention
+        read = tensors.get(f"{layer}.{prefix}document", tensor).shape[-1:]  # columns in softmax attention
         shape, allowed = {
             "recurrent_states": ((*batch, *config.state_shape(index)), dtypes(part, STATE_DTYPES)),
             "keys": ((*batch, groups, *read, key_dim), dtypes(part, KEY_DTYPES)),
@@ -183,8 +183,8 @@ def check_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], config: P
             given = f"{tuple(tensor.shape)} {tensor.dtype}"
             raise ValueError(f"{path} holds {name} as {given}, which should be {shape} {wanted}.")
         if tensor.dtype == torch.int64 and not part.endswith("document") and (tensor < 0).any():
-            raise ValueError(f"{path} holds {name} below 0.")
+            raise ValueError(f"{path} holds {name} with negative values.")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{path} holds {name} with values that are not finite.")
         if not torch.equal(tensor, first.get(part, tensor)):
-            raise ValueError(f"{path} holds {name} that differs from that of the first layer.")
+            raise ValueError(f"{path} holds {name} that differs from the first layer's tensor.")

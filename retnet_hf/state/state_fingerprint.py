@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A hash of what decides the meaning of a RetNet's state, so that a model can refuse the state of another one."""
+"""Hash of the fields that decide the meaning of a RetNet's state. A model refuses a state with another hash."""
 
 import hashlib
 import json
@@ -12,18 +12,18 @@ from typing import Any
 from transformers.configuration_utils import PreTrainedConfig
 
 
-# Fields that do not change what a state means. Every other field is in the fingerprint.
+# Fields that do not change the meaning of a state. Every other field is in the fingerprint.
 WITHOUT_EFFECT = (
-    *("hidden_dropout", "activation_dropout", "initialization", "initializer_range"),  # of training
+    *("hidden_dropout", "activation_dropout", "initialization", "initializer_range"),  # only used in training
     *("output_router_logits", "router_aux_loss_coef"),
-    *("retention_form", "chunk_size", "kernels"),  # one function, computed in another order
+    *("retention_form", "chunk_size", "kernels"),  # same function, computed in another order
     *("use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
 )
 _OF_TRANSFORMERS = frozenset(field.name for field in fields(PreTrainedConfig))
 _SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": "gelu_pytorch_tanh"}
 
 
-# Fields that mean something beside another one only.
+# Fields that only have an effect if another field is set.
 _OF_SOFTMAX = (
     *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
     *("attention_log_base", "attention_residual_multiplier"),
@@ -35,20 +35,20 @@ _OF_EXPERTS = (
 
 
 def state_fingerprint(config: PreTrainedConfig) -> str:
-    """16 hexadecimal digits. RetNetConfigs with the same digits make models whose states mean the same."""
+    """Returns 16 hexadecimal digits. In models of configurations with equal digits, states mean the same."""
     facts = {name: value for name, value in meaning(config).items() if value is not None}
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def meaning(config: PreTrainedConfig) -> dict[str, Any]:
-    """What each field of a RetNetConfig with an effect says, in one spelling; None where it does nothing beside others."""
+    """Returns the fields of a RetNetConfig that have an effect, normalised. Fields that other fields disable are None."""
     own = [field.name for field in fields(config) if field.name not in (*_OF_TRANSFORMERS, *WITHOUT_EFFECT)]
     facts = {name: getattr(config, name) for name in own}
     facts |= {
         "key_expansion": config.head_dim,
         "value_expansion": config.value_head_dim,
         "decay_schedule": _of_layers(config, lambda layer: _rounded(config.decays(layer))),
-        "decay_range": None,  # it is in the decays
+        "decay_range": None,  # included in the decays
         "feature_map": _of_layers(config, lambda layer: _activation(config.feature_map_of(layer))),
         "rope_parameters": _rotation(config) if config.use_rotary else None,
         "rotary_endpoint": config.rotary_endpoint and config.use_rotary,
@@ -60,12 +60,12 @@ def meaning(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _of_layers(config: PreTrainedConfig, fact: Callable[[int], Any]) -> list[Any]:
-    """A fact of each layer of retention; None of the others."""
+    """Returns `fact` of each retention layer, and None for other layers."""
     return [fact(layer) if kind == "linear_attention" else None for layer, kind in enumerate(config.layer_types)]
 
 
 def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
-    """What the fields of a RetNetHybridConfig say."""
+    """Returns the normalised fields of a RetNetHybridConfig."""
     retains = [kind == "linear_attention" for kind in config.layer_types]
     turns = config.use_rotary and (config.rotary_layers != "softmax_attention" and any(retains))
     turns_softmax = config.use_rotary and (config.rotary_layers != "linear_attention" and not all(retains))
@@ -79,7 +79,7 @@ def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
         "head_norm_eps": (config.head_norm_eps or config.rms_norm_eps) if config.use_head_norm else None,
         "sliding_window": config.sliding_window if "sliding_attention" in config.layer_types else None,
         "attention_num_heads": [config.mixer_sizes(layer) for layer, kept in enumerate(retains) if not kept],
-        "attention_num_key_value_heads": None,  # in the sizes
+        "attention_num_key_value_heads": None,  # included in the sizes
         "attention_head_dim": None,
         "attention_gate_act": _activation(config.attention_gate_act),
         "attention_residual_multiplier": config.attention_residual_multiplier or config.residual_multiplier,
@@ -92,7 +92,7 @@ def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _rotation(config: PreTrainedConfig) -> dict[str, Any]:
-    """The parameters of the rotation that are not the default, and the length trained on where they scale with it."""
+    """Returns parameters of the rotation that differ from the default, and the training length if they depend on it."""
     defaults = {"partial_rotary_factor": 1}
     stated = {name: value for name, value in config.rope_parameters.items() if value not in (None, defaults.get(name))}
     scales = stated.get("rope_type") in ("llama3", "yarn")
@@ -100,17 +100,17 @@ def _rotation(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _rounded(decays: list[float]) -> list[str]:
-    """Time constants -1 / ln γ to six digits, because the last bits of exp differ from one library to the next."""
+    """Returns time constants -1 / ln γ with six digits, because the last bits of exp differ between libraries."""
     return [f"{-1 / math.log(decay):.5e}" if decay < 1 else "inf" for decay in decays]
 
 
 def _activation(name: str | None) -> str | None:
-    """One name for each activation that has several."""
+    """Returns one name for an activation with several names."""
     return _SAME_ACTIVATION.get(name, name)
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it, and numbers in one spelling: 1 and 1.0 are equal, as are roots with other last bits."""
+    """Returns a value for JSON with rounded floats, so that 1 equals 1.0 and last bits of roots do not matter."""
     if isinstance(value, dict):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

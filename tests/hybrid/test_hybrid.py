@@ -212,7 +212,7 @@ def test_tokens_are_taken_back_as_if_never_read(removed, family):
     same_state(state, expected)
     assert state.get_seq_length() == 33 - removed
     close(model(other, past_key_values=state).logits, model(other, past_key_values=expected).logits)
-    with pytest.raises(RuntimeError, match="can take back the 9 tokens recorded since the last crop, not 10"):
+    with pytest.raises(RuntimeError, match="can remove at most the 9 tokens recorded since the last crop, not 10"):
         state.crop(-10)
 
 

@@ -583,7 +583,7 @@ def test_bad_input_gets_a_sentence():
         retention(case.query, case.key[:, :, :2], case.value, case.log_decay)
     with pytest.raises(ValueError, match="key and value must have"):
         retention(case.query, case.key, case.value[:, :, :2], case.log_decay)
-    with pytest.raises(ValueError, match="heads divide"):
+    with pytest.raises(ValueError, match="a multiple of their heads"):
         retention(case.query, case.key[:, :2], case.value[:, :2], case.log_decay)
     shared = (case.query, case.key[:, :1], case.value[:, :1], case.log_decay[:1])
     with pytest.raises(ValueError, match=r"initial_state must have 1 heads, one for each decay, got \(2, 3, 4, 6\)"):

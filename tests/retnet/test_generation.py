@@ -376,7 +376,7 @@ def test_an_offloaded_cache_says_that_it_is_none(fla_model, caplog):
             greedy(fla_model, random_ids(1, 7), 4, cache_implementation="offloaded_static")
     finally:
         logger.removeHandler(caplog.handler)
-    assert "'offloaded_static' moves nothing" in caplog.text
+    assert "'offloaded_static' has no effect" in caplog.text
 
 
 def test_quantized_cache_is_refused(fla_model):

@@ -251,7 +251,7 @@ def test_it_compiles_to_one_graph_and_exports():
     [
         (
             lambda: MultiScaleRetention(D, 4, vocab_size=3),
-            "vocab_size is no option of MultiScaleRetention, which are num_key",
+            "vocab_size is not an option of MultiScaleRetention. Its options are num_key",
         ),
         (lambda: layer_of()(torch.zeros(2, 3, 5)), r"hidden_states must be \(batch, tokens, 32\), .* got \(2, 3, 5\)"),
         (lambda: layer_of()(torch.zeros(2, 0, D)), r"with at least one token, got \(2, 0, 32\)"),
@@ -268,5 +268,5 @@ def test_what_does_not_fit_is_refused_by_a_sentence(call, sentence):
 
 
 def test_sizes_are_refused_as_the_configuration_refuses_them():
-    with pytest.raises(StrictDataclassError, match=r"hidden_size \(32\) times it divides by num_attention_heads \(5\)"):
+    with pytest.raises(StrictDataclassError, match=r"hidden_size \(32\) .* a multiple of num_attention_heads \(5\)"):
         MultiScaleRetention(D, 5)

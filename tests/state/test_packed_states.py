@@ -119,7 +119,7 @@ def test_the_layout_of_a_step_serves_calls_with_and_without_gradients():
 
 @pytest.mark.parametrize("boundaries", [[0], [1, 9], [0, 5, 4, 9], [0.0, 9.5], [[0, 9]]])
 def test_boundaries_that_fall_or_do_not_begin_at_0_are_refused(boundaries):
-    with pytest.raises(ValueError, match="boundaries must be integers that begin at 0 and never fall"):
+    with pytest.raises(ValueError, match="boundaries must be integers that begin at 0 and never decrease"):
         packed_documents(boundaries, 4)
 
 
@@ -250,11 +250,11 @@ def test_what_cannot_go_on_is_refused(sequences):
         read(model, prompts[:2], RetNetState(model.config), state_rows=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="state_rows need cu_seq_lens_q"):
         model(prompts[0], past_key_values=state.select([0]), state_rows=torch.tensor([0]))
-    with pytest.raises(ValueError, match="attention_mask cannot be given with packed documents"):
+    with pytest.raises(ValueError, match="attention_mask cannot be passed with packed documents"):
         read(model, prompts, state, attention_mask=torch.ones(1, sum(LENGTHS), dtype=torch.int64))
     with pytest.raises(ValueError, match="retention_form must be one of auto, parallel, recurrent, chunkwise, got 'quick'"):
         read(model, prompts, state, retention_form="quick")
-    with pytest.raises(ValueError, match="retention_form cannot be given with packed documents"):
+    with pytest.raises(ValueError, match="retention_form cannot be passed with packed documents"):
         read(model, prompts, state, retention_form="chunkwise")
     with pytest.raises(ValueError, match="packed documents are one row"):
         model(random_ids(2, 4), cu_seq_lens_q=[0, 1, 2, 3, 4], past_key_values=state, use_cache=True)
@@ -268,9 +268,9 @@ def test_what_cannot_go_on_is_refused(sequences):
     hybrid = small_model("hybrid")
     with torch.no_grad():
         read_hybrid = hybrid(prompts[0], use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="all of whose layers are retention"):
+    with pytest.raises(ValueError, match="if all layers of the model are retention"):
         read(hybrid, prompts[:1], read_hybrid)
-    with pytest.raises(ValueError, match="all of whose layers are retention"):
+    with pytest.raises(ValueError, match="if all layers of the model are retention"):
         RetNetState.zeros(hybrid.config, 2)
 
 

@@ -297,7 +297,7 @@ def rewritten(content: bytes, path: Path, config, change) -> None:
         ("layers.1.recurrent_states", lambda tensor: tensor.int(), "torch.int32"),
         ("layers.0.recurrent_states", lambda tensor: tensor.flatten(0, 1)[:, None], r"should be \(2, 4"),
         ("layers.1.next_position", lambda tensor: tensor[:, None], r"should be \(2,\) torch.int64"),
-        ("layers.1.next_position", lambda tensor: tensor - 9, "below 0"),
+        ("layers.1.next_position", lambda tensor: tensor - 9, "negative values"),
     ],
 )
 def test_a_file_is_held_to_types_and_shapes(saved_state, tmp_path, name, change, reason):
@@ -562,8 +562,8 @@ def test_the_record_of_drafts_ends_with_generate(kind, dialect):
     ("name", "change", "reason"),
     [
         ("layers.1.recurrent_states", lambda tensor: tensor * float("nan"), "not finite"),
-        ("layers.1.next_position", lambda tensor: tensor + 1, "differs from that of the first layer"),
-        ("layers.1.cumulative_length", lambda tensor: tensor + 1, "differs from that of the first layer"),
+        ("layers.1.next_position", lambda tensor: tensor + 1, "differs from the first layer's tensor"),
+        ("layers.1.cumulative_length", lambda tensor: tensor + 1, "differs from the first layer's tensor"),
     ],
 )
 def test_a_state_that_no_model_has_is_refused(saved_state, tmp_path, name, change, reason):

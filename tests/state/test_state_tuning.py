@@ -119,7 +119,7 @@ def test_trainer_trains_it_and_its_checkpoints_hold_nothing_else(tmp_path):
 
 def test_what_has_no_state_of_fixed_size_is_refused():
     for dialect in ("hybrid", "sinks"):
-        with pytest.raises(ValueError, match="all of whose layers are retention"):
+        with pytest.raises(ValueError, match="if all layers of the model are retention"):
             StateTuning(small_model(dialect))
 
 

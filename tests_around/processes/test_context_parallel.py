@@ -33,7 +33,7 @@ def test_the_programs_of_the_guide_run_by_their_own_lines(program, tmp_path, mon
 
 
 def test_what_cannot_be_split_is_refused():
-    with pytest.raises(ValueError, match="all of whose layers are retention"):
+    with pytest.raises(ValueError, match="if all layers of the model are retention"):
         context_parallel(small_model("hybrid"), "a group")
     with pytest.raises(ValueError, match="got a RetNetForMaskedLM"):
         context_parallel(small_model("fla", RetNetForMaskedLM, bidirectional=True), "a group")
