@@ -648,7 +648,7 @@ def test_what_is_read_is_not_replaced(retnet_hf, workplace, output):
     before = tree(workplace)
     for overwrite in ([], ["--overwrite"]):
         answer = retnet_hf("linearize", "llama", "book.txt", "--output", output, *overwrite)
-        refused(answer, "holds what is to be read, which would be lost: give another folder")
+        refused(answer, "holds the files to be read, which would be lost: give another folder")
     assert tree(workplace) == before
 
 

@@ -122,7 +122,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_older_folder(retnet_hf, workplac
         (["model", "out", "--any-size"], ["--any-size is for pictures"]),
         (["headless", "out"], ["2 are missing or of another shape"]),
         (["encoder", "out"], ["an encoder cannot be exported"]),
-        (["model", "model"], ["model holds what is to be read"]),
+        (["model", "model"], ["model holds the files to be read"]),
     ],
 )
 def test_what_cannot_be_exported_is_refused(retnet_hf, workplace, arguments, words):
