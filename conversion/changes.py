@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""How the values of foreign tensors become those of ours, and back."""
+"""Changes of tensor values between foreign checkpoints and ours, in both directions."""
 
 import torch
 from torch import Tensor
@@ -10,21 +10,21 @@ from .shapes import Shape
 
 
 class Change:
-    """How the values of foreign tensors become those of ours, and back. This class changes nothing."""
+    """Changes the values of foreign tensors into the values of ours, and back. The base class changes nothing."""
 
     label = "as it is"
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Theirs to ours."""
+        """Returns our tensors, made from foreign tensors."""
         return tensors
 
     def backward(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Ours to theirs."""
+        """Returns foreign tensors, made from ours."""
         return tensors
 
 
 class PairsApart(Change):
-    """Rows (H K, D) of a query or key projection: from rotated pairs (2i, 2i+1) of each head to pairs (i, i + K/2)."""
+    """Reorders the rows (H K, D) of a query or key projection, from rotated pairs (2i, 2i+1) to pairs (i, i + K/2)."""
 
     label = "rotated pairs set apart"
 
@@ -39,7 +39,7 @@ class PairsApart(Change):
 
 
 class Split(Change):
-    """One tensor whose rows are those of several of ours, one after the other."""
+    """Splits one tensor into several of ours of equal size, along its rows."""
 
     def __init__(self, parts: int) -> None:
         self.parts = parts
@@ -53,7 +53,7 @@ class Split(Change):
 
 
 class Squeezed(Change):
-    """A tensor (H, 1, K) as (H, K)."""
+    """Removes a dimension of size 1: (H, 1, K) becomes (H, K)."""
 
     label = "as one row for each head"
 
@@ -65,7 +65,7 @@ class Squeezed(Change):
 
 
 class HeadsApart(Change):
-    """Rows (H parts K, D) in which the parts of a head stand beside each other, as one tensor (H K, D) for each part."""
+    """Splits rows (H parts K, D), which hold all parts of one head after another, into one tensor (H K, D) per part."""
 
     def __init__(self, heads: int, parts: int) -> None:
         self.heads, self.parts = heads, parts
@@ -79,12 +79,12 @@ class HeadsApart(Change):
 
 
 class RotatedFirst(Change):
-    """Rows (H K, …), or a norm's weights (K,), of heads of which the first numbers turn, in pairs (i, i + half of these).
+    """Reorders rows (H K, …), or a norm's weights (K,), of heads that rotate only their first `turned` elements.
 
-    Here pairs are (i, i + K/2), and the first of them turn.
+    Theirs are paired (i, i + turned/2). Here pairs are (i, i + K/2), and the first turned/2 pairs rotate.
 
     Args:
-        turned: how many numbers of a head turn.
+        turned: how many elements of a head rotate.
     """
 
     label = "rotated pairs set apart"
@@ -103,7 +103,7 @@ class RotatedFirst(Change):
 
 
 class Rows(Change):
-    """One tensor whose rows are those of several of ours, so many of each, and each of them changed."""
+    """Splits one tensor into several of ours with the given numbers of rows, and applies a change to each part."""
 
     def __init__(self, sizes: list[int], changes: list[Change]) -> None:
         self.sizes, self.changes = sizes, changes
@@ -118,7 +118,7 @@ class Rows(Change):
 
 
 class Reshaped(Change):
-    """The same values in another shape."""
+    """Reshapes a tensor."""
 
     def __init__(self, theirs: Shape, ours: Shape) -> None:
         self.theirs, self.ours = tuple(theirs), tuple(ours)
@@ -132,12 +132,12 @@ class Reshaped(Change):
 
 
 class Known(Change):
-    """A tensor that follows from the configuration: nothing of ours is made of it, but it must hold what follows.
+    """Checks a tensor that the configuration implies. It becomes none of our tensors.
 
     Args:
-        expected: its values.
-        tolerance: how far, relative to each, the given ones may be from them, for what was computed elsewhere or saved in
-            half precision.
+        expected: the values that it must have.
+        tolerance: allowed relative error, since the values may have been computed by another library or saved in half
+            precision.
     """
 
     label = "known from the configuration"
@@ -147,7 +147,7 @@ class Known(Change):
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         if not torch.allclose(tensors[0].double(), self.expected.double(), rtol=self.tolerance, atol=1e-6):
-            raise CheckpointError("holds other values than those that follow from the configuration")
+            raise CheckpointError("holds other values than the configuration implies")
         return []
 
     def backward(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -155,7 +155,7 @@ class Known(Change):
 
 
 class Tied(Change):
-    """A second copy of a tensor that the model has once."""
+    """Merges two equal tensors into one that the model has once."""
 
     label = "tied"
 
@@ -170,7 +170,7 @@ class Tied(Change):
 
 
 class Dropped(Change):
-    """A tensor without a use here; `reason` says why that loses nothing. There is no way back."""
+    """Leaves out a tensor that has no use here. `reason` says why that loses nothing. It cannot be reversed."""
 
     def __init__(self, reason: str) -> None:
         self.label = f"left out: {reason}"
@@ -180,7 +180,7 @@ class Dropped(Change):
 
 
 class Joined(Change):
-    """Weights of experts, each in so many tensors, as one tensor (experts, rows, columns)."""
+    """Joins the weights of experts, with `tensors` tensors per expert, into one tensor (experts, rows, columns)."""
 
     def __init__(self, experts: int, tensors: int) -> None:
         self.experts, self.tensors = experts, tensors
@@ -194,7 +194,7 @@ class Joined(Change):
 
 
 class Scaled(Change):
-    """What another change makes, times a factor."""
+    """Multiplies the result of another change by a factor."""
 
     def __init__(self, change: Change, factor: float) -> None:
         self.change, self.factor = change, factor

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Foreign checkpoints on disk: a folder or one file, safetensors or pickles, opened without running any code in them."""
+"""Foreign checkpoints on disk: a folder or a file, safetensors or pickles, opened without running code in them."""
 
 import argparse
 import json
@@ -23,16 +23,16 @@ from .errors import CheckpointError, first_line
 from .shapes import shapes_of
 
 
-# in the order in which from_pretrained looks for them
+# from_pretrained looks for these names, in this order.
 _NAMES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-# where training scripts put the weights within what they pickle; the averaged ones are those that were published
+# Training scripts pickle the weights under one of these keys. Averaged weights come first, since they were published.
 _WRAPPERS = ("model_ema", "state_dict_ema", "model", "state_dict", "module")
-_WRAPPED = re.compile(r"^(module\.|_orig_mod\.)+")  # what distributed training and compiling put before every name
+_WRAPPED = re.compile(r"^(module\.|_orig_mod\.)+")  # prefixes of names from distributed training and compilation
 _GIT_LFS = b"version https://git-lfs.github.com/spec/"
-_COUNTS = re.compile(r"(layers?|depths?|blocks|heads|experts)$")  # fields of a configuration that lists are made by
+_COUNTS = re.compile(r"(layers?|depths?|blocks|heads|experts)$")  # fields that determine the lengths of lists
 _HIGHEST_COUNT = 2**16
 
-# What may be in a pickle beside tensors and plain values: arguments of a script, and a measured loss or accuracy.
+# Allowed in a pickle in addition to tensors and plain values: arguments of a script, and a measured loss or accuracy.
 _numpy_scalar = np.float64(0).__reduce__()[0]
 _HARMLESS = [
     argparse.Namespace,
@@ -43,13 +43,13 @@ _HARMLESS = [
 
 
 class Checkpoint:
-    """An open checkpoint: names, shapes and types at once, values when asked for.
+    """An open checkpoint. Names, shapes and dtypes are read at once, values when they are used.
 
     Args:
-        path: a folder with config.json and weights, or a file of weights (config.json beside it is read, if there is one).
+        path: a folder with config.json and weights, or a file of weights. A config.json next to the file is read, too.
 
     Raises:
-        CheckpointError: for what is not there, is damaged, or could only be read by running code in it.
+        CheckpointError: if the checkpoint does not exist, is damaged, or could only be read by running code in it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Checkpoint:
             _require_content(file)
             for name, tensor in (self._safetensors if file.suffix.lower() in SAFETENSORS else self._pickle)(file).items():
                 if name in self.tensors:
-                    raise CheckpointError(f"tensor {name} is in more than one file, the second being {file.name}")
+                    raise CheckpointError(f"tensor {name} is in more than one file; the second one is {file.name}")
                 self.tensors[name] = tensor
         if not self.tensors:
             raise CheckpointError(f"{path} holds no tensors")
@@ -72,14 +72,14 @@ class Checkpoint:
 
     @property
     def size(self) -> int:
-        """Bytes of the files of weights."""
+        """Returns the size of all weight files in bytes."""
         return sum(file.stat().st_size for file in self.files)
 
     def _safetensors(self, file: Path) -> dict[str, Tensor]:
         try:
             handle = safe_open(file, framework="pt")
             return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118, a handle is no dictionary
-        except Exception as error:  # whatever a damaged header leads the library to
+        except Exception as error:  # a damaged header may lead to any error
             raise CheckpointError(_what_is_cut_off(file) or f"{file} is damaged: {first_line(error)}") from error
 
     def _pickle(self, file: Path) -> Mapping[str, Tensor]:
@@ -89,11 +89,11 @@ class Checkpoint:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    """The files of weights `path` stands for, every one of them there."""
+    """Returns the weight files of `path`, all of which exist."""
     if path.is_file():
         if not path.name.lower().endswith(SAFETENSORS + PICKLES):
             raise CheckpointError(
-                f"{path} is no file of weights: its name ends with none of {', '.join(SAFETENSORS + PICKLES)}"
+                f"{path} is not a weights file: its name must end with one of {', '.join(SAFETENSORS + PICKLES)}"
             )
         return [path]
     if not path.is_dir():
@@ -105,7 +105,7 @@ def _weight_files(path: Path) -> list[Path]:
     for suffixes in (SAFETENSORS, PICKLES):
         files = sorted(file for file in path.iterdir() if file.is_file() and file.name.lower().endswith(suffixes))
         if len(files) > 1:
-            raise CheckpointError(f"{path} holds several files of weights and no index: give one of them by name")
+            raise CheckpointError(f"{path} holds several weight files and no index: give the path of one of them")
         if files:
             return files
     raise CheckpointError(f"{path} holds no weights: no file in it ends with {', '.join(SAFETENSORS + PICKLES)}")
@@ -118,8 +118,8 @@ def _files_of_index(index: Path) -> list[Path]:
     for tensor, home in homes.items():
         if Path(home).is_absolute() or ".." in Path(home).parts:
             raise CheckpointError(f"{index} places tensor {tensor} outside of its folder, in {home}")
-        if not os.path.isfile(index.parent / home):  # of Path the same raises OSError for a name that is too long
-            raise CheckpointError(f"tensor {tensor} is missing: {home}, which {index.name} names, is not there")
+        if not os.path.isfile(index.parent / home):  # Path.is_file raises OSError if the name is too long
+            raise CheckpointError(f"tensor {tensor} is missing: the file {home}, listed in {index.name}, does not exist")
     return [index.parent / home for home in sorted(set(homes.values()))]
 
 
@@ -145,12 +145,12 @@ def _possible(config: dict[str, Any] | None, file: Path) -> dict[str, Any] | Non
             [abs(each) for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)], default=0
         )
         if _COUNTS.search(str(name)) and highest > _HIGHEST_COUNT:
-            raise CheckpointError(f"{file} has a {name} of {highest}, which no model has: {_HIGHEST_COUNT} is allowed")
+            raise CheckpointError(f"{file} has a {name} of {highest}, but at most {_HIGHEST_COUNT} is allowed")
     return config
 
 
 def _require_content(file: Path) -> None:
-    """Raises CheckpointError for a file that cannot be read, or that only stands for one that git has not downloaded."""
+    """Raises CheckpointError for a file that cannot be read, or that is a git-lfs pointer to a missing file."""
     try:
         with open(file, "rb") as stream:
             pointer = stream.read(len(_GIT_LFS)) == _GIT_LFS
@@ -161,7 +161,7 @@ def _require_content(file: Path) -> None:
 
 
 def _what_is_cut_off(file: Path) -> str | None:
-    """A sentence naming the first tensor whose bytes are not in a safetensors file, if its header can be read."""
+    """Returns a sentence about the first tensor that is incomplete in a safetensors file, if the header is readable."""
     try:
         with open(file, "rb") as stream:
             length = struct.unpack("<Q", stream.read(8))[0]
@@ -171,39 +171,39 @@ def _what_is_cut_off(file: Path) -> str | None:
         available = os.path.getsize(file) - 8 - length
         entries = sorted((entry["data_offsets"][1], name) for name, entry in header.items() if name != "__metadata__")
         return next(
-            f"tensor {name} is incomplete: {file} ends {end - available:,} bytes before it does"
+            f"tensor {name} is incomplete: {file} ends {end - available:,} bytes before its end"
             for end, name in entries
             if end > available
         )
-    except Exception:  # a header that cannot be read tells nothing
+    except Exception:  # an unreadable header says nothing about tensors
         return None
 
 
 def _unpickle(file: Path) -> Any:
-    """What is pickled in `file`, of tensors, plain containers, numbers and argparse's namespaces; the rest is refused."""
+    """Returns the content of a pickle. Only tensors, plain containers, numbers and argparse's namespaces are allowed."""
     try:
         with torch.serialization.safe_globals(_HARMLESS):
             return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file) or None)
-    except Exception as error:  # whatever the bytes of no pickle, or of a damaged one, lead torch to
+    except Exception as error:  # a damaged file, or a file that is no pickle, may lead to any error
         if file.stat().st_size == 0:
             raise CheckpointError(f"{file} is empty") from error
         if not isinstance(error, pickle.UnpicklingError):
-            raise CheckpointError(f"{file} is damaged, or no file of PyTorch: {first_line(error)}") from error
+            raise CheckpointError(f"{file} is damaged, or not a PyTorch file: {first_line(error)}") from error
         refused = _refused_name(error)
         raise CheckpointError(
-            f"{file} holds more than tensors and plain values, or is damaged; it could only be read by running code in it, "
-            f"which is refused{refused and f': {refused}'}"
+            f"{file} holds more than tensors and plain values, or is damaged. Reading it could run code in it, and is "
+            f"therefore refused{refused and f': {refused}'}"
         ) from error
 
 
 def _refused_name(error: Exception) -> str:
-    """What of the pickle was refused, out of torch's long advice; nothing where torch does not name it."""
+    """Returns the name that torch's error says was refused, or "" if the error has no name."""
     _, found, rest = str(error).partition("GLOBAL ")
     return rest.split()[0] if found else ""
 
 
 def _weights_in(held: Any, file: Path) -> Mapping[str, Tensor]:
-    """The state dict in what was pickled."""
+    """Returns the state dict within the content of a pickle."""
     for _ in range(2):
         if isinstance(held, Mapping):
             held = next((held[key] for key in _WRAPPERS if isinstance(held.get(key), Mapping) and held[key]), held)
@@ -213,14 +213,14 @@ def _weights_in(held: Any, file: Path) -> Mapping[str, Tensor]:
     if not weights:
         raise CheckpointError(f"{file} holds no tensors")
     if nested := next((name for name, value in weights.items() if value.is_nested), None):
-        raise CheckpointError(f"tensor {nested} in {file} is a list of tensors of several shapes, and no parameter")
+        raise CheckpointError(f"tensor {nested} in {file} is a nested tensor, which cannot be a parameter")
     if unreal := next((name for name, value in weights.items() if value.device.type != "cpu"), None):
-        raise CheckpointError(f"tensor {unreal} in {file} is on the device {weights[unreal].device}, and has no values here")
+        raise CheckpointError(f"tensor {unreal} in {file} is on the device {weights[unreal].device}, and has no values")
     return weights
 
 
 def _arguments_in(held: Any) -> dict[str, Any] | None:
-    """The arguments of the training script, where a checkpoint carries them: fairseq's hold the model's configuration."""
+    """Returns the arguments of the training script if the checkpoint has them. fairseq's include the configuration."""
     if not isinstance(held, Mapping):
         return None
     for key in ("args", "cfg", "config"):

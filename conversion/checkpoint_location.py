@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Where a checkpoint is: on this machine, or in a repository of the Hugging Face Hub."""
+"""Location of a checkpoint: on this machine, or in a repository of the Hugging Face Hub."""
 
 from pathlib import Path
 
@@ -12,24 +12,24 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar")
 
 
 def is_repository_name(source: str) -> bool:
-    """Whether this can be the name of a repository, as "owner/name"."""
+    """Returns whether `source` can be the name of a repository, such as "owner/name"."""
     return source.count("/") == 1 and not source.startswith((".", "~", "/"))
 
 
 def require_no_adapter(folder: Path) -> None:
-    """Raises CheckpointError for a folder that holds an adapter, as LoRA, and not the model that it belongs to."""
+    """Raises CheckpointError for a folder that holds an adapter, such as LoRA, without its model."""
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         raise CheckpointError(
-            f"{folder} holds an adapter of PEFT, not a model: load it with peft's AutoPeftModelForCausalLM, and save what "
-            "its merge_and_unload() returns, and the tokenizer, in another folder"
+            f"{folder} holds an adapter of PEFT, not a model: load it with peft's AutoPeftModelForCausalLM, call its "
+            "merge_and_unload(), and save the result and the tokenizer in another folder"
         )
 
 
 def locate(source: str) -> Path:
-    """The path `source` names; if there is none, the Hugging Face repository of that name, downloaded.
+    """Returns the path `source`. If it does not exist, downloads the Hugging Face repository of that name.
 
     Raises:
-        CheckpointError: where neither is to be had.
+        CheckpointError: if the repository cannot be downloaded.
     """
     path = Path(source).expanduser()
     if path.exists() or not is_repository_name(source):
@@ -43,5 +43,5 @@ def locate(source: str) -> Path:
         return Path(snapshot_download(source, allow_patterns=patterns))
     except (OSError, ValueError, HFValidationError) as error:
         raise CheckpointError(
-            f"{source} does not exist here, and as a repository it cannot be downloaded: {first_line(error)}"
+            f"{source} does not exist here, and no repository of this name can be downloaded: {first_line(error)}"
         ) from error

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Conversions and checkpoints as tables."""
+"""Tables that show conversions and checkpoints on the terminal."""
 
 import math
 import re
@@ -21,7 +21,7 @@ from .shapes import Shape
 
 
 def moves_table(plan: Conversion, shapes: dict[str, Shape]) -> Table:
-    """What became what; layers that are alike share a row."""
+    """Returns a table of the moves. Equal layers share a row."""
     rows: dict[tuple[str, ...], list[Move]] = {}
     for move in plan.moves:
         alike = tuple(re.sub(r"\d+", "#", name) for name in (*move.sources, "→", *move.targets))
@@ -43,7 +43,7 @@ def moves_table(plan: Conversion, shapes: dict[str, Shape]) -> Table:
 
 
 def _spans(first: tuple[str, ...], last: tuple[str, ...]) -> list[str]:
-    """Names of the first and of the last move as one for each kind: experts.0-7.gate_proj for those of eight experts."""
+    """Returns one name for all that differ only in numbers, such as experts.0-7.gate_proj for eight experts."""
     alike: dict[str, list[str]] = {}
     for name in (*first, *last):
         alike.setdefault(re.sub(r"\d+", "#", name), []).append(name)
@@ -51,7 +51,7 @@ def _spans(first: tuple[str, ...], last: tuple[str, ...]) -> list[str]:
 
 
 def _span(first: str, last: str) -> str:
-    """layers.0.x and layers.23.x as layers.0-23.x"""
+    """Returns layers.0-23.x for layers.0.x and layers.23.x."""
     numbers = iter(re.findall(r"\d+", last))
     return re.sub(r"\d+", lambda number: _between(number[0], next(numbers)), first)
 
@@ -61,10 +61,10 @@ def _between(first: str, last: str) -> str:
 
 
 def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
-    """What a checkpoint is, and the decays of its heads where it has them.
+    """Returns a table of facts about a checkpoint, and a table of the decays of its heads if it has decays.
 
     Raises:
-        CheckpointError: where its config.json cannot be made sense of.
+        CheckpointError: if its config.json cannot be used.
     """
     format_name = format_of(checkpoint)
     facts = Table(box=None, show_header=False)
@@ -86,7 +86,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     if format_name == OURS:
         try:
             config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
-        except Exception as error:  # whatever fields of a wrong type lead to
+        except Exception as error:  # fields of a wrong type may lead to any error
             raise CheckpointError(f"the configuration of {checkpoint.path} cannot be used: {reason_of(error)}") from error
     elif format_name is not None:
         try:
@@ -104,7 +104,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
     facts.add_row("heads", f"{config.num_attention_heads}, keys of {config.head_dim}, values of {config.value_head_dim}")
     if not config.bidirectional:
         layers = config.layer_types.count("linear_attention")
-        state = 4 * config.state_size + 8 * layers  # and the position, a whole number
+        state = 4 * config.state_size + 8 * layers  # 8 bytes hold the position
         facts.add_row("state", f"{state:,} bytes per sequence (float32), however long it is")
         if config.has_softmax_attention:
             others = config.num_hidden_layers - layers
@@ -113,7 +113,7 @@ def describe(checkpoint: Checkpoint) -> tuple[Table, Table | None]:
 
 
 def decay_table(config: RetNetConfig) -> Table:
-    """γ of each head and how long it remembers; of each layer, where they differ."""
+    """Returns a table of γ and memory span of each head, for each layer if the layers differ."""
     retaining = [layer for layer, kind in enumerate(config.layer_types) if kind == "linear_attention"]
     layers = retaining if config.has_decays_per_layer else retaining[:1]
     names = (["layer"] if config.has_decays_per_layer else []) + ["head", "decay γ", "half-life in tokens", "1 % left after"]

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The model card of a converted checkpoint: what it is, how to load it, where it is from and under which licence."""
+"""The model card of a converted checkpoint, with its origin and licence."""
 
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ Converted from `{source}` ({description}) with retnet-hf {version}. Licence of t
 def converted_card(
     model: PreTrainedModel, name: str, source: str, description: str, licence: dict[str, Any] | None
 ) -> ModelCard:
-    """The card.
+    """Returns the card.
 
     Args:
-        name: what `from_pretrained` is to be given. source, description: the checkpoint, and whose format it is of.
-        licence: of the weights, as the metadata of the source's card states it: `license`, for one without an identifier
-            also `license_name` and `license_link`.
+        name: argument of `from_pretrained`. source, description: the checkpoint, and the description of its format.
+        licence: licence of the weights, as in the metadata of the source's card: `license`, and for a licence without an
+            identifier also `license_name` and `license_link`.
     """
     card = model_card(model, name)
     licence = licence or {}
@@ -40,7 +40,7 @@ def converted_card(
 
 
 def how_to_load(model: PreTrainedModel, folder: str) -> str:
-    """A line of Python that loads the model from its folder, which AutoBackbone, alone of the Auto classes, does not."""
+    """Returns a line of Python that loads the model from its folder. AutoBackbone cannot load folders."""
     name, family = type(model).__name__, type(model.config).__name__.removesuffix("Config")
     if name.endswith("Backbone"):
         return f"from retnet_hf import {name}; {name}.from_pretrained({folder!r})"
@@ -50,12 +50,12 @@ def how_to_load(model: PreTrainedModel, folder: str) -> str:
 
 
 def licence_of(folder: Path) -> dict[str, Any] | None:
-    """What the model card in the source's folder says."""
+    """Returns the licence fields of the model card in the source's folder, or None without a card."""
     card = folder / "README.md"
     if not card.is_file():
         return None
     try:
         data = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict()
         return {field: data[field] for field in ("license", "license_name", "license_link") if field in data}
-    except Exception:  # whatever YAML that is damaged leads to: what is not stated is not known
+    except Exception:  # damaged YAML may lead to any error; the licence is then unknown
         return None

@@ -28,13 +28,13 @@ IMAGE_PROCESSORS = {"vir": ViRImageProcessor, "rmt": RMTImageProcessor, "metafor
 
 
 class Computed:
-    """Keeps computed tensors in files, from which they are mapped as those of the checkpoint: memory holds one at a time."""
+    """Saves computed tensors in files and maps them from there, so that only one of them is in memory at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The same values, on disk."""
+        """Returns a tensor with the same values, mapped from disk."""
         self.folder.mkdir(exist_ok=True)
         self.count += 1
         file = self.folder / f"{self.count}.safetensors"
@@ -51,14 +51,14 @@ def write_folder(
     done: Callable[[Move], None] = lambda move: None,
     source: str | None = None,
 ) -> PreTrainedModel:
-    """Converts, and puts the finished folder in the place of `output`; whatever fails, `output` stays as it was.
+    """Converts a checkpoint, and replaces `output` with the finished folder. If anything fails, `output` is unchanged.
 
     Args:
-        licence: of the weights, where the source does not say.
-        done: called after each move. source: what the model card calls the source; its path if absent.
+        licence: licence of the weights; if absent, the source's.
+        done: called after each move. source: name of the source in the model card; the name of its path if absent.
 
     Raises:
-        CheckpointError: for values that cannot be read or are not finite, and for an `output` that is taken.
+        CheckpointError: for values that cannot be read or are not finite, or if `output` must not be replaced.
     """
     partial = claim(output, overwrite, (checkpoint.path, *checkpoint.files))
     output = output.expanduser().resolve()
@@ -66,7 +66,7 @@ def write_folder(
     try:
         partial.mkdir(parents=True)
         model = plan.build(checkpoint.tensors, done, Computed(partial / "computed"))
-        for name in ("generation_config.json", "config.json"):  # the latter where older versions of transformers kept it
+        for name in ("generation_config.json", "config.json"):  # older versions of transformers wrote it into config.json
             if model.can_generate() and (checkpoint.folder / name).is_file():
                 model.generation_config = _generation_config(checkpoint.folder, name)
                 break
@@ -90,14 +90,14 @@ def write_folder(
 def _generation_config(folder: Path, name: str) -> GenerationConfig:
     try:
         config = GenerationConfig.from_pretrained(folder, name, _from_model_config=name == "config.json")
-        config.validate(strict=True)  # as saving it does
+        config.validate(strict=True)  # saving requires this
         return config
-    except Exception as error:  # whatever fields of a wrong type lead to
+    except Exception as error:  # fields of a wrong type may lead to any error
         raise CheckpointError(f"{folder / name} cannot be used: {first_line(error)}") from error
 
 
 def save_image_processor(model: PreTrainedModel, folder: Path, options: dict[str, Any]) -> None:
-    """For a vision model, the image processor of its family, at the model's image size, with further options."""
+    """Saves the image processor of a vision model's family, for the model's image size, with further options."""
     config = model.config
     if config.model_type not in IMAGE_PROCESSORS:
         return

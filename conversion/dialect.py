@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A dialect of published weights: how it names the tensors of a RetNet, and which values differ.
+"""Dialects of published weights: their names for the tensors of a RetNet, and their differences in values.
 
 `from_pretrained`, the conversion of files and the plugin for vLLM share these tables. A model that was read in any dialect
-is saved under our own names.
+is saved with our own names.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -16,19 +16,19 @@ from .changes import Change, PairsApart, RotatedFirst, Rows, Split
 
 @dataclass(frozen=True)
 class Dialect:
-    """One way of naming a RetNet's weights.
+    """A scheme of names for a RetNet's weights.
 
     Args:
-        sign: the end of a name that no other dialect has.
+        sign: suffix of a name that no other dialect has.
         modules: (their name, our name), replaced in this order. When a model is written, the first match is used.
-        interleaved: whether queries and keys are rotated in pairs (2i, 2i+1), where ours are (i, i + K/2).
-        unused: pattern of tensors that follow from the configuration.
-        mixer: their name for what is `retention` or `attention` here, by the kind of the layer.
-        parts: (their name, our name) of modules of our `retention` and of our `attention`, where `mixer` is given.
-        norms_ahead: whether the norm of a branch is named after the branch that follows it, and that of the last
-            feed-forward is the last norm of the model.
-        changed: tensors whose values change: end of our name, ends of the tensors of ours that it fills, and the change.
-        experts: their names of gate, up and down projection of an expert, each in tensors of its own.
+        interleaved: whether queries and keys are rotated in pairs (2i, 2i+1) instead of our (i, i + K/2).
+        unused: pattern of tensors that the configuration implies.
+        mixer: their name for the module that is `retention` or `attention` here, by the type of the layer.
+        parts: (their name, our name) of modules in our `retention` and in our `attention`, if `mixer` is given.
+        norms_ahead: whether the norm of a branch is named after the next branch, and the norm of the last feed-forward is
+            the last norm of the model.
+        changed: tensors with changed values: suffix of our name, suffixes of our tensors that it fills, and the change.
+        experts: their names of gate, up and down projection, if each expert has separate tensors.
     """
 
     name: str
@@ -43,19 +43,19 @@ class Dialect:
     experts: tuple[str, str, str] | None = None
 
     def names_any_of(self, names: Collection[str]) -> bool:
-        """Whether weights with these names are in this dialect."""
+        """Returns whether weights with these names are in this dialect."""
         return any(name.endswith(self.sign) for name in names)
 
     def ours(self, name: str) -> str:
-        """Our name for one of theirs, of a dialect whose names do not depend on the configuration."""
+        """Returns our name for one of theirs, in a dialect without names that depend on the configuration."""
         return renamed(name, self.modules)
 
     def theirs(self, name: str, config: RetNetConfig) -> str:
-        """Their name for one of ours."""
+        """Returns their name for one of ours."""
         return renamed(name, [(ours, theirs) for theirs, ours in self.modules_of(config)])
 
     def modules_of(self, config: RetNetConfig) -> list[tuple[str, str]]:
-        """(their name, our name) in a model of this configuration, replaced in this order."""
+        """Returns pairs (their name, our name) for a model of this configuration, replaced in this order."""
         modules, last = list(self.modules), config.num_hidden_layers - 1
         for layer, kind in enumerate(config.layer_types if self.mixer else ()):
             own = "retention" if kind == "linear_attention" else "attention"
@@ -69,10 +69,10 @@ class Dialect:
         return modules
 
     def changes(self, config: RetNetConfig, fused: bool) -> dict[str, tuple[tuple[str, ...], Change]]:
-        """The tensors whose values change: suffix of our name -> (suffixes of the tensors of ours that it fills, change).
+        """Returns the tensors with changed values: suffix of our name -> (suffixes of our tensors that it fills, change).
 
         Args:
-            fused: whether gate and up projection are one tensor, as `is_fused` says.
+            fused: whether gate and up projection are one tensor, from `is_fused`.
         """
         found = {end: (ends, make(config)) for end, ends, make in self.changed}
         if self.interleaved and config.use_rotary:
@@ -83,7 +83,7 @@ class Dialect:
         return found
 
     def change(self, name: str, config: RetNetConfig, fused: bool = False) -> tuple[tuple[str, ...], Change]:
-        """The tensors of ours that a foreign tensor fills, and how, by our name for it."""
+        """Returns our tensors that a foreign tensor fills, and the change of its values, by our name for it."""
         for end, (ends, change) in self.changes(config, fused).items():
             if name.endswith(end):
                 return tuple(name.removesuffix(end) + other for other in ends), change
@@ -91,7 +91,7 @@ class Dialect:
 
 
 def renamed(name: str, modules: Iterable[tuple[str, str]]) -> str:
-    """A name in which modules have other names."""
+    """Returns a name with the modules in it renamed."""
     name = f".{name}"
     for old, new in modules:
         name = name.replace(f".{old}.", f".{new}.")
@@ -99,13 +99,13 @@ def renamed(name: str, modules: Iterable[tuple[str, str]]) -> str:
 
 
 def rotated_first(config: RetNetConfig) -> Change:
-    """From heads whose first numbers turn, in pairs (i, i + half of these)."""
+    """Returns the change for checkpoints that rotate only the first elements of a head: see `RotatedFirst`."""
     turned = round(config.head_dim * config.rope_parameters.get("partial_rotary_factor", 1))
     return Change() if turned == config.head_dim else RotatedFirst(config.head_dim, turned)
 
 
 def joint_rows(kind: str) -> Callable[[RetNetConfig], Change]:
-    """From one tensor with the rows of queries, of keys and of values of a layer of this kind."""
+    """Returns the function that makes the change for a joint tensor of queries, keys and values in layers of this type."""
 
     def make(config: RetNetConfig) -> Change:
         heads, groups, size, _ = (
@@ -118,5 +118,5 @@ def joint_rows(kind: str) -> Callable[[RetNetConfig], Change]:
 
 
 def is_fused(names: Collection[str]) -> bool:
-    """Whether `mlp.gate_proj` holds the rows of the up projection below its own, as in fla's uploads of 2024."""
+    """Returns whether `mlp.gate_proj` also holds the rows of the up projection, as in fla's uploads of 2024."""
     return any(name.endswith("mlp.gate_proj.weight") and name.replace("gate", "up") not in names for name in names)

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""How `from_pretrained` reads a folder of published weights in any dialect.
+"""Loading by `from_pretrained` of published weights in any dialect.
 
-What transformers does not promise to keep is used in `RowConversion`, `RowConverter`, `loading_transforms`,
-`with_transforms`, `forget_transforms` and `load`, and nowhere else in this package.
+In this package, only `RowConversion`, `RowConverter`, `loading_transforms`, `with_transforms`, `forget_transforms` and
+`load` use private names of transformers.
 """
 
 import re
@@ -31,10 +31,10 @@ from .families import dialect_of
 
 
 class RowConversion(ConversionOps):
-    """A `Change` of one tensor's rows as a step of transformers' loader. The weight may be spread over devices.
+    """A step of transformers' loader that applies a `Change` to one tensor. The weight may be sharded over devices.
 
-    Under tensor parallelism and FSDP, each process reads its rows of the tensor as it was before the conversion.
-    So all rows are gathered, converted, and divided again.
+    Under tensor parallelism and FSDP, each process reads its rows of the unconverted tensor. Therefore all rows are
+    gathered, converted, and sharded again.
     """
 
     def __init__(self, change: Change) -> None:
@@ -53,25 +53,25 @@ class RowConversion(ConversionOps):
         weight = tensors[0] if isinstance(tensors, list) else tensors
         parameters = [model.get_parameter_or_buffer(name) for name in names_of(full_layer_name, target_patterns)]
         parameter = parameters[0]
-        if not hasattr(parameter, "placements"):  # it is no DTensor
+        if not hasattr(parameter, "placements"):  # the parameter is no DTensor
             return dict(zip(target_patterns, self.change.forward([weight])))
 
-        from torch.distributed.tensor import DTensor, Replicate  # not in every build of torch
+        from torch.distributed.tensor import DTensor, Replicate  # some builds of torch lack them
 
         mesh, placements = parameter.device_mesh, parameter.placements
         shape = (sum(parameter.shape[0] for parameter in parameters), *parameter.shape[1:])
         strides = torch.empty(shape, device="meta").stride()
         whole = DTensor.from_local(weight, mesh, placements, shape=shape, stride=strides).full_tensor()
         parts = (DTensor.from_local(part, mesh, [Replicate()] * mesh.ndim) for part in self.change.forward([whole]))
-        return {  # cloned, or each would keep the memory of the whole
+        return {  # cloned, since a view would keep the memory of the whole tensor
             name: part.redistribute(mesh, placements).to_local().clone() for name, part in zip(target_patterns, parts)
         }
 
 
 class RowConverter(WeightConverter):
-    """One foreign tensor that fills one or more of ours.
+    """Converter of one foreign tensor into one or more of ours.
 
-    Transformers quantises the first of them alone. Here each is quantised that the quantizer is for.
+    transformers' converter quantises only the first of our tensors. This one quantises all that the quantizer asks for.
     """
 
     __slots__ = ()
@@ -97,12 +97,12 @@ class RowConverter(WeightConverter):
 
 
 def names_of(first: str, ends: list[str]) -> list[str]:
-    """Names of the tensors that one tensor fills: the first one, and the ends of all."""
+    """Returns the names of the tensors that one tensor fills, from the first name and the suffixes of all."""
     return [first.removesuffix(ends[0]) + end for end in ends]
 
 
 def loading_transforms(dialect: Dialect, names: Collection[str], config: RetNetConfig) -> list[WeightTransform]:
-    """The dialect of weights with these names, as transformers' loader takes it."""
+    """Returns the dialect of weights with these names, as transforms of transformers' loader."""
     transforms: list[WeightTransform] = [
         WeightRenaming(rf"\b{re.escape(theirs)}\.", f"{ours}.") for theirs, ours in dialect.modules_of(config)
     ]
@@ -117,17 +117,17 @@ def loading_transforms(dialect: Dialect, names: Collection[str], config: RetNetC
 
 
 def with_transforms(load_config: Any, transforms: list[WeightTransform]) -> Any:
-    """Transformers' settings of a loading, with these transforms after those it has."""
+    """Returns transformers' loading settings with these transforms appended."""
     return replace(load_config, weight_mapping=[*(load_config.weight_mapping or []), *transforms])
 
 
 def forget_transforms(model: PreTrainedModel, transforms: list[WeightTransform]) -> None:
-    """Removes transforms from those that transformers keeps to save a model as it was found: we save our own names."""
+    """Removes transforms that transformers would reverse when it saves the model, since we save our own names."""
     model._weight_conversions = [transform for transform in model._weight_conversions or [] if transform not in transforms]
 
 
 def load(names: Collection[str], model: PreTrainedModel, state_dict, checkpoint_files, load_config, *args, **kwargs):
-    """`PreTrainedModel._load_pretrained_model`, for weights with names that are not ours."""
+    """Does the work of `PreTrainedModel._load_pretrained_model` for weights with names of another dialect."""
     dialect, transforms = dialect_of(names), []
     if dialect is not None:
         model._keys_to_ignore_on_load_unexpected |= {dialect.unused} if dialect.unused else set()

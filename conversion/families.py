@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The families that are RetNets by other names, as `from_pretrained` meets them: by a folder of theirs."""
+"""The model families that are RetNets under other names, and their detection in folders and configurations."""
 
 from collections.abc import Collection
 from typing import Any
@@ -18,16 +18,16 @@ DIALECTS = (FLA, TORCHSCALE, *(dialect for family in FAMILIES for dialect in fam
 BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 OF_EXPERTS = tuple(name for name, family in BY_MODEL_TYPE.items() if family.dialects[0].experts)
 REFUSED = {
-    "minicpm_sala": "its softmax layers are block-sparse beyond the dense_len (8192) tokens of its sparse_config, and have "
-    "no norms of queries and keys, which its layers of retention have"
+    "minicpm_sala": "its softmax layers are block-sparse beyond dense_len (8192) tokens of its sparse_config, and lack the "
+    "norms of queries and keys that its layers of retention have"
 }
 
 
 def family_of(content: dict[str, Any]) -> Family | None:
-    """The family that a config.json is of, or None.
+    """Returns the family of a config.json, or None.
 
     Raises:
-        ValueError: for a family that has no counterpart here.
+        ValueError: for a family without a counterpart here.
     """
     model_type = content.get("model_type")
     if model_type in REFUSED:
@@ -36,7 +36,7 @@ def family_of(content: dict[str, Any]) -> Family | None:
 
 
 def fields_of(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields of RetNetHybridConfig that a config.json states, whichever family it is of.
+    """Returns the fields of RetNetHybridConfig for a config.json of any family.
 
     Raises:
         ValueError: for an option that changes what the model computes and has no counterpart here.
@@ -46,8 +46,8 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
         return content
     if content.get("quantization_config"):
         raise ValueError(
-            f"quantization_config in config.json has no counterpart for the family {family.name}: load the weights that are "
-            "not quantised, with a quantization_config as an argument"
+            f"quantization_config in config.json has no counterpart for the family {family.name}: load weights that are not "
+            "quantised, and pass a quantization_config as an argument"
         )
     labels = ("num_labels", "id2label", "label2id", "problem_type")
     kept = ("torch_dtype", "dtype", "attn_implementation", "_commit_hash", *labels)
@@ -56,5 +56,5 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def dialect_of(names: Collection[str]) -> Dialect | None:
-    """The dialect of these weights, or None if their names are ours or unknown."""
+    """Returns the dialect of these weights, or None if their names are ours or unknown."""
     return next((dialect for dialect in DIALECTS if dialect.names_any_of(names)), None)

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A family of models that are RetNets by another name, as a table that is walked both ways.
+"""Families of models that are RetNets under another name, as tables that are used in both directions.
 
-Reading a config.json walks the rows forwards. Writing one walks them backwards, and reads the result back: what no row says
-is refused.
+The rows of a table read a config.json, and write one. A written config.json is read back, and options that no row expresses
+are refused.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -23,21 +23,21 @@ from .requirements import fields_of_transformers, require_fields
 from .shapes import Shape
 
 
-_REQUIRED = object()  # in the place of a default: a file without the key is refused
+_REQUIRED = object()  # instead of a default: files without the key are refused
 
 
 @dataclass(frozen=True)
 class Row:
-    """A key of their config.json, and the field of ours that says the same.
+    """A key of their config.json, and our field with the same meaning.
 
     Args:
         theirs: the key.
-        ours: the field; it has the name of the key if absent.
-        default: what a file without the key says; such a file is refused if absent.
-        values: their values and ours, where only these have a counterpart. Of two of theirs with one meaning the last is
+        ours: the field; the name of the key if absent.
+        default: value of the key in files without it. If absent, these files are refused.
+        values: maps their values to ours, if only these have a counterpart. If two of theirs have one meaning, the last is
             written.
-        there: from a value of theirs, and the fields of ours that rows before this one have read, to ours.
-        back: from a value of ours, and our configuration, to theirs.
+        there: returns our value, from their value and the fields of ours that earlier rows have read.
+        back: returns their value, from our value and our configuration.
     """
 
     theirs: str
@@ -48,7 +48,7 @@ class Row:
     back: Callable[[Any, RetNetHybridConfig], Any] = lambda value, ours: value
 
     def read(self, config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The field of ours by its name."""
+        """Returns our field as a dict with one item."""
         value = config[self.theirs] if self.default is _REQUIRED else config.get(self.theirs, self.default)
         if self.values is None:
             return {self.ours or self.theirs: self.there(value, fields)}
@@ -57,7 +57,7 @@ class Row:
         return {self.ours or self.theirs: self.values[value]}
 
     def write(self, ours: RetNetHybridConfig, target_format: str) -> dict[str, Any]:
-        """The key of theirs by its name."""
+        """Returns their key as a dict with one item."""
         name = self.ours or self.theirs
         stated = getattr(ours, name, None)
         if self.values is None:
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Together:
-    """Keys of theirs that say fields of ours together: `there` and `back` are functions of all, and give some by name."""
+    """Keys that together determine several fields. `there` and `back` return several fields or keys as a dict."""
 
     there: Callable[[ForeignConfig, Mapping[str, Any]], dict[str, Any]]
     back: Callable[[RetNetHybridConfig], dict[str, Any]]
@@ -85,7 +85,7 @@ class Together:
 
 
 def same(*required: str, **defaults: Any) -> list[Row]:
-    """Rows of keys with the names of our fields: those that a file must have, and those with a default."""
+    """Returns rows of keys with the names of our fields: keys that a file must have, and keys with a default."""
     return [Row(name) for name in required] + [Row(name, default=value) for name, value in defaults.items()]
 
 
@@ -94,12 +94,12 @@ COMMON += same(pad_token_id=None, bos_token_id=None, eos_token_id=None)
 
 
 def positions(unstated: int) -> Row:
-    """The number of tokens trained on, and what is written where a configuration does not say it."""
+    """Returns the row of the training length. `unstated` is written if our configuration has none."""
     return Row("max_position_embeddings", default=None, back=lambda number, ours: number or unstated)
 
 
 def head_dim(fields: Mapping[str, Any]) -> int:
-    """The size of a query head that fields of ours say, or 1 where they do not fit each other, which is refused later."""
+    """Returns the size of a query head for our fields, or 1 if they do not fit each other, which is refused later."""
     return max(round(fields["hidden_size"] * fields["key_expansion"]) // max(fields["num_attention_heads"], 1), 1)
 
 
@@ -115,7 +115,7 @@ def _heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
     return {"num_attention_heads": ours.num_attention_heads, "head_dim": ours.head_dim, "num_key_value_heads": groups}
 
 
-# of families whose layers of both kinds have heads of one number and size, and whose layers of retention share no keys
+# For families that have equal numbers and sizes of heads in both types of layers, and retention without shared keys.
 HEADS = Together(_heads_there, _heads_back)
 
 
@@ -124,15 +124,15 @@ class Family:
     """The table of a family.
 
     Args:
-        name, description: of the format.
-        model_types: what its config.json may say; the first is written, beside `architecture`.
-        dialects: names of its tensors. The first is read and written, where `dialect_of` does not say otherwise.
-        rows: keys of theirs and fields of ours, read in this order. Those of `COMMON` stand before them.
+        name, description: name and description of the format.
+        model_types: allowed model types in its config.json. The first is written, together with `architecture`.
+        dialects: names of its tensors. The first dialect is read and written, unless `dialect_of` chooses another.
+        rows: their keys and our fields, read in this order, after the rows of `COMMON`.
         implied: fields of ours that are the same in every model of the family, or functions of the fields read.
-        fixed: keys that change what the model computes, and the one value of each that has a counterpart here.
-        without_effect: pattern of keys that no layer reads when it computes its output.
-        own_key: a key that shows the family in a config.json without a model_type.
-        named_apart: whether no other family has tensors of these names, so that they show it.
+        fixed: keys that change what the model computes, each with the only value that has a counterpart here.
+        without_effect: pattern of keys that do not affect a layer's output.
+        own_key: a key that identifies the family in a config.json without a model_type.
+        named_apart: whether the names of tensors identify the family, because no other family has them.
     """
 
     name: str
@@ -148,12 +148,12 @@ class Family:
     named_apart: bool = True
 
     def recognises(self, names: Collection[str], config: dict[str, Any] | None) -> bool:
-        """Whether tensors of these names, with this config.json, are of the family."""
+        """Returns whether tensors of these names, with this config.json, belong to the family."""
         named = self.named_apart and any(dialect.names_any_of(names) for dialect in self.dialects)
         return named or (config or {}).get("model_type") in self.model_types
 
     def fields(self, content: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of RetNetHybridConfig that a config.json says.
+        """Returns the fields of RetNetHybridConfig for a config.json.
 
         Raises:
             ValueError: for an option that changes what the model computes and has no counterpart here.
@@ -167,13 +167,13 @@ class Family:
         return fields | {name: value(fields) if callable(value) else value for name, value in self.implied.items()}
 
     def dialect_of(self, names: Collection[str] | None) -> Dialect:
-        """The names of tensors in a checkpoint that has these, or in one that is written."""
+        """Returns the dialect of a checkpoint with these names, or, for None, of a checkpoint to be written."""
         return self.dialects[0]
 
     def plan(self, shapes: Mapping[str, Shape] | None, config: dict[str, Any] | None) -> Conversion:
-        """The conversion of a checkpoint with these tensors, or, without shapes, of one that is written."""
+        """Returns the conversion of a checkpoint with these tensors, or, without shapes, of a checkpoint to be written."""
         if config is None:
-            raise CheckpointError(f"the format {self.name} needs a config.json beside the weights")
+            raise CheckpointError(f"the format {self.name} needs a config.json next to the weights")
         ours = RetNetHybridConfig(**self.fields(config))
         copy = "lm_head.weight" if ours.tie_word_embeddings and "lm_head.weight" in (shapes or ()) else None
         tensors = saved_tensors(empty_model(RetNetHybridForCausalLM, ours))
@@ -181,26 +181,26 @@ class Family:
         return Conversion(self.name, RetNetHybridForCausalLM, ours, moves)
 
     def read(self, state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetHybridForCausalLM:
-        """The model of a checkpoint.
+        """Returns the model of a checkpoint.
 
         Args:
-            state_dict: tensors by the family's names. config: its config.json.
+            state_dict: tensors with the family's names. config: the checkpoint's config.json.
 
         Raises:
-            CheckpointError: naming the tensor that is missing, left over, misshapen or not finite.
-            ValueError: naming the option that has no counterpart here.
+            CheckpointError: if a tensor is missing, left over, not finite, or has a wrong shape.
+            ValueError: for an option without a counterpart here.
         """
         return model_from(self.plan, state_dict, config)
 
     def write(self, model: RetNetHybridForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """State dict and config.json of the same model.
+        """Returns state dict and config.json of the same model in the family's format.
 
         Raises:
-            ValueError: naming the field of the configuration that the family has no option for.
+            ValueError: for a field of the configuration for which the family has no option.
         """
         ours = model.config
         if not ours.is_hybrid:
-            raise ValueError(f"the format {self.name} takes a RetNetHybridForCausalLM, got a {type(model).__name__}.")
+            raise ValueError(f"the format {self.name} needs a RetNetHybridForCausalLM, got a {type(model).__name__}.")
         config = fields_of_transformers(model) | {"architectures": [self.architecture], "model_type": self.model_types[0]}
         config |= {name: value for name, value in self.fixed.items() if value is not None}
         for row in self.rows:

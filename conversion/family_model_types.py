@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The model_types of families that are RetNets by other names. Importing this module registers them with AutoConfig.
+"""The model_types of families that are RetNets under other names. Importing this module registers them with AutoConfig.
 
-It stands apart from `families.py`, whose modules need a `retnet_hf` that is imported to its end.
+It is separate from `families.py`, because the modules of `families.py` need a completely imported `retnet_hf`.
 """
 
 from typing import Any
@@ -19,17 +19,17 @@ MODEL_TYPES = (
 
 
 class FamilyConfig:
-    """Stands for a family in AutoConfig, and makes a RetNetHybridConfig of its files."""
+    """Represents a family in AutoConfig, and makes a RetNetHybridConfig from its files."""
 
     model_type = ""
 
     def __new__(cls, **content: Any) -> RetNetHybridConfig:
-        """The configuration of a model that the family's fields describe."""
+        """Returns the configuration for the family's fields."""
         return RetNetHybridConfig.from_dict({"model_type": cls.model_type} | content)
 
     from_dict = RetNetHybridConfig.from_dict
 
 
 for _name in MODEL_TYPES:
-    if _name not in CONFIG_MAPPING:  # what transformers or others have stays theirs
+    if _name not in CONFIG_MAPPING:  # registrations by transformers or other libraries are kept
         AutoConfig.register(_name, type("FamilyConfig", (FamilyConfig,), {"model_type": _name}))

@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """flash-linear-attention's RetNet: fla-hub/retnet-*, linear-moe-hub/RetNet-340M, and other models trained with it.
 
-Both layouts of names: `mlp.gate_proj` alone, holding gate and up projection (uploads of 2024), or both by themselves; and
+Both layouts of names are read: `mlp.gate_proj` with gate and up projection together (uploads of 2024) or separate ones, and
 the head norm as `g_norm` or `g_norm_swish_gate`, depending on the kernel that computed it.
 """
 
@@ -45,17 +45,17 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
 
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     if config is None:
-        raise CheckpointError("the format fla needs a config.json beside the weights: the number of heads is in no tensor")
+        raise CheckpointError("the format fla needs a config.json next to the weights: no tensor shows the number of heads")
     ours = RetNetConfig(**config)
     fused = is_fused(shapes)
-    complete = any(name.startswith("model.") for name in shapes)  # else it is fla's RetNetModel by itself, without a head
+    complete = any(name.startswith("model.") for name in shapes)  # otherwise fla's RetNetModel, without a head
     tied = complete and ours.tie_word_embeddings
     embedding = next((name for name in shapes if FLA.ours(name) == "model.embed_tokens.weight"), None)
     moves = []
     for name in shapes:
         targets, change = FLA.change(FLA.ours(name), ours, fused)
         if tied and name == "lm_head.weight":
-            if embedding is None:  # some writers keep the first name of a tensor that has two
+            if embedding is None:  # some writers keep only the first name of tied tensors
                 moves.append(Move((name,), ("model.embed_tokens.weight",)))
         elif tied and name == embedding and "lm_head.weight" in shapes:
             moves.append(Move((name, "lm_head.weight"), targets, Tied()))
@@ -65,23 +65,23 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
 
 
 def from_fla(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM | RetNetModel:
-    """The model of an fla checkpoint; the base model, where that was saved by itself.
+    """Returns the model of an fla checkpoint, or the base model if the checkpoint has no head.
 
     Args:
-        state_dict: tensors by fla's names. config: its config.json.
+        state_dict: tensors with fla's names. config: the checkpoint's config.json.
 
     Raises:
-        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite.
-        ValueError: for a configuration that has no counterpart here.
+        CheckpointError: if a tensor is missing, left over, not finite, or has a wrong shape.
+        ValueError: for a configuration without a counterpart here.
     """
     return model_from(plan, state_dict, config)
 
 
 def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State dict and config.json of the same model for flash-linear-attention, in its present layout of names.
+    """Returns state dict and config.json of the same model for flash-linear-attention, in its current layout of names.
 
     Raises:
-        ValueError: naming the field of the configuration that fla has no option for.
+        ValueError: for a field of the configuration for which fla has no option.
     """
     ours = model.config
     same = ("hidden_size", "intermediate_size", "num_hidden_layers", "feature_map", "use_output_gate")

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What the readers of other families' config.json files share."""
+"""Functions and classes that read config.json files of other families."""
 
 import math
 import re
@@ -18,12 +18,12 @@ ROTATION = {"partial_rotary_factor", "rope_scaling", "rope_theta"}
 
 
 class ForeignConfig(dict):
-    """A foreign config.json that notes which of its fields are read.
+    """A foreign config.json that records which of its fields are read.
 
-    A field that is not read, though it has a value, may change what the model computes: such a file is refused.
+    A field that has a value and is not read may change what the model computes. Files with such a field are refused.
 
     Args:
-        target_format: name of the format. without_effect: pattern of fields that no layer reads when it computes its output.
+        target_format: name of the format. without_effect: pattern of fields that do not affect a layer's output.
     """
 
     def __init__(self, content: dict[str, Any], target_format: str, without_effect: str = "") -> None:
@@ -32,20 +32,20 @@ class ForeignConfig(dict):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:
-            raise ValueError(f"{name} is missing in config.json, which the format {self.target_format} has")
+            raise ValueError(f"{name} is missing in config.json, but the format {self.target_format} requires it")
         self.read.add(name)
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a field, or the default."""
+        """Returns the value of a field, or the default."""
         self.read.add(name)
         return super().get(name, default)
 
     def require_one_value(self, **values: Any) -> None:
-        """Options that change what a layer computes, with the one value of each that has a counterpart here.
+        """Checks options that change what a layer computes, and that have a counterpart here for only one value.
 
         Raises:
-            ValueError: where the file has another.
+            ValueError: if the file has another value.
         """
         for name, value in values.items():
             if self.get(name) not in (value, None):
@@ -55,32 +55,32 @@ class ForeignConfig(dict):
                 )
 
     def require_all_read(self) -> None:
-        """Raises ValueError for a field with a value that was not read and is not known to be without effect."""
+        """Raises ValueError for a field that has a value, was not read, and is not known to have no effect."""
         of_transformers = {*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), *WITHOUT_EFFECT_IN_TRANSFORMERS}
         others = {"initializer_range", "use_cache", *READ_BY_TRANSFORMERS} - ROTATION
         for name in self.keys() - self.read - of_transformers - others:
             off = self.get(name) in (None, False, "", [], {})
             if not off and not name.startswith("_") and not re.fullmatch(self.without_effect, name):
                 raise ValueError(
-                    f"{name} in config.json, {self[name]!r}, is no field that the format {self.target_format} is known to "
-                    "have, and may change what the model computes"
+                    f"{name} in config.json, {self[name]!r}, is not a known field of the format {self.target_format}, and "
+                    "may change what the model computes"
                 )
 
 
 def decays_with_factors(schedule: str | list[float], heads: int, factors: list[float]) -> list[list[float]]:
-    """The `decay_schedule` of layers, each with its factor on ln γ."""
+    """Returns the `decay_schedule` for layers with a factor each on ln γ."""
     decays = scheduled_decays(schedule, heads)
     return [[decay**factor for decay in decays] for factor in factors]
 
 
 def alibi_decays(fields: Mapping[str, Any], factors: list[float]) -> list[list[float]]:
-    """The `decay_schedule` beside these fields of ours: of layers with ALiBi's slopes, each with its factor on them."""
+    """Returns the `decay_schedule` for layers with a factor each on ALiBi's slopes, for our fields."""
     heads = fields["num_attention_heads"]
     return decays_with_factors(alibi_schedule(heads), heads, factors)
 
 
 def alibi_schedule(heads: int) -> str | list[float]:
-    """The `decay_schedule`: γ = exp(-slope), with slopes of two interleaved schedules where heads are no power of two."""
+    """Returns the `decay_schedule` γ = exp(-slope). If heads are no power of two, slopes come from two schedules."""
     if heads & (heads - 1) == 0:
         return "alibi"
     power = 2 ** (heads.bit_length() - 1)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""All foreign formats, and which of them a checkpoint is of."""
+"""All foreign formats, and the detection of a checkpoint's format."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +15,7 @@ from .shapes import Shape
 
 
 class Format(Protocol):
-    """What the file of a format defines."""
+    """The names that the module of a format defines."""
 
     NAME: str
     DESCRIPTION: str
@@ -23,7 +23,7 @@ class Format(Protocol):
     plan: Callable[[Mapping[str, Shape], dict[str, Any] | None], Conversion]
 
 
-# The first that recognises a checkpoint has it: the vision formats have names that torchscale's also has.
+# The first format that recognises a checkpoint is used. Vision formats come first, since torchscale shares their names.
 FORMATS: dict[str, Format] = {
     module.NAME: module
     for module in (
@@ -34,19 +34,18 @@ FORMATS: dict[str, Format] = {
 }
 OURS = "retnet_hf"
 _OUR_MODEL_TYPES = ("retnet", "retnet_hybrid", "vir", "rmt", "metaformer")
-# names that only models of this package have
 _TEACHERS = ("llama", "mistral", "qwen2", "qwen3")
-_OUR_SIGN = r"\.(retention\.o_proj|attention\.(o_proj|lepe)|mixer_norm)\.weight$"
+_OUR_SIGN = r"\.(retention\.o_proj|attention\.(o_proj|lepe)|mixer_norm)\.weight$"  # names of this package's models only
 
 
 def format_of(checkpoint: Checkpoint) -> str | None:
-    """The name of the format, `OURS` for what needs no conversion, or None."""
+    """Returns the name of the format, `OURS` if no conversion is needed, or None if the format is unknown."""
     names, config = checkpoint.shapes, checkpoint.config
     for name, form in FORMATS.items():
         try:
             if form.recognises(names, config):
                 return name
-        except Exception as error:  # whatever fields of a wrong type lead to
+        except Exception as error:  # fields of a wrong type may lead to any error
             raise CheckpointError(f"the configuration of {checkpoint.path} cannot be used: {reason_of(error)}") from error
     ours = (config or {}).get("model_type") in _OUR_MODEL_TYPES
     if ours and any(re.search(_OUR_SIGN, name) for name in names):
@@ -55,29 +54,29 @@ def format_of(checkpoint: Checkpoint) -> str | None:
 
 
 def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversion:
-    """The checked plan for a checkpoint, of the format given or the one that is recognised.
+    """Returns the checked plan for a checkpoint, for the given format or else the recognised one.
 
     Raises:
-        CheckpointError: where there is none, in a sentence.
+        CheckpointError: if the checkpoint cannot be converted.
     """
     found = format_of(checkpoint) if format_name is None else format_name
     if found == OURS:
-        raise CheckpointError(f"{checkpoint.path} is one of our own already: from_pretrained loads it as it is")
+        raise CheckpointError(f"{checkpoint.path} is already a model of retnet_hf: from_pretrained loads it")
     if found is None:
         model_type = (checkpoint.config or {}).get("model_type")
-        declared = f", whose config.json says model_type {model_type!r}," if isinstance(model_type, str) else ""
-        hint = f": `retnet-hf linearize` makes a RetNet of a {model_type}" if model_type in _TEACHERS else ""
+        declared = f" (model_type {model_type!r} in config.json)" if isinstance(model_type, str) else ""
+        hint = f": `retnet-hf linearize` makes a RetNet from a {model_type}" if model_type in _TEACHERS else ""
         raise CheckpointError(
-            f"{checkpoint.path}{declared} is of none of the formats {', '.join(FORMATS)}"
+            f"{checkpoint.path}{declared} has none of the formats {', '.join(FORMATS)}"
             + (hint or f": its first tensor is {next(iter(checkpoint.shapes))}")
         )
     try:
         plan = FORMATS[found].plan(checkpoint.shapes, checkpoint.config)
-        plan.config.model_type = type(plan.config).model_type  # whatever the file says
+        plan.config.model_type = type(plan.config).model_type  # the file may have another
         plan.check(checkpoint.shapes)
     except CheckpointError as error:
         raise CheckpointError(f"{error}{_recognised_instead(checkpoint, found)}") from error
-    except Exception as error:  # what a configuration raises about its fields, or at values that no check foresees
+    except Exception as error:  # checks of a configuration, or errors from values that no check foresees
         reason = f"{error} is missing" if isinstance(error, KeyError) else reason_of(error)
         raise CheckpointError(
             f"the configuration of {checkpoint.path} does not fit the format {found}: {reason}"
@@ -87,16 +86,16 @@ def plan_of(checkpoint: Checkpoint, format_name: str | None = None) -> Conversio
 
 
 def _recognised_instead(checkpoint: Checkpoint, asked: str) -> str:
-    """The end of an error about a checkpoint that looks like another format than the one that was asked for."""
+    """Returns the end of an error about a checkpoint that looks like another format than the given one."""
     recognised = format_of(checkpoint)
     if recognised in (None, asked):
         return ""
     if recognised == OURS:
-        return f"; {checkpoint.path} is one of our own, which from_pretrained loads as it is"
+        return f"; {checkpoint.path} is a model of retnet_hf, and from_pretrained loads it"
     return f"; {checkpoint.path} looks like the format {recognised}, not {asked}"
 
 
 def reason_of(error: Exception) -> str:
-    """The sentence in an error of a `@strict` configuration, which comes last, or else the whole message."""
+    """Returns the last line of an error's message, which is the sentence in errors of `@strict` configurations."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return re.sub(r"^\w*Error: ", "", lines[-1]) if lines else type(error).__name__

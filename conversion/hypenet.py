@@ -2,9 +2,9 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """HypeNet (arXiv 2601.22156, thunlp/hybrid-linear-attention): retention and softmax attention, distilled from Qwen3.
 
-Layers of retention rotate queries and keys; layers of softmax attention usually do not, and scale their queries by the
-logarithm of the position ("attn_logits_scaling": "hype a"). Published layers mix tokens by "lightning-attn" or "attn"; a
-model with other mixers is refused.
+Layers of retention rotate queries and keys. Layers of softmax attention usually do not, and scale their queries by the
+logarithm of the position ("attn_logits_scaling": "hype a"). Published layers have the mixers "lightning-attn" or "attn".
+Models with other mixers are refused.
 """
 
 import math
@@ -20,11 +20,11 @@ from .foreign_config import ForeignConfig, alibi_schedule
 
 
 KINDS = {"lightning_attn": "linear_attention", "lightning-attn": "linear_attention", "attn": "full_attention"}
-LOG_BASE = 362.0  # of an attn_logits_scaling that names no number
+LOG_BASE = 362.0  # for an attn_logits_scaling without a number
 
 
 def heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Heads of retention are `lightning_n*`, where these are stated; those of softmax attention are the others."""
+    """Returns our fields of heads: `lightning_n*` for retention, if given, and the other keys for softmax attention."""
     hidden, heads, groups = fields["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
     size = config.get("head_dim") or hidden // heads
     own_heads, own_groups = config.get("lightning_nh") or heads, config.get("lightning_nkv") or groups
@@ -41,7 +41,7 @@ def heads_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, A
 
 
 def heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """The other direction."""
+    """Returns their keys of heads."""
     return {
         "num_attention_heads": ours.attention_num_heads or ours.num_attention_heads,
         "num_key_value_heads": ours.attention_num_key_value_heads or ours.num_key_value_heads,
@@ -53,26 +53,26 @@ def heads_back(ours: RetNetHybridConfig) -> dict[str, Any]:
 
 
 def kinds_of(mixers: list[str] | None, fields: Mapping[str, Any]) -> list[str]:
-    """The kind of each layer by its mixer."""
+    """Returns the type of each layer from its mixer."""
     mixers = mixers or ["attn"] * fields["num_hidden_layers"]
     for mixer in mixers:
         if mixer not in KINDS:
-            raise ValueError(f"mixer_types must be of lightning-attn and attn, got {mixer!r}")
+            raise ValueError(f"mixer_types must contain only lightning-attn and attn, got {mixer!r}")
     return [KINDS[mixer] for mixer in mixers]
 
 
 def mixers_of(kinds: list[str], ours: RetNetHybridConfig) -> list[str]:
-    """The mixer of each layer by its kind."""
+    """Returns the mixer of each layer from its type."""
     return ["lightning-attn" if kind == "linear_attention" else "attn" for kind in kinds]
 
 
 def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Which layers rotate, and the base, which newer files keep among `rope_parameters`."""
+    """Returns our fields of rotation: which layers rotate, and the base, in `rope_parameters` of newer files."""
     retention, softmax = (bool(config.get(name, True)) for name in ("lightning_use_rope", "attn_use_rope"))
     base, stated = config.get("rope_theta", 10000.0), config.get("rope_parameters") or {}
     plain = {"rope_type": "default", "partial_rotary_factor": 1.0, "rope_theta": stated.get("rope_theta")}
     if stated != {name: plain.get(name) for name in stated}:
-        raise ValueError(f"rope_parameters in config.json must be of rope_type default, for whole heads, got {stated!r}")
+        raise ValueError(f"rope_parameters in config.json must have rope_type default, for whole heads, got {stated!r}")
     return {
         "use_rotary": retention or softmax,
         "rotary_layers": None if retention == softmax else "linear_attention" if retention else "softmax_attention",
@@ -81,7 +81,7 @@ def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str
 
 
 def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """The other direction."""
+    """Returns their keys of rotation."""
     return {
         "rope_theta": ours.rope_parameters["rope_theta"],
         "attn_use_rope": ours.use_rotary and ours.rotary_layers != "linear_attention",
@@ -90,10 +90,10 @@ def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
 
 
 def log_base(scaling: str | float | None, fields: Mapping[str, Any]) -> float | None:
-    """The number a of "hype a".
+    """Returns the number a of "hype a", or None without scaling.
 
     Raises:
-        ValueError: for a scaling by another rule.
+        ValueError: for any other scaling.
     """
     if scaling is None or scaling == 1:
         return None
@@ -104,23 +104,23 @@ def log_base(scaling: str | float | None, fields: Mapping[str, Any]) -> float | 
 
 
 def scaling_of(base: float | None, ours: RetNetHybridConfig) -> str | None:
-    """The other direction."""
+    """Returns "hype a" for the number a, or None."""
     return None if base is None else f"hype {base}"
 
 
-# Their scale of the queries -> how much smaller it is than ours, by the head size. An epsilon of the norm of the output that
-# is larger by this does the same.
+# Maps their scale of the queries to a function of the head size: the ratio of their scale to ours. A larger epsilon of the
+# output norm, divided by this ratio, has the same effect.
 SCALES = {"1/sqrt(d)": lambda size: 1, "1/d": lambda size: 1 / size, "1": lambda size: size}
 
 
 def epsilon_of(scale: str, fields: Mapping[str, Any]) -> float | None:
-    """The epsilon of the norm of the output; None for that of the other norms."""
+    """Returns the epsilon of the output norm, or None if it is the epsilon of the other norms."""
     smaller = SCALES.get(scale, SCALES["1"])(head_dim(fields))
     return None if scale == "1/sqrt(d)" else fields["rms_norm_eps"] / smaller
 
 
 def scale_of(epsilon: float | None, ours: RetNetHybridConfig) -> str:
-    """The scale of the queries with this epsilon; the usual one where there is none."""
+    """Returns their scale of the queries for an epsilon of the output norm, or the usual scale if none fits."""
     smaller = ours.rms_norm_eps / (epsilon or ours.rms_norm_eps)
     scales = (name for name, of_size in SCALES.items() if math.isclose(of_size(ours.head_dim), smaller))
     return next(scales, "1/sqrt(d)")
@@ -165,7 +165,7 @@ FAMILY = Family(
     fixed=dict.fromkeys(("attention_bias", "lightning_use_short_conv", "use_sliding_window"), False)
     | dict.fromkeys(("lightning_use_output_norm", "lightning_use_output_gate", "lightning_use_qk_norm"), True)
     | {"rope_scaling": None},
-    # of mixers that no layer has, of training and of kernels
+    # Keys of mixers that no layer has, of training, and of kernels.
     without_effect=r"(gdn|kda|mamba2)_\w+|lightning_conv_size|expand_kv_proj|loss_fn|fused_ce_loss|shift_labels|rand_init|"
     r"attention_dropout|lightning_rope_scaling|max_window_layers|sliding_window",
 )

@@ -1,16 +1,16 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""MiniMax-Text-01 and MiniMax-M1 (arXiv 2501.08313): retention beside softmax attention, and experts.
+"""MiniMax-Text-01 and MiniMax-M1 (arXiv 2501.08313): retention, softmax attention, and experts.
 
-Three layouts of names: that of the published checkpoints, that of transformers' conversion of them, with each expert by
-itself; and that of transformers' models in memory, with all experts of a layer in two tensors.
+Three layouts of names are read: the published checkpoints, transformers' conversion of them, with separate tensors for each
+expert, and transformers' models in memory, with all experts of a layer in two tensors.
 
-A layer normalises the stream before each branch and adds the branch to the normalised stream. That is `norm_position="post"`
-with every norm counted one branch earlier: the first norm is that of the embeddings, and the last one that of the last
-feed-forward.
+A layer normalises the residual stream before each branch and adds the branch to the normalised stream. This equals
+`norm_position="post"` with every norm one branch earlier: the first norm becomes the norm of the embeddings, and the last
+one the norm of the last feed-forward.
 
-Checkpoints that state a `rotary_dim` rotate so many numbers of a head, as they were trained. transformers reads past it and
-rotates all numbers.
+Checkpoints with a `rotary_dim` rotate this many elements of a head, as in training. transformers ignores it and rotates all
+elements.
 """
 
 from collections.abc import Collection, Mapping
@@ -52,7 +52,7 @@ PUBLISHED = Dialect(
     experts=("w1", "w3", "w2"),
 )
 
-# as transformers' models have it in memory, with the experts of a layer in two tensors
+# transformers' models in memory, with the experts of a layer in two tensors.
 IN_MEMORY = replace(
     PUBLISHED,
     name="minimax in memory",
@@ -62,53 +62,53 @@ IN_MEMORY = replace(
 )
 
 
-EPSILON = 1e-6  # of the norm of a linear layer's output, whatever the configuration states
-# of layers of retention, of softmax attention, and of the feed-forward: names of the factor on the stream, "alpha", and of
-# that on the branch, "beta", in transformers and in published configurations
+EPSILON = 1e-6  # epsilon of the norm of a linear layer's output, for any configuration
+# Names in transformers and in published configurations of the factors on the stream, "alpha", and on the branch, "beta", for
+# layers of retention, layers of softmax attention, and feed-forward networks.
 FACTORS = (
     ("linear_attn_{}_factor", "layernorm_linear_attention_{}"),
     ("full_attn_{}_factor", "layernorm_full_attention_{}"),
     ("mlp_{}_factor", "layernorm_mlp_{}"),
 )
-LAST = (".retention.o_proj.weight", ".attention.o_proj.weight", ".mlp.experts.down_proj")  # projections of these branches
+LAST = (".retention.o_proj.weight", ".attention.o_proj.weight", ".mlp.experts.down_proj")  # last projections of branches
 
 
 def depth_factors(layers: int) -> list[float]:
-    """Factors on ALiBi's slopes, which the last layer almost loses."""
+    """Returns factors on ALiBi's slopes, which fall to almost 0 in the last layer."""
     return [1 - layer / (layers - 1 + 1e-5) + 1e-5 for layer in range(layers)]
 
 
 def factors(config: Mapping[str, Any], which: str) -> list[float]:
-    """The factor on each kind of branch; 1 where none is stated."""
+    """Returns the factor on each type of branch, 1 if the configuration has none. `which`: "alpha" or "beta"."""
     names = ([name.format(which) for name in names] for names in FACTORS)
     return [next((config[name] for name in each if config.get(name) is not None), 1.0) for each in names]
 
 
 def alphas_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Factors on the stream. Those on a branch have no counterpart: `MiniMax.plan` makes them a part of weights."""
+    """Returns our factors on the stream. Factors on a branch have no field: `MiniMax.plan` folds them into weights."""
     for (transformers, _), beta in zip(FACTORS, factors(config, "beta")):
         if beta != 1:
             raise ValueError(
-                f"{transformers.format('beta')} in config.json must be 1 or absent, got {beta}: `retnet-hf convert` makes "
-                "it a part of the weights"
+                f"{transformers.format('beta')} in config.json must be 1 or absent, got {beta}: `retnet-hf convert` folds "
+                "it into the weights"
             )
     names = ("residual_multiplier", "attention_residual_multiplier", "mlp_residual_multiplier")
     return dict(zip(names, factors(config, "alpha")))
 
 
 def alphas_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """The other direction."""
+    """Returns their factors on the stream."""
     of_others = (ours.attention_residual_multiplier, ours.mlp_residual_multiplier)
     alphas = (ours.residual_multiplier, *(alpha or ours.residual_multiplier for alpha in of_others))
     return {transformers.format("alpha"): alpha for (transformers, _), alpha in zip(FACTORS, alphas)}
 
 
 def kinds_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The kind of each layer, by either key; published files state options that transformers has no keys of, too."""
+    """Returns the type of each layer, by either key, and checks options that only published files have."""
     config.require_one_value(shared_intermediate_size=0, postnorm=True, use_qk_norm=False)
     kinds, published = config.get("layer_types"), config.get("attn_type_list")
-    if "attn_type_list" in config and not config.get("postnorm"):  # without it, the stream is not normalised there
-        raise ValueError("postnorm in config.json must be True for the format minimax, got none")
+    if "attn_type_list" in config and not config.get("postnorm"):  # without it, the stream is not normalised
+        raise ValueError("postnorm in config.json must be True for the format minimax, but it is absent")
     if kinds is None and published is not None:
         kinds = ["full_attention" if softmax else "linear_attention" for softmax in published]
     alternating = ["linear_attention" if layer % 2 else "full_attention" for layer in range(fields["num_hidden_layers"])]
@@ -116,7 +116,7 @@ def kinds_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, A
 
 
 def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The base, by either key, and the part of a head that turns."""
+    """Returns our rope_parameters: the base, by either key, and the fraction of a head that is rotated."""
     rope = dict(config.get("rope_parameters") or {"rope_type": "default", "rope_theta": config.get("rope_theta", 1e6)})
     if config.get("rotary_dim"):
         rope["partial_rotary_factor"] = config["rotary_dim"] / head_dim(fields)
@@ -124,14 +124,14 @@ def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str
 
 
 def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """The other direction."""
+    """Returns their keys of rotation."""
     rope = dict(ours.rope_parameters)
     partial = rope.pop("partial_rotary_factor", 1.0)
     return {"rope_parameters": rope} | ({"rotary_dim": int(ours.head_dim * partial)} if partial != 1 else {})
 
 
 def decay_buffers(ours: RetNetHybridConfig, block_size: int) -> list[Move]:
-    """The tables of decays that transformers' models save."""
+    """Returns moves that check the tables of decays that transformers' models save."""
     moves, place = [], torch.arange(block_size, dtype=torch.float64) + 1
     for layer in (layer for layer, kind in enumerate(ours.layer_types) if kind == "linear_attention"):
         slope = -torch.tensor(ours.decays(layer), dtype=torch.float64).log()[:, None, None]
@@ -148,15 +148,15 @@ def decay_buffers(ours: RetNetHybridConfig, block_size: int) -> list[Move]:
 
 
 class MiniMax(Family):
-    """The family, with layouts of its own: experts apart or together, tables of decays, factors on branches."""
+    """The family, with experts in separate or joint tensors, tables of decays, and factors on branches."""
 
     def dialect_of(self, names: Collection[str] | None) -> Dialect:
-        """That of transformers' models in memory, which is written, has all experts of a layer in two tensors."""
+        """Returns the dialect of transformers' models in memory if experts are joint or for writing, else the published."""
         together = names is None or any(name.endswith(".mlp.experts.down_proj") for name in names)
         return IN_MEMORY if together else PUBLISHED
 
     def plan(self, shapes: Mapping[str, Shape] | None, config: dict[str, Any] | None) -> Conversion:
-        """As of other families. The factor on a kind of branch becomes a part of its last projection."""
+        """Plans like other families, and folds the factor on a type of branch into its last projection."""
         betas = [name.format("beta") for names in FACTORS for name in names]
         planned = super().plan(shapes, config and {name: value for name, value in config.items() if name not in betas})
         moves = list(planned.moves)
@@ -194,7 +194,7 @@ FAMILY = MiniMax(
         "feature_map": lambda fields: fields["hidden_act"],
         "value_act": lambda fields: fields["hidden_act"],
         "head_norm_groups": 1,
-        "head_norm_eps": lambda fields: EPSILON / head_dim(fields),  # their queries are not scaled
+        "head_norm_eps": lambda fields: EPSILON / head_dim(fields),  # since their queries are not scaled
         "output_gate_act": "sigmoid",
         "norm_position": "post",
         "use_embedding_norm": True,

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Files and sub-folders that the commands, `save_pretrained` and `Trainer` write, as patterns of their names."""
+"""Name patterns of the files and sub-folders that the commands, `save_pretrained` and `Trainer` write."""
 
 TOKENIZER = (
     "added_tokens.json",
@@ -24,11 +24,11 @@ LINEARIZING = ("linearization.json", "layer_costs.json*", "divergence.json*", "p
 CURVES = ("align.png", "distill.png", "long.png", "positions.png")
 EXPORT = ("*.onnx", "*.onnx.data", "export.json", "genai_config.json", "retnet_mlx.py", "*.pyc", ".DS_Store")
 PAGE = ("index.html", "app.js", "model.js", "state_file.js", "style.css", "info.json", "initial_state.safetensors")
-PACKAGES = ("ort.*.mjs", "ort-*.wasm", "tokenizers.*.mjs", "onnxruntime-web-*", "huggingface-tokenizers-*")  # of a page
+PACKAGES = ("ort.*.mjs", "ort-*.wasm", "tokenizers.*.mjs", "onnxruntime-web-*", "huggingface-tokenizers-*")  # used by a page
 
 FILES = TOKENIZER + MODEL + WEIGHTS + ADAPTER + CHECKPOINT + TRAINING + LINEARIZING + CURVES + EXPORT + PAGE + PACKAGES
 FOLDERS = (
     *("checkpoint-*", "additional_chat_templates", "onnx", "model", "vendor", "__pycache__"),
-    *("align*", "distill*", "long*", "teacher-*", "finished", ".*.replaced"),  # of an unfinished linearization
+    *("align*", "distill*", "long*", "teacher-*", "finished", ".*.replaced"),  # folders of an unfinished linearization
 )
 MARKS = ("config.json", "model/info.json")  # a folder of a model, or of a page, has one of these

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A conversion, decided before a single value is read: which tensors of a checkpoint become which of a model, and how.
+"""Conversion plans: which tensors of a checkpoint become which tensors of a model, and how, decided before reading values.
 
-A plan is a list of moves. It is checked against the model it makes: every foreign tensor is used exactly once, every tensor
-of the model is filled exactly once, and every shape fits. Run forwards it reads a checkpoint, backwards it writes one.
+A plan is a list of moves. It is checked against its model: every foreign tensor is used exactly once, every tensor of the
+model is filled exactly once, and every shape fits. A plan reads a checkpoint or, in reverse, writes one.
 """
 
 import json
@@ -32,7 +32,7 @@ from .shapes import Shape, shapes_of
 
 @dataclass(frozen=True)
 class Move:
-    """Foreign tensors that become tensors of ours."""
+    """Foreign tensors, our tensors that they become, and the change of their values."""
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
@@ -41,12 +41,12 @@ class Move:
 
 @dataclass(frozen=True)
 class Conversion:
-    """All moves of one checkpoint, and the model they make.
+    """All moves of one checkpoint, and the model that they fill.
 
     Args:
         format: name of the foreign format.
-        model_class, config: of the model.
-        moves: in the order in which they are carried out.
+        model_class, config: class and configuration of the model.
+        moves: the moves, in order of execution.
     """
 
     format: str
@@ -55,14 +55,14 @@ class Conversion:
     moves: list[Move]
 
     def empty_model(self) -> PreTrainedModel:
-        """The model with parameters that take no memory, and real buffers."""
+        """Returns the model with parameters on the meta device and real buffers."""
         return empty_model(self.model_class, self.config)
 
     def check(self, shapes: Mapping[str, Shape]) -> None:
-        """Holds the moves against the foreign tensors' `shapes` and those of the model.
+        """Compares the moves with the `shapes` of the foreign tensors and with the shapes of the model.
 
         Raises:
-            CheckpointError: for a tensor that is missing, left over, used twice, or of another shape.
+            CheckpointError: if a tensor is missing, left over, used twice, or has a wrong shape.
         """
         expected = {name: tensor.to("meta") for name, tensor in saved_tensors(self.empty_model()).items()}
         self._require_all_of(shapes, (source for move in self.moves for source in move.sources))
@@ -70,15 +70,15 @@ class Conversion:
         for name in expected:
             if filled[name] == 0:
                 raise CheckpointError(
-                    f"tensor {self._likely_source(name)} is missing, which with this configuration becomes {name}"
+                    f"tensor {self._likely_source(name)} is missing; with this configuration it becomes {name}"
                 )
             if filled[name] > 1:
                 raise CheckpointError(f"{filled[name]} tensors of the checkpoint would become {name}")
         for move in self.moves:
             if unknown := [name for name in move.targets if name not in expected]:
                 raise CheckpointError(
-                    f"tensor {move.sources[0]} has no place in {self.model_class.__name__} with this configuration, "
-                    f"which has no {unknown[0]}"
+                    f"tensor {move.sources[0]} has no place in {self.model_class.__name__}: with this configuration, "
+                    f"the model has no {unknown[0]}"
                 )
             if isinstance(move.change, Dropped):
                 continue
@@ -91,7 +91,7 @@ class Conversion:
                     )
 
     def _likely_source(self, target: str) -> str:
-        """The foreign name of a tensor of ours that is missing, from its like in another layer; else our name."""
+        """Returns the foreign name of a missing tensor of ours, guessed from another layer, or else our name."""
         number = re.compile(r"\d+")
         alike = (
             (name, move) for move in self.moves for name in move.targets if number.sub("", name) == number.sub("", target)
@@ -101,11 +101,11 @@ class Conversion:
         return number.sub(lambda found: instead.get(found[0], found[0]), move.sources[0])
 
     def _require_all_of(self, names: Collection[str], used: Iterable[str]) -> None:
-        """Every foreign name is used once, and no other."""
+        """Raises CheckpointError unless every foreign name, and no other name, is used exactly once."""
         times = Counter(used)
         for name in times:
             if name not in names:
-                raise CheckpointError(f"tensor {name} is missing, which a checkpoint of format {self.format} has")
+                raise CheckpointError(f"tensor {name} is missing, but a checkpoint of format {self.format} has it")
             if times[name] > 1:
                 raise CheckpointError(f"tensor {name} would be used {times[name]} times")
         for name in names:
@@ -118,17 +118,17 @@ class Conversion:
         done: Callable[[Move], None] = lambda move: None,
         keep: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> PreTrainedModel:
-        """The model, its values read one move at a time.
+        """Returns the model. Values are read one move at a time.
 
         Args:
             theirs: the foreign tensors by name.
             done: called after each move.
-            keep: called with each tensor that was computed, in the place of one that is read. Its result becomes the
+            keep: called with each tensor that was computed, instead of read from `theirs`. Its result becomes the
                 parameter.
 
         Raises:
-            CheckpointError: for values that are not finite, of a type that no model is trained in, or not those that the
-                configuration implies.
+            CheckpointError: for values that are not finite, have a dtype that no model is trained in, or differ from the
+                values that the configuration implies.
         """
         model = self.empty_model()
         expected = saved_tensors(model)
@@ -143,19 +143,19 @@ class Conversion:
                 raise CheckpointError(f"tensor {move.sources[-1]} {error}") from error
             for name, tensor in zip(move.targets, made, strict=True):
                 if tensor.is_floating_point() != expected[name].is_floating_point():
-                    raise CheckpointError(f"tensor {move.sources[0]} is of type {tensor.dtype}, which {name} cannot have")
+                    raise CheckpointError(f"tensor {move.sources[0]} has dtype {tensor.dtype}, but {name} cannot have it")
                 read = any(tensor.untyped_storage().data_ptr() == one.untyped_storage().data_ptr() for one in tensors)
                 values[name] = tensor.contiguous() if read else keep(tensor.contiguous())
             done(move)
 
-        model.load_state_dict(values, strict=False, assign=True)  # `check` has made sure that only tied names are missing
+        model.load_state_dict(values, strict=False, assign=True)  # after `check`, only tied names are missing
         model.tie_weights()
         model.config.dtype = Counter(t.dtype for t in values.values() if t.is_floating_point()).most_common(1)[0][0]
         return model
 
     @torch.no_grad()
     def reverse(self, model: PreTrainedModel) -> dict[str, Tensor]:
-        """The foreign state dict that the plan would make `model` of."""
+        """Returns the foreign state dict from which the plan would make `model`."""
         ours = saved_tensors(model)
         theirs: dict[str, Tensor] = {}
         for move in self.moves:
@@ -165,7 +165,7 @@ class Conversion:
 
 
 def _require_numbers(name: str, tensor: Tensor) -> None:
-    """Raises CheckpointError for values that no parameter can have."""
+    """Raises CheckpointError for values or dtypes that no parameter can have."""
     if (
         tensor.layout is not torch.strided
         or tensor.is_complex()
@@ -179,26 +179,26 @@ def _require_numbers(name: str, tensor: Tensor) -> None:
 
 
 def empty_model(model_class: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
-    """A model with parameters that take no memory, and real buffers. No random number is drawn for it."""
+    """Returns a model with parameters on the meta device and real buffers, without drawing random numbers."""
     with init_empty_weights(include_buffers=False), no_init_weights():
         model = model_class(config)
     return model.eval()
 
 
 def saved_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model's state dict, tied tensors once: what `save_pretrained` writes."""
+    """Returns the model's state dict with tied tensors once, as `save_pretrained` writes it."""
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
 
 
 def backbone_moves(moves: Iterable[Move], prefix: str, names: Iterable[str]) -> list[Move]:
-    """The moves of a backbone whose names have a prefix in the checkpoint of a whole detector or segmenter."""
+    """Returns the moves of a backbone in the checkpoint of a detector or segmenter, where its names have a prefix."""
     prefixed = [Move(tuple(prefix + source for source in move.sources), move.targets, move.change) for move in moves]
     return prefixed + [Move((name,), (), Dropped("not of the backbone")) for name in names if not name.startswith(prefix)]
 
 
 def xpos_buffers(prefix: str, head_dim: int, decays: list[float]) -> list[Move]:
-    """The angles and decays that torchscale and RMT save: (K,) and (H,)."""
+    """Returns moves that check the angles (K,) and decays (H,) that torchscale and RMT save."""
     angle = 10000 ** -torch.linspace(0, 1, head_dim // 2)
     return [
         Move((f"{prefix}.angle",), (), Known(angle.repeat_interleave(2))),
@@ -213,16 +213,16 @@ def dialect_moves(
     theirs: Callable[[str], str] | None = None,
     copy: str | None = None,
 ) -> list[Move]:
-    """The moves that fill a RetNet's tensors of these names from a checkpoint in a dialect.
+    """Returns the moves that fill a RetNet's tensors of these names from a checkpoint in a dialect.
 
     Args:
-        theirs: the foreign name for one of ours, where it is not that of `Dialect.theirs`.
+        theirs: returns the foreign name for one of ours; `Dialect.theirs` if absent.
         copy: the foreign name of a head that is a copy of the embedding, or None if there is none.
     """
     modules = [(ours, theirs) for theirs, ours in dialect.modules_of(config)]
     theirs = theirs or (lambda name: renamed(name, modules))
     changes = {ends[0]: (end, ends, change) for end, (ends, change) in dialect.changes(config, fused=False).items()}
-    others = tuple(end for _, ends, _ in changes.values() for end in ends[1:])  # filled by the tensor of a first one
+    others = tuple(end for _, ends, _ in changes.values() for end in ends[1:])  # the move of ends[0] fills them, too
     moves = []
     for name in names:
         if name.endswith(others):
@@ -241,10 +241,10 @@ def dialect_moves(
 
 
 def experts_move(parts: tuple[str, str, str], name: str, experts: int, theirs: Callable[[str], str]) -> Move:
-    """The move that joins the tensors of experts.
+    """Returns the move that joins the tensors of experts.
 
     Args:
-        parts: foreign names of gate, up and down projection. name: ours of the joint tensor.
+        parts: foreign names of gate, up and down projection. name: our name of the joint tensor.
     """
     prefix, _, joint = name.rpartition(".")
     parts = parts[:2] if joint == "gate_up_proj" else parts[2:]
@@ -260,17 +260,17 @@ def written(
     moves: list[Move] | None = None,
     meaning: Callable[[PreTrainedConfig], dict[str, Any]] = meaning,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What every `to_<format>` returns: the foreign state dict, and `config`, once they were read back.
+    """Returns the foreign state dict and `config` after reading them back, for every `to_<format>`.
 
-    So a format is closed: an option that it cannot express is refused, whether or not anybody has thought of it.
+    Because they are read back, any option that the format cannot express is refused.
 
     Args:
         plan: the reader of the format.
-        moves: of the model; if absent, those of the plan for `config` and no shapes.
-        meaning: what the fields of a configuration say that decide a model's outputs.
+        moves: moves of the model; if absent, the moves of the plan for `config` without shapes.
+        meaning: returns the values of a configuration that determine a model's outputs.
 
     Raises:
-        ValueError: naming the field of the configuration that would be read as something else.
+        ValueError: for a field of the configuration that would be read back with another meaning.
     """
     ours = model.config
     try:
@@ -281,11 +281,11 @@ def written(
         shapes = shapes_of(state_dict)
         again = plan(shapes, content)
         if getattr(ours, "is_hybrid", False) and not again.config.is_hybrid:
-            raise ValueError(f"the format {target_format} takes a plain RetNet, got a {type(model).__name__}.")
+            raise ValueError(f"the format {target_format} needs a plain RetNet, got a {type(model).__name__}.")
         require_same(ours, again.config, target_format, meaning)
         again.check(shapes)
         if left := saved_tensors(model).keys() - {target for move in planned.moves for target in move.targets}:
-            raise CheckpointError(f"nothing in it holds {min(left)}")
+            raise CheckpointError(f"it has no tensor for {min(left)}")
     except (CheckpointError, StrictDataclassError, TypeError, LookupError, RuntimeError) as error:
         raise ValueError(f"the format {target_format} cannot express this model: {error}") from error
     return state_dict, config
@@ -297,24 +297,24 @@ def require_same(
     target_format: str,
     meaning: Callable[[PreTrainedConfig], dict[str, Any]],
 ) -> None:
-    """Raises ValueError for the field of a configuration that was written in a format and is read as something else."""
+    """Raises ValueError for a field of a configuration that is read back from a format with another meaning."""
     said, read = meaning(ours), meaning(again)
     differing = [name for name, value in said.items() if read.get(name) != value]
-    elsewhere = [name for name, value in said.items() if value is None]  # what another field says with them
-    for name in [*differing, *elsewhere] if differing else ():  # the cause first
+    elsewhere = [name for name, value in said.items() if value is None]  # fields that another field includes
+    for name in [*differing, *elsewhere] if differing else ():  # the cause comes first
         value, allowed = getattr(ours, name), getattr(again, name)
         if value != allowed:
             raise ValueError(f"{name} must be {allowed!r} for the format {target_format}, which cannot express {value!r}.")
-    if differing:  # another field changes what this one says, as factors on decays do
+    if differing:  # another field changes the meaning of this one, such as factors on decays
         name, value = differing[0], getattr(ours, differing[0])
-        raise ValueError(f"{name}, with what changes it, has no counterpart in the format {target_format}: {value!r}.")
+        raise ValueError(f"{name}, with fields that change it, has no counterpart in the format {target_format}: {value!r}.")
 
 
 def model_from(plan: Callable[[dict[str, Shape], dict | None], Conversion], state_dict: Mapping[str, Tensor], config: Any):
-    """What every `from_<format>` does: plans, checks, and builds. What is not changed is not copied: it stays shared.
+    """Plans, checks and builds a model, for every `from_<format>`. Unchanged tensors are shared, not copied.
 
     Raises:
-        CheckpointError: as `Conversion.check` and `Conversion.build`.
+        CheckpointError: as in `Conversion.check` and `Conversion.build`.
     """
     shapes = shapes_of(state_dict)
     planned = plan(shapes, config)

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """PoolFormer: transformers' folders (sail/poolformer_*), and sail-sg/poolformer's releases, classifiers and dense backbones.
 
-Both compute the same, but in training: transformers drops paths within the feed-forward too, where the authors have a
-dropout of rate 0. Ours is the authors'.
+Both compute the same, except in training: transformers also drops paths within the feed-forward, where the authors have a
+dropout of rate 0. We follow the authors.
 """
 
 import re
@@ -30,7 +30,7 @@ from .shapes import Shape, body_of, renamed, shape_of
 NAME = "poolformer"
 DESCRIPTION = "PoolFormer: sail/poolformer_* of transformers, and sail-sg/poolformer"
 
-# Fields of PoolFormerConfig that MetaFormerConfig has by the same name.
+# Fields of PoolFormerConfig that MetaFormerConfig has under the same name.
 _SAME_FIELDS = (
     *("num_channels", "pool_size", "mlp_ratio", "depths", "hidden_sizes", "patch_sizes", "strides", "padding", "hidden_act"),
     *("drop_path_rate", "use_layer_scale", "layer_scale_init_value", "initializer_range"),
@@ -42,7 +42,7 @@ _OF_OTHER_MIXERS = (
     *("use_output_gate", "output_gate_act", "use_head_norm"),
 )
 _SCALES = ((r"\.mixer_branch\.scale$", ".layer_scale_1"), (r"\.mlp_branch\.scale$", ".layer_scale_2"))
-# ours, and transformers'
+# Pairs of our name and transformers' name.
 _TRANSFORMERS_NAMES = (
     (r"^metaformer\.", "poolformer."),
     (r"\bstages\.(\d+)\.blocks\.", r"encoder.block.\1."),
@@ -53,7 +53,7 @@ _TRANSFORMERS_NAMES = (
     (r"\.mlp\.fc", ".output.conv"),
     *_SCALES,
 )
-# ours, and the authors'
+# Pairs of our name and the authors' name.
 _AUTHORS_NAMES = (
     (r"^metaformer\.", ""),
     (r"^stages\.(\d+)\.blocks\.", lambda found: f"network.{2 * int(found[1])}."),
@@ -93,15 +93,15 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
 
 
 def image_processor_options(config: MetaFormerConfig) -> dict[str, Any]:
-    """M36 and M48, which are wider than the others, are evaluated on a larger centre crop."""
+    """Returns the centre crop of the evaluation, which is larger for M36 and M48, the widest models."""
     return {"crop_pct": 0.95 if config.hidden_size > 512 else 0.9}
 
 
 def config_from_transformers(shapes: Mapping[str, Shape], config: Mapping[str, Any] | None) -> MetaFormerConfig:
-    """Our configuration, by transformers' config.json."""
+    """Returns our configuration for transformers' config.json."""
     if config is None:
         raise CheckpointError(
-            f"transformers' layout of the format {NAME} needs a config.json beside the weights: strides are in no tensor"
+            f"transformers' layout of the format {NAME} needs a config.json next to the weights: no tensor shows strides"
         )
     fields = {field: config[field] for field in _SAME_FIELDS if field in config}
     if "id2label" not in fields and "classifier.weight" in shapes:
@@ -110,13 +110,13 @@ def config_from_transformers(shapes: Mapping[str, Shape], config: Mapping[str, A
 
 
 def config_from_shapes(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> MetaFormerConfig:
-    """Our configuration, by the shapes of the authors' layout and, where they are given, the constructor's arguments.
+    """Returns our configuration for the shapes of the authors' layout and the constructor's arguments, if given.
 
     Raises:
-        CheckpointError: for tensors that are missing, or of another shape than the layout has.
+        CheckpointError: if tensors are missing or do not have the shapes of the layout.
     """
 
-    # stages are the even entries of `network`, and the patches between them the odd ones
+    # Even entries of `network` are stages, odd entries are the patch embeddings between them.
     blocks = {
         tuple(map(int, found.groups())) for found in map(re.compile(r"network\.(\d+)\.(\d+)\.").match, shapes) if found
     }
@@ -144,28 +144,28 @@ def config_from_shapes(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]
 
 
 def planned_moves(ours: MetaFormerConfig, model_class: type[MetaFormerPreTrainedModel], of_transformers: bool) -> list[Move]:
-    """Every move of the layout, by the configuration alone."""
+    """Returns all moves of the layout, from the configuration alone."""
     rules = _TRANSFORMERS_NAMES if of_transformers else _AUTHORS_NAMES
     moves = []
     for name, tensor in saved_tensors(empty_model(model_class, ours)).items():
         change = Change()
-        if re.search(r"\.mlp\.fc\d\.weight$", name):  # which they have as convolutions of one pixel
+        if re.search(r"\.mlp\.fc\d\.weight$", name):  # theirs are 1x1 convolutions
             change = Reshaped((*tensor.shape, 1, 1), tensor.shape)
         moves.append(Move((renamed(name, rules),), (name,), change))
     return moves
 
 
 def from_poolformer(state_dict: Mapping[str, Tensor], config: dict[str, Any] | None = None) -> MetaFormerPreTrainedModel:
-    """The model of a PoolFormer: a classifier, a base model, or, of a dense release, a backbone.
+    """Returns the model of a PoolFormer: a classifier, a base model, or a backbone for a dense release.
 
     Args:
-        state_dict: its tensors, by transformers' names or the authors'. Of a whole detector or segmenter only those that
-            begin with `backbone.` are taken.
-        config: transformers' config.json. For the authors' layout, arguments of the constructor by name where they are not
+        state_dict: its tensors, with transformers' or the authors' names. From a whole detector or segmenter, only tensors
+            whose names begin with `backbone.` are used.
+        config: transformers' config.json. For the authors' layout, arguments of the constructor by name that differ from
             the defaults: `in_stride`, `in_pad`, `down_stride`, `down_pad`, `pool_size`, `drop_path_rate`.
 
     Raises:
-        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite.
+        CheckpointError: if a tensor is missing, left over, not finite, or has a wrong shape.
     """
     return model_from(plan, state_dict, config)
 
@@ -173,10 +173,10 @@ def from_poolformer(state_dict: Mapping[str, Tensor], config: dict[str, Any] | N
 def to_poolformer(
     model: MetaFormerForImageClassification | MetaFormerModel,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State dict and config.json of the same model for transformers' PoolFormer.
+    """Returns state dict and config.json of the same model for transformers' PoolFormer.
 
     Raises:
-        ValueError: naming the field of the configuration that PoolFormer has no option for.
+        ValueError: for a field of the configuration for which PoolFormer has no option.
     """
     ours = model.config
     config = ours.to_dict()

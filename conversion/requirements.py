@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What another format can express: checks of a configuration before a model is written in it."""
+"""Checks of a configuration before a model is written in another format."""
 
 import json
 from dataclasses import fields
@@ -12,16 +12,16 @@ from transformers.modeling_utils import PreTrainedModel
 from retnet_hf.vision.configuration_vir import ViRConfig
 
 
-# Fields of image models that decide none of their outputs: of training, of backbones, and forms of one function.
+# Fields of image models that do not change their outputs: fields of training and backbones, and forms of one function.
 _WITHOUT_EFFECT = (
     *("activation_dropout", "drop_path_rate", "embedding_dropout", "hidden_dropout", "initializer_range"),
     *("layer_scale_init_value", "apply_layernorm", "_out_features", "_out_indices", "chunk_size", "retention_form"),
-    *("image_size", "decay_range"),  # ViR's are added below
+    *("image_size", "decay_range"),  # added below for ViR
 )
 
 
 def image_meaning(config: PreTrainedConfig, *without: str) -> dict[str, Any]:
-    """What each field of an image model's configuration says that decides its outputs. `without` names more that do not."""
+    """Returns the values of an image model's configuration that determine its outputs, except the fields in `without`."""
     ignored = {*without, *_WITHOUT_EFFECT, *(field.name for field in fields(PreTrainedConfig))}
     said = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in ignored}
     if isinstance(config, ViRConfig):
@@ -30,10 +30,10 @@ def image_meaning(config: PreTrainedConfig, *without: str) -> dict[str, Any]:
 
 
 def require_fields(config: PreTrainedConfig, target_format: str, *allowed: tuple[Any, ...]) -> None:
-    """Fields that the other format has only some values for, each with those values: ("hidden_act", "silu", "swish").
+    """Checks fields for which a format has only some values, each with these values: ("hidden_act", "silu", "swish").
 
     Raises:
-        ValueError: where the configuration has another.
+        ValueError: if the configuration has another value.
     """
     for name, *values in allowed:
         value = getattr(config, name)
@@ -43,14 +43,14 @@ def require_fields(config: PreTrainedConfig, target_format: str, *allowed: tuple
 
 
 def fields_of_transformers(model: PreTrainedModel) -> dict[str, Any]:
-    """The keys that every RetNet's config.json for transformers has, by one name."""
+    """Returns the keys that all config.json files of RetNets for transformers have under the same names."""
     ours = model.config
     return {
         "architectures": ["RetNetForCausalLM"],
         "model_type": "retnet",
         "initializer_range": ours.initializer_range,
         "tie_word_embeddings": ours.tie_word_embeddings,
-        "use_cache": True,  # Trainer leaves False behind, with which generation would read the whole text at every token
+        "use_cache": True,  # Trainer sets it to False, and generation would then read the whole text for every token
         "vocab_size": ours.vocab_size,
         "pad_token_id": ours.pad_token_id,
         "bos_token_id": ours.bos_token_id,

@@ -2,7 +2,7 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Ring-mini-linear-2.0 and Ring-flash-linear-2.0 (inclusionAI, arXiv 2510.19338): retention, softmax attention, experts.
 
-In groups of `layer_group_size` layers, the last one is softmax attention, as are the layers that fill no group.
+The last of each group of `layer_group_size` layers has softmax attention, and so have the layers that fill no group.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from .foreign_config import ForeignConfig, alibi_decays
 
 
 def _of_ring(mixer: str, kind: str) -> list[tuple[str, tuple[str, ...], Callable[[RetNetHybridConfig], Change]]]:
-    """Values that differ in a layer of this kind."""
+    """Returns the changes of values in layers of this type."""
     queries_keys_values = tuple(f".{mixer}.{name}_proj.weight" for name in "qkv")
     norms = [f".{mixer}.{name}_norm.weight" for name in "qk"]
     return [
@@ -49,7 +49,7 @@ DIALECT = Dialect(
 
 
 def kinds_of(group: int, fields: Mapping[str, Any]) -> list[str]:
-    """The kind of each layer."""
+    """Returns the type of each layer."""
     if group < 1:
         raise ValueError(f"layer_group_size in config.json must be at least 1, got {group}")
     layers = fields["num_hidden_layers"]
@@ -58,7 +58,7 @@ def kinds_of(group: int, fields: Mapping[str, Any]) -> list[str]:
 
 
 def group_of(kinds: list[str], ours: RetNetHybridConfig) -> int:
-    """The other direction."""
+    """Returns the smallest group size that gives these types of layers."""
     for group in range(1, len(kinds) + 1):
         if kinds_of(group, {"num_hidden_layers": len(kinds)}) == kinds:
             return group
@@ -66,12 +66,12 @@ def group_of(kinds: list[str], ours: RetNetHybridConfig) -> int:
 
 
 def depth_factors(layers: int) -> list[float]:
-    """Factors on ALiBi's slopes: layers are counted from -1."""
+    """Returns factors on ALiBi's slopes. They count layers from -1."""
     return [1 - (layer - 1) / max(layers - 1, 1) + 1e-5 for layer in range(layers)]
 
 
 def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a head that turns, which two keys say."""
+    """Returns our rope_parameters. Two keys determine the fraction of a head that is rotated."""
     size, turned = head_dim(fields), config.get("rotary_dim")
     partial = config.get("partial_rotary_factor", (turned or size) / size)
     if turned not in (None, partial * size):
@@ -84,13 +84,13 @@ def rotation_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str
 
 
 def rotation_back(ours: RetNetHybridConfig) -> dict[str, Any]:
-    """The other direction."""
+    """Returns their keys of rotation."""
     rope = ours.rope_parameters
     return {"rope_theta": rope["rope_theta"], "partial_rotary_factor": rope.get("partial_rotary_factor", 1.0)}
 
 
 def shared_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The experts that compute every token, which are as wide as the others."""
+    """Returns the number of shared experts, which must be as wide as the others."""
     width, shared = fields["moe_intermediate_size"], config.get("num_shared_experts") or 0
     if config.get("moe_shared_expert_intermediate_size") not in (None, width) and shared:
         raise ValueError(
@@ -100,7 +100,7 @@ def shared_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, 
 
 
 def groups_there(config: ForeignConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Groups that experts are chosen in: one of them is none."""
+    """Returns our fields of expert groups; none if there is a single group."""
     groups, chosen = config.get("n_group") or 1, config.get("topk_group")
     return {"n_group": groups, "topk_group": chosen} if groups > 1 else {}
 

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """qhfan/RMT: the classification release, the token-label release (starred models), and the backbone of its detectors.
 
-A released checkpoint comes without a configuration, and no tensor's shape tells which stages decompose their attention. The
-size does: RMT-T, S, B and L are known by widths and depths. Any other needs the arguments of the peer's constructor.
+Released checkpoints have no configuration, and no tensor's shape shows which stages decompose their attention. RMT-T, S, B
+and L are recognised by widths and depths. Other sizes need the arguments of the original constructor.
 """
 
 import re
@@ -25,7 +25,7 @@ from .shapes import Shape, body_of, renamed, shape_of
 NAME = "rmt"
 DESCRIPTION = "qhfan/RMT: classification, token-label and dense releases"
 
-# ours, and theirs, where a layer of the stem is every third module, and a stage ends with the merging before the next one
+# Pairs of our name and theirs. Layers of their stem are every third module, and their stages end with the next merging.
 _RENAMINGS = (
     (r"^rmt\.stem\.layers\.(\d+)\.convolution\.", lambda found: f"patch_embed.proj.{3 * int(found[1])}."),
     (r"^rmt\.stem\.layers\.(\d+)\.norm\.", lambda found: f"patch_embed.proj.{3 * int(found[1]) + 1}."),
@@ -60,22 +60,22 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
     ours = config_from(theirs, config or {})
     dense = "extra_norms.0.weight" in theirs
     moves = planned_moves(ours, dense)
-    moves = [move for move in moves if move.targets or move.sources[0] in theirs]  # known buffers may be absent
+    moves = [move for move in moves if move.targets or move.sources[0] in theirs]  # implied buffers may be absent
     used = {source for move in moves for source in move.sources}
     for name in (name for name in theirs if name not in used):
         if name.startswith("aux_head.") and ours.token_classifier_input is None:
-            moves.append(Move((name,), (), Dropped("no token classifier is asked for")))
+            moves.append(Move((name,), (), Dropped("no token classifier is requested")))
         elif name.startswith("extra_norms."):
-            moves.append(Move((name,), (), Dropped("its stage is not among out_indices")))
+            moves.append(Move((name,), (), Dropped("its stage is not in out_indices")))
     model_class = RMTBackbone if dense else RMTForImageClassification
     return Conversion(NAME, model_class, ours, backbone_moves(moves, prefix, shapes))
 
 
 def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RMTConfig:
-    """Our configuration, by the arguments of the peer's constructor or, without them, by the released size of these shapes.
+    """Returns our configuration for the original constructor's arguments or, without them, for the released size.
 
     Raises:
-        CheckpointError: for shapes of no released size, where no arguments say more.
+        CheckpointError: if the shapes belong to no released size and there are no arguments.
     """
     seen = {"num_channels": shape_of(shapes, "patch_embed.proj.0.weight", 4, NAME)[1]}
     if "proj.weight" in shapes:
@@ -83,7 +83,7 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RM
     if "head.weight" in shapes:
         seen |= {"num_labels": shape_of(shapes, "head.weight", 2, NAME)[0]}
     if "aux_head.weight" in shapes and arguments.get("token_label", True):
-        # the released S* has one with as many inputs as the projection has outputs
+        # In the released S*, the input of the token classifier is the projection's output.
         on_projection = shape_of(shapes, "aux_head.weight", 2, NAME)[1] != shape_of(shapes, "proj.weight", 2, NAME)[1]
         seen |= {"token_classifier_input": "projection" if on_projection else "hidden_states"}
     if "extra_norms.0.weight" in shapes:
@@ -109,7 +109,7 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> RM
 
 
 def _released_size(shapes: Mapping[str, Shape]) -> str:
-    """The preset of these widths and depths."""
+    """Returns the preset with these widths and depths."""
     depths = [len({name.split(".")[3] for name in shapes if name.startswith(f"layers.{i}.blocks.")}) for i in range(4)]
     widths = [shape_of(shapes, f"layers.{stage}.blocks.0.pos.conv.bias", 1, NAME)[0] for stage in range(4)]
     for name in ("tiny", "small", "base", "large"):
@@ -117,14 +117,14 @@ def _released_size(shapes: Mapping[str, Shape]) -> str:
         if (released.hidden_sizes, released.depths) == (widths, depths):
             return name
     raise CheckpointError(
-        f"the widths {widths} and depths {depths} are of no released RMT, so that the format {NAME} needs a configuration: "
+        f"no released RMT has the widths {widths} and depths {depths}, so that the format {NAME} needs a configuration: "
         "the arguments of VisRetNet (embed_dims, depths, num_heads, heads_ranges, chunkwise_recurrents and so on), since no "
-        "tensor tells which stages decompose their attention"
+        "tensor shows which stages decompose their attention"
     )
 
 
 def planned_moves(ours: RMTConfig, dense: bool) -> list[Move]:
-    """Every move of the layout, by the configuration alone."""
+    """Returns all moves of the layout, from the configuration alone."""
     model_class = RMTBackbone if dense else RMTForImageClassification
     moves = []
     for name, tensor in saved_tensors(empty_model(model_class, ours)).items():
@@ -143,30 +143,30 @@ def planned_moves(ours: RMTConfig, dense: bool) -> list[Move]:
 def from_rmt(
     state_dict: Mapping[str, Tensor], config: dict[str, Any] | None = None
 ) -> RMTForImageClassification | RMTBackbone:
-    """The model of a released checkpoint: a classifier, or a backbone where it has a norm on each stage's output.
+    """Returns the model of a released checkpoint: a classifier, or a backbone if every stage's output has a norm.
 
     Args:
-        state_dict: its tensors. Of a whole detector or segmenter only those that begin with `backbone.` are taken.
-        config: arguments of the peer's constructor by name; needed for sizes that were not released. `token_label=False`
-            leaves out the token classifier (`aux_head`), `out_indices` chooses the stages of a backbone.
+        state_dict: its tensors. From a detector or segmenter, only names that begin with `backbone.` are used.
+        config: arguments of the original constructor by name, required for sizes that were not released.
+            `token_label=False` leaves out the token classifier (`aux_head`). `out_indices` selects a backbone's stages.
 
     Raises:
-        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite, or holds other decays than
-            the configuration says.
+        CheckpointError: if a tensor is missing, left over, not finite, or has a wrong shape, or if decays differ from the
+            configuration.
     """
     return model_from(plan, state_dict, config)
 
 
 def to_rmt(model: RMTForImageClassification | RMTBackbone) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State dict and constructor arguments of the same model for qhfan/RMT.
+    """Returns state dict and constructor arguments of the same model for qhfan/RMT.
 
     Raises:
-        ValueError: naming the field of the configuration that the peer has no argument for.
+        ValueError: for a field of the configuration for which the original constructor has no argument.
     """
     ours, dense = model.config, isinstance(model, RMTBackbone)
-    require_fields(ours, NAME, ("token_classifier_input", None, "hidden_states"))  # the other is in the released S* alone
+    require_fields(ours, NAME, ("token_classifier_input", None, "hidden_states"))  # only the released S* has the other
     if len(ours.depths) != 4:
-        raise ValueError(f"depths must be of four stages for the format {NAME}, got {ours.depths!r}.")
+        raise ValueError(f"depths must have four stages for the format {NAME}, got {ours.depths!r}.")
     if dense and ours.out_features != ours.stage_names[1:]:
         raise ValueError(f"out_features must be {ours.stage_names[1:]!r} for the format {NAME}, got {ours.out_features!r}.")
     arguments = {

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Names and shapes of a checkpoint's tensors, which a plan is made from."""
+"""Names and shapes of a checkpoint's tensors, from which a plan is made."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -14,30 +14,30 @@ Shape = tuple[int, ...]
 
 
 def shapes_of(state_dict: Mapping[str, Tensor]) -> dict[str, Shape]:
-    """Names and shapes, which a plan is made from."""
+    """Returns the shapes of tensors by name."""
     return {name: tuple(tensor.shape) for name, tensor in state_dict.items()}
 
 
 def shape_of(shapes: Mapping[str, Shape], name: str, dimensions: int, target_format: str) -> Shape:
-    """The shape of a tensor that a configuration is read from.
+    """Returns the shape of a tensor that determines fields of a configuration.
 
     Raises:
         CheckpointError: if it is missing, or has another number of dimensions.
     """
     if len(shapes.get(name, ())) != dimensions:
         raise CheckpointError(
-            f"tensor {name} is missing, or of another shape than a checkpoint of format {target_format} has"
+            f"tensor {name} is missing, or does not have the shape that the format {target_format} requires"
         )
     return shapes[name]
 
 
 def body_of(shapes: Mapping[str, Shape], prefix: str) -> dict[str, Shape]:
-    """The tensors under a prefix, without it."""
+    """Returns the tensors with a prefix, without the prefix."""
     return {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
 
 
 def renamed(name: str, rules: Iterable[tuple[str, str | Callable[[re.Match], str]]]) -> str:
-    """The name after all rules (pattern, replacement), in their order."""
+    """Returns the name after applying all rules (pattern, replacement) in order."""
     for pattern, replacement in rules:
         name = re.sub(pattern, replacement, name)
     return name

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""syncdoth/RetNet, the port that Spiral-AI/Spiral-RetNet-3b-base and isek-ai/* were trained with.
+"""syncdoth/RetNet, the port with which Spiral-AI/Spiral-RetNet-3b-base and isek-ai/* were trained.
 
-torchscale's tensors under transformers' prefixes. Its variant without a gated feed-forward has biases and an inner
-LayerNorm, for which RetNetConfig has no place.
+It has torchscale's tensors under transformers' prefixes. Its variant without a gated feed-forward has biases and an inner
+LayerNorm, for which RetNetConfig has no option.
 """
 
 from collections.abc import Collection, Mapping
@@ -36,23 +36,23 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
 
 
 def from_syncdoth(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM | RetNetModel:
-    """The model of a syncdoth checkpoint; the base model, where that was saved by itself.
+    """Returns the model of a syncdoth checkpoint, or the base model if the checkpoint has no head.
 
     Args:
-        state_dict: its tensors. config: its config.json.
+        state_dict: the checkpoint's tensors. config: the checkpoint's config.json.
 
     Raises:
-        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite.
-        ValueError: for a configuration that has no counterpart here.
+        CheckpointError: if a tensor is missing, left over, not finite, or has a wrong shape.
+        ValueError: for a configuration without a counterpart here.
     """
     return model_from(plan, state_dict, config)
 
 
 def to_syncdoth(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State dict and config.json of the same model for syncdoth/RetNet.
+    """Returns state dict and config.json of the same model for syncdoth/RetNet.
 
     Raises:
-        ValueError: naming the field of the configuration that it has no option for.
+        ValueError: for a field of the configuration for which syncdoth/RetNet has no option.
     """
     ours = model.config
     config = torchscale_arguments(ours)

@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""microsoft/torchscale's RetNet: state dicts of its RetNetDecoder, and fairseq checkpoints that hold one as `decoder.`.
+"""microsoft/torchscale's RetNet: state dicts of its RetNetDecoder, and fairseq checkpoints with prefix `decoder.`.
 
-The layout of 2023-07, with biases and LayerNorms, is recognised and refused: RetNetConfig has no place for them.
+The layout of 2023-07, with biases and LayerNorms, is recognised and refused, since RetNetConfig has no option for them.
 """
 
 import re
@@ -23,7 +23,7 @@ from .shapes import Shape
 NAME = "torchscale"
 DESCRIPTION = "microsoft/torchscale's RetNet, or a fairseq checkpoint of it"
 
-# torchscale's arguments that RetNetConfig reads; fairseq keeps them among hundreds of its own
+# torchscale's arguments that RetNetConfig reads. fairseq saves them together with hundreds of other arguments.
 _ARGUMENTS = frozenset(
     ("decoder_embed_dim", "decoder_value_embed_dim", "decoder_retention_heads", "decoder_ffn_embed_dim", "decoder_layers")
     + ("decoder_normalize_before", "activation_fn", "dropout", "activation_dropout", "no_scale_embedding", "deepnorm")
@@ -58,7 +58,7 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
 
 
 def of_syncdoth(names: Collection[str], config: dict[str, Any] | None) -> bool:
-    """Whether these names of torchscale's are syncdoth's: those of a whole model, or of its base model saved by itself."""
+    """Returns whether names of torchscale's tensors come from syncdoth: from a whole model, or from its base model."""
     headless = not any("output_projection." in name for name in names)
     return any(name.startswith("model.") for name in names) or (headless and (config or {}).get("model_type") == "retnet")
 
@@ -78,32 +78,32 @@ def plan_with_prefixes(
     head: str,
     model_class: type[RetNetForCausalLM | RetNetModel] = RetNetForCausalLM,
 ) -> Conversion:
-    """The plan of torchscale's layout, and of syncdoth's, which puts the same tensors under other prefixes."""
+    """Returns the plan of torchscale's layout, or of syncdoth's, which has the same tensors under other prefixes."""
     if config is None:
         raise CheckpointError(
-            f"the format {target_format} needs a configuration: a config.json beside the weights, or arguments in them"
+            f"the format {target_format} needs a configuration: a config.json next to the weights, or arguments in them"
         )
     refuse_biases(target_format, shapes)
-    if config.get("vocab_size", -1) <= 0 and f"{body}embed_tokens.weight" in shapes:  # fairseq has it in its dictionary
+    if config.get("vocab_size", -1) <= 0 and f"{body}embed_tokens.weight" in shapes:  # fairseq stores it in its dictionary
         config = {**config, "vocab_size": shapes[f"{body}embed_tokens.weight"][0]}
     ours = RetNetConfig(**config)
     moves = planned_moves(ours, body, head, tied_twice=head in shapes, model_class=model_class)
     used = {source for move in moves for source in move.sources}
-    # a checkpoint without the buffers loses nothing; Conversion.check reports tensors that are left over
+    # The buffers may be absent. Conversion.check reports tensors that are left over.
     moves = [move for move in moves if move.targets or move.sources[0] in shapes]
     moves += [Move((name,), (TORCHSCALE.ours(name),)) for name in shapes if name not in used]
     return Conversion(target_format, model_class, ours, moves)
 
 
 def refuse_biases(target_format: str, shapes: Collection[str]) -> None:
-    """Raises CheckpointError for the layouts whose projections and norms have biases."""
+    """Raises CheckpointError for layouts in which projections and norms have biases."""
     homeless = sorted(
         {re.sub(r"^.*layers\.\d+\.", "", name) for name in shapes if re.search(r"\.bias$|ffn_layernorm", name)}
     )
     if homeless:
         raise CheckpointError(
-            f"the format {target_format} in this layout has tensors without a place in RetNetConfig, whose projections have "
-            f"no biases and whose norms are RMS norms: {', '.join(homeless)}"
+            f"the format {target_format} in this layout has tensors without a place in RetNetConfig, which has no biases "
+            f"and only RMS norms: {', '.join(homeless)}"
         )
 
 
@@ -114,10 +114,10 @@ def planned_moves(
     tied_twice: bool,
     model_class: type[RetNetForCausalLM | RetNetModel] = RetNetForCausalLM,
 ) -> list[Move]:
-    """Every move of the layout, by the configuration alone.
+    """Returns all moves of the layout, from the configuration alone.
 
     Args:
-        body: the prefix of all names but the head's. head: the name of the head.
+        body: the prefix of all names except the head's. head: the name of the head.
         tied_twice: whether the checkpoint has a head even if it is tied to the embedding.
     """
 
@@ -130,24 +130,24 @@ def planned_moves(
 
 
 def from_torchscale(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM:
-    """The model of a RetNetDecoder.
+    """Returns the model of a RetNetDecoder.
 
     Args:
         state_dict: its tensors. config: the arguments of torchscale's RetNetConfig by name.
 
     Raises:
-        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite, or all that the layout of
-            2023-07 has and RetNetConfig has no place for.
-        ValueError: for a configuration that has no counterpart here.
+        CheckpointError: if a tensor is missing, left over, not finite, or has a wrong shape, or for the layout of 2023-07,
+            with the names of all tensors for which RetNetConfig has no option.
+        ValueError: for a configuration without a counterpart here.
     """
     return model_from(plan, state_dict, config)
 
 
 def to_torchscale(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State dict and configuration of the same model for torchscale's RetNetDecoder.
+    """Returns state dict and configuration of the same model for torchscale's RetNetDecoder.
 
     Raises:
-        ValueError: naming the field of the configuration that torchscale has no option for.
+        ValueError: for a field of the configuration for which torchscale has no option.
     """
     config = torchscale_arguments(model.config)
     moves = planned_moves(model.config, body="", head="output_projection.weight", tied_twice=True)
@@ -155,7 +155,7 @@ def to_torchscale(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str
 
 
 def torchscale_arguments(ours: RetNetConfig) -> dict[str, Any]:
-    """Arguments of torchscale's RetNetConfig, most of which syncdoth's config.json shares, for this configuration."""
+    """Returns the arguments of torchscale's RetNetConfig for our configuration. syncdoth's config.json shares most."""
     return {
         "decoder_embed_dim": ours.hidden_size,
         "decoder_value_embed_dim": round(ours.hidden_size * ours.value_expansion),

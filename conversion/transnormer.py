@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """TransNormerLLM (arXiv 2307.14995, OpenNLPLab/TransNormerLLM-385M to -7B): retention in every layer.
 
-No norm has a weight, the gate and the feed-forward have no activation, and layers named by `linear_use_lrpe_list` (the first
-one of the published models) learn the angles of their positions.
+Norms have no weights, the gate and the feed-forward have no activation, and layers in `linear_use_lrpe_list` (the first
+layer of the published models) learn the angles of their positions.
 """
 
 from collections.abc import Mapping
@@ -19,28 +19,28 @@ from .foreign_config import alibi_decays
 
 ACTIVATIONS = {"swish": "silu", "silu": "silu", "gelu": "gelu", "relu": "relu", "sigmoid": "sigmoid"}  # theirs and ours
 ACTIVATIONS |= {"leak": "leaky_relu", "none": None}
-EPSILON = 1e-16  # theirs is 1e-8 beside the root, ours stands below it
+EPSILON = 1e-16  # they add 1e-8 to the square root; ours is added under the root
 
 
 def depth_factors(layers: int) -> list[float]:
-    """Factors on ALiBi's slopes, which the last layer almost loses."""
+    """Returns factors on ALiBi's slopes, which fall to almost 0 in the last layer."""
     return [1 - layer / max(layers - 1, 1) + 1e-5 for layer in range(layers)]
 
 
 def untied(tied: bool, ours: RetNetHybridConfig) -> bool:
-    """Whether the head is the embedding, which a file may state, and is not written: no published model has such a head."""
+    """Returns False, or raises ValueError for a tied head, since no published model has one."""
     if tied:
         raise ValueError("tie_word_embeddings must be False for the format transnormer, which cannot express True.")
     return tied
 
 
 def turned_layers(turned: list[int] | None, fields: Mapping[str, Any]) -> list[int] | None:
-    """The layers that learn angles."""
+    """Returns the layers that learn angles."""
     return [layer for layer, turns in enumerate(turned or []) if turns] or None
 
 
 def turns_of_layers(layers: list[int] | None, ours: RetNetHybridConfig) -> list[int]:
-    """The other direction: 1 or 0 for each layer."""
+    """Returns 1 for each layer that learns angles and 0 for each other layer."""
     return [int(layer in (layers or ())) for layer in range(ours.num_hidden_layers)]
 
 
@@ -105,7 +105,7 @@ FAMILY = Family(
         "decay_schedule": lambda fields: alibi_decays(fields, depth_factors(fields["num_hidden_layers"])),
         "use_rotary": False,
         "head_norm_groups": 1,
-        "head_norm_eps": lambda fields: EPSILON / head_dim(fields),  # their queries are not scaled
+        "head_norm_eps": lambda fields: EPSILON / head_dim(fields),  # since their queries are not scaled
         "head_norm_affine": False,
         "norm_affine": False,
         "output_gate_act": "linear",

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """anom63931/ViR, code by the authors of ViR.
 
-Its recurrent and chunkwise functions are what the model computes. Its parallel function is another one, which the weights of
-a training run in parallel form belong to: a softmax over Q Kᵀ ⊙ D, in which what a token may not see counts as a score of 0.
+Our model computes its recurrent and chunkwise functions. Its parallel function, and weights trained with it, differ: it is a
+softmax over Q Kᵀ ⊙ D, in which tokens that may not be seen count as scores of 0.
 """
 
 import math
@@ -27,8 +27,8 @@ from .shapes import Shape, renamed, shape_of
 NAME = "vir_official"
 DESCRIPTION = "anom63931/ViR, by the authors of ViR"
 
-# The authors' name of a way of pooling, and whether there is a class token among the parameters: only "token_last" puts it
-# into the sequence, and the mean leaves out the first token wherever there is one.
+# Maps the authors' name of a pooling, and whether the parameters include a class token, to our pooling. Only "token_last"
+# puts the class token into the sequence. With a class token, the mean leaves out the first token.
 _POOLINGS = {
     ("token_last", True): "class_token",
     ("token_last", False): "last_patch",
@@ -38,7 +38,7 @@ _POOLINGS = {
     ("avg", False): "mean",
 }
 _RELEASED_HEADS = {384: 6, 768: 12, 1024: 16}  # by hidden size
-# ours, and theirs
+# Pairs of our name and theirs.
 _RENAMINGS = (
     (r"^vir\.embeddings\.patch_embeddings\.", "patch_embed.proj."),
     (r"^vir\.embeddings\.position_embeddings$", "pos_embed"),
@@ -56,7 +56,7 @@ _RENAMINGS = (
 
 
 class ClassTokenPosition(Change):
-    """A class token and a table of positions that has one for it, in the last row: it becomes part of the token."""
+    """Adds the class token's position, which is the last row of the table of positions, to the class token."""
 
     label = "position of the class token added to it"
 
@@ -82,17 +82,17 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
         moves = [move for move in moves if move.sources[0] not in names]
         moves.append(Move(names, targets, ClassTokenPosition()))
     elif "cls_token" in shapes and ours.pooling != "class_token":
-        moves.append(Move(("cls_token",), (), Dropped("it is not put into the sequence")))
+        moves.append(Move(("cls_token",), (), Dropped("it is not in the sequence")))
     return Conversion(NAME, ViRForImageClassification, ours, moves)
 
 
 def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tuple[ViRConfig, bool]:
-    """Our configuration, by the shapes and the arguments of the peer's constructor; without arguments, by its defaults.
+    """Returns our configuration for the shapes and the arguments of the original constructor, or its defaults.
 
-    Also, whether the table of positions has one for the class token.
+    Also returns whether the table of positions has a row for the class token.
 
     Raises:
-        CheckpointError: for what has no counterpart here.
+        CheckpointError: for an option without a counterpart here.
     """
     hidden_size, num_channels, *patch_size = shape_of(shapes, "patch_embed.proj.weight", 4, NAME)
     _, positions, _ = shape_of(shapes, "pos_embed", 3, NAME)
@@ -102,7 +102,7 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
     pooling = _POOLINGS.get((pool, "cls_token" in shapes))
     if pooling is None:
         raise CheckpointError(
-            f"global_pool {pool!r} of the format {NAME} has no counterpart in ViRConfig: the first token sees no other"
+            f"global_pool {pool!r} of the format {NAME} has no counterpart in ViRConfig: the first token sees no other token"
         )
     if mode != "autoregressive" and pooling == "class_token":
         raise CheckpointError(
@@ -115,8 +115,8 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
     heads = arguments.get("num_heads", _RELEASED_HEADS.get(hidden_size))
     if heads is None:
         raise CheckpointError(
-            f"a hidden size of {hidden_size} is of no ViR of the authors, so that the format {NAME} needs a configuration "
-            "with num_heads, which no tensor shows"
+            f"no ViR of the authors has a hidden size of {hidden_size}, so that the format {NAME} needs a configuration "
+            "with num_heads, since no tensor shows it"
         )
     own_position = not arguments.get("no_embed_class", True) and pooling == "class_token"
     patches = positions - own_position
@@ -143,7 +143,7 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any]) -> tu
 
 
 def planned_moves(ours: ViRConfig, norm: str = "norm") -> list[Move]:
-    """Every move of the layout, by the configuration alone. `norm` is the name of the last norm."""
+    """Returns all moves of the layout, from the configuration alone. `norm` is the name of the last norm."""
     moves = []
     for name in saved_tensors(empty_model(ViRForImageClassification, ours)):
         theirs = renamed(name, _RENAMINGS)
@@ -156,25 +156,25 @@ def planned_moves(ours: ViRConfig, norm: str = "norm") -> list[Move]:
 
 
 def from_vir_official(state_dict: Mapping[str, Tensor], config: dict[str, Any] | None = None) -> ViRForImageClassification:
-    """The model of a VisionRetention.
+    """Returns the model of a VisionRetention.
 
     Args:
         state_dict: its tensors.
-        config: arguments of the peer's constructor by name, where they are not its defaults: `global_pool`, `encode_mode`,
-            `no_embed_class`, `num_heads` for a hidden size other than 384, 768 and 1024, `img_size`, if it is not square.
+        config: arguments of the original constructor by name that differ from its defaults: `global_pool`, `encode_mode`,
+            `no_embed_class`, `num_heads` for a hidden size other than 384, 768 and 1024, `img_size` if it is not square.
 
     Raises:
-        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite, or the argument that has no
+        CheckpointError: if a tensor is missing, left over, not finite, or has a wrong shape, or for an argument without a
             counterpart here.
     """
     return model_from(plan, state_dict, config)
 
 
 def to_vir_official(model: ViRForImageClassification) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State dict and constructor arguments of the same model for anom63931/ViR.
+    """Returns state dict and constructor arguments of the same model for anom63931/ViR.
 
     Raises:
-        ValueError: naming the field of the configuration that the peer has no argument for.
+        ValueError: for a field of the configuration for which the original constructor has no argument.
     """
     ours = model.config
     mean = ours.pooling.startswith("mean")
@@ -196,6 +196,6 @@ def to_vir_official(model: ViRForImageClassification) -> tuple[dict[str, Tensor]
         "drop_path_rate": ours.drop_path_rate,
     }
     moves = planned_moves(ours, "fc_norm" if mean else "norm")
-    if ours.pooling == "mean_but_first":  # a parameter that it has and does not use
+    if ours.pooling == "mean_but_first":  # their model has this parameter without using it
         moves.append(Move(("cls_token",), (), Known(torch.zeros(1, 1, ours.hidden_size, dtype=model.dtype))))
     return written(NAME, model, arguments, plan, moves, image_meaning)

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """BrianPulfer/vision-retention-networks: its ViR, and the module of its training script with a classifier of the last patch.
 
-Its table of positions is read from the top by images of any number of patches. Here positions belong to one grid, that of
-`image_size`, for which the first rows of the table are taken; what follows them no image of that size reads.
+There, an image with P patches uses the first P rows of the table of positions. Here, positions belong to the grid of
+`image_size`, so that only the rows for its patches are kept.
 """
 
 import math
@@ -27,7 +27,7 @@ from .shapes import Shape, body_of, renamed, shape_of
 NAME = "vir_pulfer"
 DESCRIPTION = "BrianPulfer/vision-retention-networks' ViR"
 
-# ours, and theirs
+# Pairs of our name and theirs.
 _RENAMINGS = (
     (r"^vir\.embeddings\.patch_embeddings\.", "patch_embed."),
     (r"^vir\.embeddings\.position_embeddings$", "pos_embed"),
@@ -43,7 +43,7 @@ _CLASSIFIER = "classifier."
 
 
 class FirstRows(Change):
-    """Of a table of positions as many of the first rows as an image has patches."""
+    """Keeps the first rows of a table of positions, one for each patch of an image."""
 
     def __init__(self, rows: int, patches: int) -> None:
         self.rows, self.patches = rows, patches
@@ -57,7 +57,7 @@ class FirstRows(Change):
 
 
 class OfAllHeads(Change):
-    """One tensor per head, of its queries, keys and values, becomes three of all heads."""
+    """Joins the tensors of each head, with its queries, keys and values, into three tensors for all heads."""
 
     label = "queries, keys and values of all heads together"
 
@@ -83,10 +83,10 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
 
 
 def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any], num_labels: int) -> ViRConfig:
-    """Our configuration, by the shapes, the arguments of the peer's constructor, and `image_size`.
+    """Returns our configuration for the shapes, the arguments of the original constructor, and `image_size`.
 
     Raises:
-        CheckpointError: for a missing tensor, or an image size with more patches than there are positions.
+        CheckpointError: if a tensor is missing, or if the image size has more patches than there are positions.
     """
     hidden_size, num_channels, patch_size, _ = shape_of(shapes, "patch_embed.weight", 4, NAME)
     _, positions, _ = shape_of(shapes, "pos_embed", 3, NAME)
@@ -118,10 +118,10 @@ def config_from(shapes: Mapping[str, Shape], arguments: Mapping[str, Any], num_l
 
 
 def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
-    """Every move of the layout, by the configuration alone.
+    """Returns all moves of the layout, from the configuration alone.
 
     Args:
-        body: prefix of all names but the classifier's. positions: rows of the peer's table.
+        body: prefix of all names except the classifier's. positions: number of rows of their table of positions.
     """
     moves = []
     heads = range(ours.num_attention_heads)
@@ -151,29 +151,29 @@ def planned_moves(ours: ViRConfig, body: str, positions: int) -> list[Move]:
 
 
 def from_vir_pulfer(state_dict: Mapping[str, Tensor], config: dict[str, Any] | None = None) -> ViRForImageClassification:
-    """The model of a ViR, with a classifier if there is one beside it (`head`).
+    """Returns the model of a ViR, with a classifier if the checkpoint has one (`head`).
 
     Args:
-        state_dict: its tensors, the ViR's own with or without `model.` before their names.
-        config: arguments of the peer's constructor by name, of which `alphas` and `dropout` are read, and `image_size`, one
-            number or height and width; without it, the largest square that there are positions for.
+        state_dict: its tensors. The ViR's own names may have the prefix `model.`.
+        config: the arguments `alphas` and `dropout` of the original constructor, and `image_size`, one number or height and
+            width. Without `image_size`, the largest square that has positions is used.
 
     Raises:
-        CheckpointError: naming the tensor that is missing, left over, misshapen or not finite, or holds other decays than
-            `alphas` says.
+        CheckpointError: if a tensor is missing, left over, not finite, or has a wrong shape, or if decays differ from
+            `alphas`.
     """
     return model_from(plan, state_dict, config)
 
 
 def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State dict and constructor arguments of the same model for BrianPulfer/vision-retention-networks.
+    """Returns state dict and constructor arguments of the same model for BrianPulfer/vision-retention-networks.
 
     Raises:
-        ValueError: naming the field of the configuration that the peer has no argument for.
+        ValueError: for a field of the configuration for which the original constructor has no argument.
     """
     ours = model.config
     fixed = ("num_channels", 3), ("intermediate_size", 4 * ours.hidden_size), ("use_per_head_projections", True)
-    require_fields(ours, NAME, *fixed)  # in its code
+    require_fields(ours, NAME, *fixed)  # their code fixes these values
     positions = math.prod(ours.grid_shape)
     arguments = {
         "image_size": list(ours.image_shape),
@@ -187,4 +187,4 @@ def to_vir_pulfer(model: ViRForImageClassification) -> tuple[dict[str, Tensor], 
     }
     moves = planned_moves(ours, "model.", positions)
     theirs, arguments = written(NAME, model, arguments, plan, moves, image_meaning)
-    return {name: tensor.clone() for name, tensor in theirs.items()}, arguments  # masks of different layers are one tensor
+    return {name: tensor.clone() for name, tensor in theirs.items()}, arguments  # the layers share masks

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """fkodom/yet-another-retnet: recognised, and refused with the reason.
 
-Every projection, norm and the head of its model has a bias, the norms are LayerNorms, and there is no norm before the head:
-nothing that an identity could fold into weights that RetNetConfig has.
+All projections, norms and the head of its model have biases, the norms are LayerNorms, and there is no norm before the head.
+This cannot be folded exactly into the weights of a RetNetConfig.
 """
 
 import re
@@ -28,15 +28,15 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> NoReturn
     homeless = sorted({re.sub(r"^.*layers\.\d+\.", "", name) for name in shapes if name.endswith(".bias")})
     named = f": {', '.join(homeless)}" if homeless else ""
     raise CheckpointError(
-        "the format yet_another_retnet has tensors without a place in RetNetConfig, whose projections have no biases, whose "
-        f"norms are RMS norms, and which has a norm before its head{named}"
+        "the format yet_another_retnet has tensors without a place in RetNetConfig, which has no biases, only RMS norms, "
+        f"and a norm before the head{named}"
     )
 
 
 def from_yet_another_retnet(state_dict: Mapping[str, Tensor], config: dict[str, Any] | None = None) -> NoReturn:
-    """Refuses.
+    """Raises CheckpointError, since the format cannot be expressed.
 
     Raises:
-        CheckpointError: naming the tensors that have no place.
+        CheckpointError: always. The message names the tensors that have no place.
     """
     plan(shapes_of(state_dict), config)

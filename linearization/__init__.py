@@ -1,10 +1,10 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""From a pretrained transformer to a RetNet: transfer of its weights, and the training that makes up for what it lost.
+"""Linearization of a pretrained transformer into a RetNet: transfer of its weights, and training that recovers the loss.
 
 from retnet_hf_linearization import AlignmentTrainer, measure_heads, prepare_for_alignment, transfer
 
-The modules `measures`, `recall`, `parts` and `report` say what a model has lost.
+The modules `measures`, `recall`, `parts_switched_off` and `what_was_kept` measure the loss of a model.
 """
 
 from .alignment import AlignmentTrainer, LayersBefore, align, prepare_for_alignment

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Stage 1: each layer learns what the attention that it replaces computes, from the transformer's own inputs.
+"""Stage 1: each layer learns to compute the output of the attention that it replaces, from the transformer's own inputs.
 
-Layers do not see each other's errors, no logits are needed, and no layer's activations outlive its own backward pass: beyond
-the two models the memory is that of one layer, however many there are.
+Layers do not see each other's errors, no logits are needed, and a layer's activations are freed after its backward pass. In
+addition to the two models, memory holds a single layer's activations, for any number of layers.
 """
 
 import copy
@@ -18,7 +18,7 @@ from retnet_hf import RetNetForCausalLM
 
 
 def replaced_layers(student: RetNetForCausalLM) -> list[int]:
-    """The layers whose attention was replaced: those of retention, or those of windows."""
+    """Returns the layers with replaced attention: the layers of retention or, if there are none, of windows."""
     kinds = student.config.layer_types
     kind = "linear_attention" if "linear_attention" in kinds else "sliding_attention"
     return [index for index, own in enumerate(kinds) if own == kind]
@@ -31,17 +31,17 @@ def align(
     attention_mask: Tensor | None = None,
     with_loss: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """The squared error of each layer that was replaced, relative to the square of what the source's attention computes.
+    """Returns the squared error of each replaced layer, relative to the squared output of the source's attention.
 
     Args:
         input_ids, attention_mask: (B, T).
-        with_loss: called with the loss of each layer while its graph is there, as for a backward pass.
+        with_loss: called with the loss of each layer while its graph exists, for a backward pass.
 
     Returns:
         (replaced layers,), detached.
     """
     layers = replaced_layers(student)
-    embeddings = student.model.embed_tokens(input_ids).detach()  # of which a plan needs the shape and the type
+    embeddings = student.model.embed_tokens(input_ids).detach()  # a plan needs their shape and dtype
     plans = student.model.plan(embeddings, attention_mask)
     there = None if attention_mask is None else attention_mask.bool()
     losses: dict[int, Tensor] = {}
@@ -72,7 +72,7 @@ def align(
 
 
 def measure_layers(student: RetNetForCausalLM, teacher: PreTrainedModel, blocks: Tensor) -> dict[int, float]:
-    """The error of each replaced layer relative to the attention of the source, on blocks (B, T)."""
+    """Returns the error of each replaced layer relative to the attention of the source, on blocks (B, T)."""
     layers = replaced_layers(student)
     if not layers:
         return {}
@@ -81,10 +81,10 @@ def measure_layers(student: RetNetForCausalLM, teacher: PreTrainedModel, blocks:
 
 
 class LayersBefore:
-    """The replaced layers as they were before an alignment, for those that it makes worse.
+    """A copy of the replaced layers before alignment, to restore layers that alignment makes worse.
 
     Args:
-        blocks: (N, T) token ids, by which a layer is better or worse.
+        blocks: (N, T) token ids, on which layers are compared.
     """
 
     def __init__(self, student: RetNetForCausalLM, teacher: PreTrainedModel, blocks: Tensor) -> None:
@@ -93,12 +93,12 @@ class LayersBefore:
         self.weights = {index: copy.deepcopy(student.model.layers[index].mixer.state_dict()) for index in self.errors}
 
     def worse(self, student: RetNetForCausalLM) -> list[int]:
-        """The layers whose error is larger than before."""
+        """Returns the layers with a larger error than before."""
         after = measure_layers(student, self.teacher, self.blocks)
         return [index for index, error in after.items() if not error <= self.errors[index]]
 
     def restore(self, student: RetNetForCausalLM, layers: list[int] | None = None) -> list[int]:
-        """Gives layers their weights back, those that are `worse` if none are given, and returns these layers."""
+        """Restores the weights of layers, by default of the `worse` ones, and returns these layers."""
         layers = self.worse(student) if layers is None else layers
         for index in layers:
             student.model.layers[index].mixer.load_state_dict(self.weights[index])
@@ -106,7 +106,7 @@ class LayersBefore:
 
 
 def prepare_for_alignment(student: RetNetForCausalLM) -> list[nn.Parameter]:
-    """Makes the parameters of the replaced layers' mixers, and no others, ask for gradients, and returns them."""
+    """Sets only the parameters of the replaced layers' mixers to require gradients, and returns them."""
     student.requires_grad_(False)
     parameters = []
     for index in replaced_layers(student):
@@ -115,7 +115,7 @@ def prepare_for_alignment(student: RetNetForCausalLM) -> list[nn.Parameter]:
 
 
 class AlignmentTrainer(Trainer):
-    """Trainer of stage 1: `model` is the student, after `prepare_for_alignment`; batches have input_ids, and attention_mask.
+    """Trainer of stage 1. `model` is the student, after `prepare_for_alignment`. Batches have input_ids and attention_mask.
 
     Args:
         teacher: the transformer, which is not trained.
@@ -126,20 +126,20 @@ class AlignmentTrainer(Trainer):
         self.teacher = teacher.requires_grad_(False).eval().to(self.args.device)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        """Losses and gradients of all layers, one layer after the other; the mean of the losses."""
+        """Computes losses and gradients layer by layer, and returns the mean loss."""
         model.train()
         inputs = self._prepare_inputs(inputs)
         student = self.accelerator.unwrap_model(model)
         parts = len(replaced_layers(student)) * self.current_gradient_accumulation_steps
 
         def backward(loss: Tensor) -> None:
-            with torch.autocast(loss.device.type, enabled=False):  # as outside `align`, where a backward pass usually is
+            with torch.autocast(loss.device.type, enabled=False):  # a backward pass usually runs outside autocast
                 self.accelerator.backward(loss / parts)
 
         with self.accelerator.autocast():
             losses = align(student, self.teacher, inputs["input_ids"], inputs.get("attention_mask"), backward)
         if self.accelerator.num_processes > 1 and self.accelerator.sync_gradients:
-            # no layer runs inside the wrapper that would do it
+            # No layer runs inside the DDP wrapper, so gradients are reduced here.
             for parameter in student.parameters():
                 if parameter.grad is not None:
                     parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
@@ -148,7 +148,7 @@ class AlignmentTrainer(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor, None, None]:
-        """The mean of the layers' losses."""
+        """Returns the mean of the layers' losses."""
         inputs = self._prepare_inputs(inputs)
         student = self.accelerator.unwrap_model(model)
         with self.accelerator.autocast():

@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Stage 2: the whole model learns the transformer's distribution of the next token.
 
-The transformer can be asked while the student trains, or beforehand: what it says of a text, the most likely tokens and
-their probabilities, is then on disk, and the two models need not share memory.
+The transformer runs while the student trains, or before. In the second case, the most likely tokens of a text and their
+probabilities are stored on disk, so that the two models need not be in memory together.
 """
 
 import bisect
@@ -26,25 +26,25 @@ from transformers import PreTrainedModel, Trainer
 from .measures import HEAD_TOKENS
 
 
-ROWS = 256  # tokens whose distributions exist at a time
-_INDEX = "index.json"  # written last: how many blocks each file has
+ROWS = 256  # distributions exist for this many tokens at a time
+_INDEX = "index.json"  # written last, with the number of blocks of each file
 _STORED = ("input_ids", "top_log_probs", "top_indices")
 
 
 def divergence(logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """Kullback-Leibler divergence of the student's distribution from the teacher's, in nats: (..., V), (..., V) -> (...)."""
+    """Returns the Kullback-Leibler divergence of the student from the teacher, in nats: (..., V), (..., V) -> (...)."""
     log_probs, teacher = (each.float().log_softmax(-1) for each in (logits, teacher_logits))
     return F.kl_div(log_probs, teacher, log_target=True, reduction="none").sum(-1)
 
 
 class DivergenceByRows(torch.autograd.Function):
-    """The mean of `divergence` over the logits of two heads, whose logits never exist all at once.
+    """The mean of `divergence` over the logits of two heads, without all logits in memory at once.
 
-    The gradient is computed in the forward pass, some rows at a time, where both distributions are there: what comes back is
-    (p - q) W for the student's p and the teacher's q. `divergence` is its reference.
+    The gradient is computed in the forward pass, some rows at a time, while both distributions exist: it is (p - q) W for
+    the student's p and the teacher's q. `divergence` is the reference.
 
     Args:
-        hidden: (N, D) of the student. weight: (V, D) of its head.
+        hidden: (N, D), hidden states of the student. weight: (V, D), weight of its head.
         teacher_hidden: (N, E). teacher_weight: (V, E). Neither gets gradients.
     """
 
@@ -60,7 +60,7 @@ class DivergenceByRows(torch.autograd.Function):
             log_probs = (own @ head.T).float().log_softmax(-1)
             teacher = (theirs @ teacher_weight.T).to(log_probs).log_softmax(-1)
             total += F.kl_div(log_probs, teacher, log_target=True, reduction="sum")
-            if not any(ctx.needs_input_grad):  # as in evaluation
+            if not any(ctx.needs_input_grad):  # evaluation needs no gradients
                 continue
             difference = log_probs.exp_().sub_(teacher.exp_()).div_(len(hidden)).to(dtype)
             gradient.copy_(difference @ head)
@@ -82,10 +82,10 @@ def divergence_from(
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
 ) -> Tensor:
-    """The mean divergence of a student from its teacher over the tokens that are there.
+    """Returns the mean divergence of a student from its teacher over the present tokens.
 
     Args:
-        student: a causal language model, or one in a wrapper. head: its output embeddings.
+        student: a causal language model, which may be wrapped. head: the student's output embeddings.
         input_ids, attention_mask: (B, T).
     """
     read = {"input_ids": input_ids} | ({} if attention_mask is None else {"attention_mask": attention_mask})
@@ -99,12 +99,12 @@ def divergence_from(
 
 
 def divergence_of_top(logits: Tensor, top_log_probs: Tensor, top_indices: Tensor) -> Tensor:
-    """The same where the teacher's most likely tokens are told apart and all others are taken together.
+    """Returns the divergence with only the teacher's k most likely tokens distinguished, and all others as one class.
 
     It is a lower bound of the whole divergence, and 0 for equal distributions.
 
     Args:
-        logits: (..., V). top_log_probs, top_indices: (..., k), of the teacher.
+        logits: (..., V), of the student. top_log_probs, top_indices: (..., k), of the teacher.
     """
     log_probs = logits.float().log_softmax(-1).gather(-1, top_indices)
     teacher = top_log_probs.float()
@@ -114,16 +114,16 @@ def divergence_of_top(logits: Tensor, top_log_probs: Tensor, top_indices: Tensor
 
 
 def _log_of_rest(log_probs: Tensor) -> Tensor:
-    """The logarithm of what probabilities (..., k) leave of 1, and of the least that float32 can tell from it."""
+    """Returns the logarithm of 1 minus the sum of probabilities (..., k), at least the float32 epsilon."""
     rest = 1 - log_probs.exp().sum(-1)
     return rest.clamp(min=torch.finfo(torch.float32).eps).log()
 
 
 def prepare_for_distillation(student: PreTrainedModel) -> None:
-    """Makes all parameters ask for gradients, except embeddings that are tied to the head: they stay as in the source.
+    """Sets all parameters to require gradients, except embeddings that are tied to the head, which stay unchanged.
 
-    Other embeddings are worth training: with 600 thousand tokens, a Llama of 1.3 million parameters became pure retention
-    with a divergence of 0.046 nats instead of 0.054.
+    Training untied embeddings helps: with 600 thousand tokens, a Llama of 1.3 million parameters became pure retention with
+    a divergence of 0.046 nats instead of 0.054.
     """
     student.requires_grad_(True)
     if student.get_input_embeddings().weight is student.get_output_embeddings().weight:
@@ -131,10 +131,10 @@ def prepare_for_distillation(student: PreTrainedModel) -> None:
 
 
 class DistillationTrainer(Trainer):
-    """Trainer of stage 2. Batches have input_ids and, optionally, attention_mask; and, without a teacher, what was stored.
+    """Trainer of stage 2. Batches have input_ids and optionally attention_mask; without a teacher, also its stored output.
 
     Args:
-        teacher: the transformer, which is not trained; None where the data set is a `StoredTeacher`.
+        teacher: the transformer, which is not trained. None if the data set is a `StoredTeacher`.
     """
 
     def __init__(self, *args: Any, teacher: PreTrainedModel | None = None, **kwargs: Any) -> None:
@@ -145,7 +145,7 @@ class DistillationTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Tensor], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """The mean divergence of the tokens that are there."""
+        """Returns the mean divergence of the present tokens."""
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
         if self.teacher is None:
             logits = model(ids, attention_mask=mask, use_cache=False).logits
@@ -159,29 +159,29 @@ class DistillationTrainer(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor, None, None]:
-        """The mean divergence."""
+        """Returns the mean divergence."""
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, self._prepare_inputs(inputs))
         return loss.detach(), None, None
 
 
 class StoredTeacher(Dataset):
-    """Blocks of token ids with a teacher's most likely next tokens, read from the folder of `store_teacher` as asked.
+    """Blocks of token ids with a teacher's most likely next tokens, read on demand from a folder of `store_teacher`.
 
     Raises:
-        ValueError: if the folder is no such folder, or is not complete.
+        ValueError: if the folder was not written by `store_teacher`, or is not complete.
     """
 
     def __init__(self, folder: str | os.PathLike) -> None:
         index = Path(folder) / _INDEX
         if not index.is_file():
-            raise ValueError(f"{folder} does not hold what a teacher said, or not all of it.")
+            raise ValueError(f"{folder} does not hold the complete output of store_teacher.")
         self.folder = Path(folder)
         self.ends = list(itertools.accumulate(json.loads(index.read_text(encoding="utf-8"))["blocks"]))
-        self._open: dict[int, Any] = {}  # files, by number
+        self._open: dict[int, Any] = {}  # open files by index
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": {}}  # the workers of a data loader open their own
+        return self.__dict__ | {"_open": {}}  # each worker of a data loader opens the files itself
 
     def __len__(self) -> int:
         return self.ends[-1]
@@ -198,13 +198,13 @@ class StoredTeacher(Dataset):
 
 @torch.no_grad()
 def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], folder: str | os.PathLike, k: int = 32) -> None:
-    """Writes the k most likely next tokens of a teacher at every place of blocks (B, T), a file for each batch.
+    """Writes a teacher's k most likely next tokens at every position of blocks (B, T), one file for each batch.
 
-    Probabilities are kept in half precision, as their logarithms. Called again, it goes on after the files that are there,
-    as far as they are of the same blocks, the same k and a teacher of the same name.
+    Probabilities are stored as logarithms in half precision. A repeated call skips files that exist, if they hold the same
+    blocks, the same k and a teacher of the same name.
 
     Raises:
-        ValueError: without any block.
+        ValueError: if there is no block.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ def store_teacher(teacher: PreTrainedModel, batches: Iterable[Tensor], folder: s
         save_file({name: tensor.cpu().contiguous() for name, tensor in tensors}, partial, metadata=asked)
         os.replace(partial, path)
     if not lengths:
-        raise ValueError("there must be at least one block of tokens to ask a teacher about.")
+        raise ValueError("batches must hold at least one block of tokens.")
     partial = folder / f"{_INDEX}.partial"
     partial.write_text(json.dumps({"blocks": lengths}), encoding="utf-8")
     os.replace(partial, folder / _INDEX)
@@ -235,7 +235,7 @@ def _digest(ids: Tensor) -> str:
 
 
 def _asked(path: Path) -> dict[str, str] | None:
-    """What a file says that it holds the answers to; None if it cannot be read."""
+    """Returns the metadata of a stored file: teacher, k, and digest of the blocks. None if it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata()

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""GGUF files as sources: dequantised once, and kept as an ordinary folder of model and tokenizer.
+"""GGUF files as sources: each is dequantised once, and stored as an ordinary folder of model and tokenizer.
 
-`from_pretrained(..., gguf_file=...)` reads the whole file again for each of configuration, tokenizer and model, and what it
-returns stays marked as quantised.
+`from_pretrained(..., gguf_file=...)` would read the whole file three times, for configuration, tokenizer and model, and its
+model would stay marked as quantised.
 """
 
 import functools
@@ -23,10 +23,10 @@ PACKAGE = "package:"
 
 
 def gguf_file(source: str) -> Path | None:
-    """The file that a source names: its path, or "package:NAME" for the one inside an installed package; None for others.
+    """Returns the GGUF file of a source: a path, or "package:NAME" for the file in an installed package; else None.
 
     Raises:
-        SourceError: for a package that is not installed, or has no such file or several.
+        SourceError: if the package is not installed, or does not contain exactly one GGUF file.
     """
     if not source.startswith(PACKAGE):
         path = Path(source).expanduser()
@@ -37,15 +37,15 @@ def gguf_file(source: str) -> Path | None:
     except (importlib.metadata.PackageNotFoundError, ValueError) as error:
         raise SourceError(f"the package {name} is not installed: pip install {name}") from error
     if len(files) != 1:
-        raise SourceError(f"the package {name} must have one file *.gguf inside, and has {len(files)}.")
+        raise SourceError(f"the package {name} must contain exactly one .gguf file, got {len(files)}.")
     return Path(files[0].locate())
 
 
 def unpacked(file: Path) -> Path:
-    """The folder with the weights of a GGUF file in bfloat16, written when it is asked for first, in the cache of the Hub.
+    """Returns a folder with the weights of a GGUF file in bfloat16. The first call writes it into the cache of the Hub.
 
     Raises:
-        SourceError: for a file that transformers cannot read, in a sentence.
+        SourceError: if transformers cannot read the file.
     """
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
@@ -58,7 +58,7 @@ def unpacked(file: Path) -> Path:
         _unpack(file, written)
         try:
             written.rename(folder)
-        except OSError:  # another process was first
+        except OSError:  # another process may have written it first
             if not folder.is_dir():
                 raise
     return folder
@@ -66,9 +66,9 @@ def unpacked(file: Path) -> Path:
 
 def _unpack(file: Path, folder: Path) -> None:
     try:
-        import gguf  # noqa: F401, which transformers reads the file with
+        import gguf  # noqa: F401  # transformers reads the file with it
     except ImportError as error:
-        raise SourceError("a GGUF file needs gguf: pip install gguf") from error
+        raise SourceError("reading a GGUF file needs the package gguf: pip install gguf") from error
     try:
         read = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
         read_model = functools.partial(AutoModelForCausalLM.from_pretrained, dtype=torch.bfloat16, output_loading_info=True)
@@ -76,10 +76,10 @@ def _unpack(file: Path, folder: Path) -> None:
         missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **read)
         turn = end_of_turn(tokenizer)
-    except Exception as error:  # whatever the readers of the format raise
+    except Exception as error:  # the readers of the format may raise any error
         raise SourceError(f"{file.name} cannot be read as a GGUF file of a language model: {error}") from error
     if missing:
-        raise SourceError(f"{file.name} is not whole: {len(missing)} weights of its model are missing, as {missing[0]}.")
+        raise SourceError(f"{file.name} is incomplete: {len(missing)} weights of its model are missing, as {missing[0]}.")
     plain = without_marks(model)
     ends = {token for token in (tokenizer.eos_token_id, turn) if token is not None}
     plain.generation_config.eos_token_id = sorted(ends) if len(ends) > 1 else next(iter(ends), None)
@@ -91,7 +91,7 @@ def _unpack(file: Path, folder: Path) -> None:
 
 
 def _dequantised() -> dict[str, object]:
-    """Arguments by which transformers makes ordinary weights; versions without the option make no others."""
+    """Returns arguments with which transformers dequantises. Versions without the option always dequantise."""
     try:
         from transformers import GgufConfig
     except ImportError:
@@ -100,7 +100,7 @@ def _dequantised() -> dict[str, object]:
 
 
 def without_marks(model: PreTrainedModel) -> PreTrainedModel:
-    """A model with the same weights that does not call itself quantised."""
+    """Returns a model with the same weights that is not marked as quantised."""
     fields = model.config.to_dict()
     fields.pop("quantization_config", None)
     with torch.device("meta"):
@@ -108,7 +108,7 @@ def without_marks(model: PreTrainedModel) -> PreTrainedModel:
     weights = model.state_dict()
     plain.load_state_dict(weights, strict=False, assign=True)
     plain.tie_weights()
-    for name, buffer in model.named_buffers():  # those that are not saved, as the frequencies of rotations
+    for name, buffer in model.named_buffers():  # rotary frequencies, for example, are not saved
         owner, _, own = name.rpartition(".")
         setattr(plain.get_submodule(owner), own, buffer)
     plain.generation_config = model.generation_config
@@ -116,7 +116,7 @@ def without_marks(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The special token that follows an answer in the chat template, if there is one."""
+    """Returns the special token that follows an answer in the chat template, or None."""
     if tokenizer.chat_template is None:
         return None
     answer = "answer"
@@ -130,7 +130,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def _licence(file: Path) -> str | None:
-    """What the file says its licence is."""
+    """Returns the licence that the file states, or None."""
     from gguf import GGUFReader
 
     field = GGUFReader(file).get_field("general.license")

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Which layers stay softmax attention, where only their share is given."""
+"""Choice of the layers that keep softmax attention, if only their share is given."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,41 +17,41 @@ from .measures import HEAD_TOKENS
 from .transfer import transfer
 
 
-WINDOW, SINKS = 64, 4  # that layers are tried with
-COMPARED = 512  # tokens of a text, at equal distances, whose distributions are compared
+WINDOW, SINKS = 64, 4  # used to measure the cost of layers
+COMPARED = 512  # distributions are compared at this many equally spaced tokens of a text
 
 
 def _count(layers: int, share: float) -> int:
-    """One at least, and never all of them."""
+    """Returns the number of layers in a share: at least one, and never all."""
     return min(layers - 1, max(1, round(share * layers)))
 
 
 def spread_layers(layers: int, share: float) -> list[int]:
-    """A share of the layers, at equal distances, the last among them: of 8 layers a quarter is 3 and 7.
+    """Returns a share of the layers, equally spaced, including the last: a quarter of 8 layers is 3 and 7.
 
-    As in the hybrid of the paper's later version, with one layer of attention after every three of retention.
+    The hybrid in the paper's later version also has one layer of attention after every three of retention.
     """
     count = _count(layers, share)
     return [layers * (place + 1) // count - 1 for place in range(count)]
 
 
 def costliest_layers(costs: Mapping[int, float], share: float) -> list[int]:
-    """A share of the layers, those that cost most, by the cost of each."""
+    """Returns the share of the layers with the highest costs."""
     return sorted(sorted(costs, key=costs.__getitem__, reverse=True)[: _count(len(costs), share)])
 
 
 @torch.no_grad()
 def layer_costs(source: PreTrainedModel, blocks: Tensor, window: int = WINDOW, sinks: int = SINKS) -> dict[int, float]:
-    """What the whole model loses where a layer sees only the last tokens and the first ones, for each layer.
+    """Returns the cost of each layer: the loss of the whole model if the layer is narrowed to a window and sinks.
 
-    It is the mean of two losses: that of the layer alone, all others seeing everything, and that of the layer as the last
-    one, all others seeing as little as it does. Layers do each other's work: what two of them can do is missed only where
-    both cannot, and what needs two of them is missed where one cannot. A loss is the divergence from the distributions of
-    the next token that the model has, in nats, on each block and on its first half read twice, where a model repeats what
-    it finds again.
+    The cost is the mean of two losses: of narrowing this layer while all others see everything, and of narrowing it after
+    all others. Both matter, because layers can replace each other: the work of either of two layers is lost only if both
+    are narrowed, and work that needs both is lost if one is. A loss is the divergence from the next-token distributions of
+    the whole model, in nats, on each block and on its first half read twice, where a model repeats text that it finds
+    again.
 
     Args:
-        source: a transformer of the kinds in `SOURCES`. blocks: (N, T) token ids. window: an eighth of T at most.
+        source: a transformer of a type in `SOURCES`. blocks: (N, T) token ids. window: at most an eighth of T is used.
     """
     window = max(1, min(window, blocks.shape[1] // 8))
     model = transfer(source)
@@ -62,7 +62,7 @@ def layer_costs(source: PreTrainedModel, blocks: Tensor, window: int = WINDOW, s
 
 
 def _costs(model: PreTrainedModel, ids: Tensor, window: int, sinks: int) -> Tensor:
-    """(layers,): the mean of both losses on one text (1, T)."""
+    """Returns the mean of both losses on one text (1, T), for each layer, (layers,)."""
     config = model.config
     hidden = model.model.embed_tokens(ids)
     whole = model.model.plan(hidden)
@@ -79,7 +79,7 @@ def _costs(model: PreTrainedModel, ids: Tensor, window: int, sinks: int) -> Tens
 
 
 def _read(model: PreTrainedModel, hidden: Tensor, plans: Sequence[AttentionPlan], first: int = 0) -> Tensor:
-    """The distributions of the next token, as logarithms, at some places of a text; `hidden` enters the layer `first`."""
+    """Returns log-probabilities of the next token at some positions of a text. `hidden` is the input of layer `first`."""
     for layer, plan in list(zip(model.model.layers, plans))[first:]:
         hidden = layer(hidden, plan=plan)
     rows = model.model.norm(hidden)[0, :: max(1, hidden.shape[1] // COMPARED)]
@@ -89,7 +89,7 @@ def _read(model: PreTrainedModel, hidden: Tensor, plans: Sequence[AttentionPlan]
 def _with_one_changed(
     model: PreTrainedModel, hidden: Tensor, plans: Sequence[AttentionPlan], other: Sequence[AttentionPlan]
 ) -> Iterator[Tensor]:
-    """`_read` by `plans` in all layers but one, which has the `other`, for each layer."""
+    """Yields for each layer the result of `_read` with `plans`, except with the plan of `other` in this layer."""
     for index, layer in enumerate(model.model.layers):
         yield _read(model, layer(hidden, plan=other[index]), plans, first=index + 1)
         hidden = layer(hidden, plan=plans[index])

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A report of linearizing as sections of a model card."""
+"""The report of a linearization as sections of a model card."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -10,7 +10,7 @@ from .what_was_kept import Report, is_worse
 
 
 def markdown(report: Report) -> str:
-    """The report as sections of a model card."""
+    """Returns the report as sections of a model card."""
     teacher, student = report.teacher, report.student
     rows = []
     for length, theirs in teacher.perplexity.items():
@@ -19,13 +19,13 @@ def markdown(report: Report) -> str:
         name = f"perplexity, blocks of {length:,} tokens{beyond}"
         rows.append((name, f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.3f}"))
     for name, theirs, ours in (
-        ("loss where the last two tokens stood together before (AR-Hit)", teacher.repeated_loss, student.repeated_loss),
-        ("loss where they did not (First-Occur)", teacher.first_loss, student.first_loss),
+        ("loss of the second token of a repeated pair (AR-Hit)", teacher.repeated_loss, student.repeated_loss),
+        ("loss of all other tokens (First-Occur)", teacher.first_loss, student.first_loss),
     ):
         if theirs is not None and ours is not None:
             rows.append((name, f"{theirs:.3f}", f"{ours:.3f}", f"{ours - theirs:+.3f}"))
     for name, theirs in teacher.by_text.items():
-        ours, unseen = student.by_text[name], " (nothing of it was trained on)" if name in report.unseen else ""
+        ours, unseen = student.by_text[name], " (not used in training)" if name in report.unseen else ""
         rows.append((f"perplexity of `{name}`{unseen}", f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.3f}"))
     for place, theirs in teacher.by_position.items():
         ours = student.by_position[place]
@@ -46,15 +46,15 @@ def markdown(report: Report) -> str:
         "## Origin",
         "",
         f"Linearized from `{report.source}` with `{' '.join(['retnet-hf linearize', report.options]).strip()}`, on the "
-        f"first {report.read:,} tokens of {', '.join(map('`{}`'.format, report.texts))}. Perplexities are of "
-        f"{report.held_out:,} of them, which were held out, the same in blocks of every length.",
+        f"first {report.read:,} tokens of {', '.join(map('`{}`'.format, report.texts))}. Perplexities are measured on "
+        f"{report.held_out:,} held-out tokens of these, the same tokens for every block length.",
         "",
         "| | source | this model | ratio or difference |",
         "|---|---:|---:|---:|",
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
         *(
-            [f"(*) Longer than the {report.positions:,} positions that the source was made for, where it fails by itself."]
+            [f"(*) Longer than the {report.positions:,} positions that the source was made for. There, it fails itself."]
             if report.positions is not None and max(teacher.perplexity, default=0) > report.positions
             else []
         ),
@@ -73,7 +73,7 @@ def markdown(report: Report) -> str:
         lines += ["", f"Its distributions of the next token diverge from the source's by {report.divergence:.4f} nats."]
     if report.without:
         whole = report.without["nothing"]
-        lines += ["", "| switched off | perplexity | over that of the whole model |", "|---|---:|---:|"]
+        lines += ["", "| switched off | perplexity | ratio to the whole model |", "|---|---:|---:|"]
         lines += [f"| {part} | {found:.2f} | {found / whole:.3f} |" for part, found in report.without.items()]
     if report.answers:
         lines += ["", "| prompt | source | this model |", "|---|---|---|"]
@@ -87,19 +87,19 @@ def markdown(report: Report) -> str:
     if report.layer_costs:
         lines += [
             "",
-            "What the model loses where a layer sees a window alone, in nats; those with a star are as they were:",
+            "Loss of the model if a layer sees only a window, in nats. Layers with a star kept their attention:",
         ]
         lines += ["", "```text", *cost_bars(report.layer_costs, report.layer_errors), "```"]
     if report.layer_errors:
         worst = sorted(report.layer_errors, key=report.layer_errors.get, reverse=True)
         named = ", ".join(f"{layer} ({report.layer_errors[layer]:.2f})" for layer in worst[:8])
-        named = f"{named} (measured on text that was trained on)"
-        lines += ["", f"Squared error of a layer relative to the attention it replaced, the largest first: {named}."]
+        named = f"{named} (measured on training text)"
+        lines += ["", f"Squared error of layers relative to the attention that they replaced, largest first: {named}."]
     return "\n".join(lines) + "\n"
 
 
 def cost_bars(costs: Mapping[int, float], replaced: Collection[int], width: int = 40) -> list[str]:
-    """A line for each layer with a bar as long as its cost."""
+    """Returns a line for each layer, with a bar that shows its cost."""
     longest = max(max(costs.values()), 1e-12)
     return [
         f"{' ' if layer in replaced else '*'}{layer:3} {cost:7.3f} {'█' * round(width * max(cost, 0.0) / longest)}".rstrip()
@@ -108,7 +108,7 @@ def cost_bars(costs: Mapping[int, float], replaced: Collection[int], width: int 
 
 
 def _in_a_cell(text: str) -> str:
-    """A text in a cell of a table."""
+    """Returns a text as a cell of a Markdown table."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -117,10 +117,10 @@ def _shares(theirs: float, ours: float) -> tuple[str, str, str]:
 
 
 def _recall_sentences(report: Report) -> list[str]:
-    """What guessing finds, and what is to be said where a model finds less of what it has read than its source did."""
+    """Returns sentences about the level of guessing, and about the model's recall compared with its source."""
     guessing = (
-        f"Guessing finds 1 in N for N pairs, and 1 in {CHOICES} for a needle; shares are of {report.extent.lists} lists, "
-        f"and of {report.extent.needles} needles."
+        f"Guessing finds 1 in N for N pairs, and 1 in {CHOICES} for a needle. Shares are from {report.extent.lists} lists "
+        f"and {report.extent.needles} needles."
     )
     teacher, student = report.teacher, report.student
     found = [
@@ -141,7 +141,7 @@ def _recall_sentences(report: Report) -> list[str]:
     if any(ours < 0.9 * theirs for theirs, ours in telling):
         return [
             guessing,
-            "**It recalls less than its source**: what has to be found again word by word in a long text, it may not find. "
-            "Layers of softmax attention (`--keep-attention`) or a window of it (`--window`) bring some of that back.",
+            "**It recalls less than its source**: it may fail to quote details of a long text word by word. "
+            "Layers of softmax attention (`--keep-attention`) or windows of softmax attention (`--window`) recover some.",
         ]
-    return [guessing, "It recalls what its source recalls, within a tenth."]
+    return [guessing, "Its recall is within a tenth of its source's."]

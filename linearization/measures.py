@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What is measured on a text that a language model was not trained on: its losses, of all tokens and of some kinds."""
+"""Losses of a language model on a held-out text: of all tokens, and of some types of tokens."""
 
 import math
 from collections.abc import Callable
@@ -12,31 +12,31 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 
-HEAD_TOKENS = 1024  # that a head computes logits of at a time, which may be many
-SCORED_TOKENS = 49_152  # of a stream, at the most
+HEAD_TOKENS = 1024  # tokens for which a head computes logits at a time, to limit memory
+SCORED_TOKENS = 49_152  # largest number of tokens of a stream that are scored
 
 
 class Scores(NamedTuple):
     """Mean losses in nats per token."""
 
     loss: float
-    repeated: float | None  # where the last two tokens stood together before (AR-Hit: the paper, section 3.4)
-    first: float | None  # where they did not (First-Occur); each None where there is no such token
+    repeated: float | None  # of second tokens of repeated pairs (AR-Hit: the paper, section 3.4); None if there is none
+    first: float | None  # of all other tokens (First-Occur); None if there is none
     by_position: list[float]  # of tokens 1 to 16, 17 to 32, 33 to 64, … of a block
 
     @property
     def perplexity(self) -> float:
-        """Of all tokens."""
+        """Returns the perplexity of all tokens."""
         return perplexity(self.loss)
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss), infinite where a float cannot hold it."""
+    """Returns exp(loss), or infinity if a float cannot hold it."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
 def repeats(ids: Tensor) -> Tensor:
-    """(B, T-1) bool: whether tokens t and t + 1 stood side by side before, in ids (B, T)."""
+    """Returns whether the pair of tokens t and t + 1 occurred before in the same row, (B, T-1) bool, for ids (B, T)."""
     pairs = ids[:, :-1] * (int(ids.max()) + 1) + ids[:, 1:]
     order = pairs.argsort(dim=1, stable=True)
     ranked = pairs.gather(1, order)
@@ -45,14 +45,14 @@ def repeats(ids: Tensor) -> Tensor:
 
 
 def token_losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """Losses in nats of all tokens but the first, (B, T-1), by logits (B, T, vocabulary) for ids (B, T)."""
+    """Returns losses in nats of all tokens but the first, (B, T-1), from logits (B, T, vocabulary) for ids (B, T)."""
     losses = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
     return losses.view(len(ids), -1)
 
 
 @torch.no_grad()
 def losses_of(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """`token_losses` of a causal language model, whose logits are not all there at once; on the CPU."""
+    """Returns `token_losses` of a causal language model, on the CPU, without all logits in memory at once."""
     hidden = model.model(ids.to(model.device), use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)  # (B (T-1), D)
     targets = ids[:, 1:].flatten().to(hidden.device).split(HEAD_TOKENS)
     parts = zip(hidden.split(HEAD_TOKENS), targets)
@@ -62,7 +62,7 @@ def losses_of(model: PreTrainedModel, ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def mean_divergence(model: PreTrainedModel, source: PreTrainedModel, ids: Tensor) -> float:
-    """Kullback-Leibler divergence of a model's distributions of the next token from a source's, in nats, on ids (B, T)."""
+    """Returns the divergence of a model's next-token distributions from a source's, in nats, on ids (B, T)."""
     hidden = [each.model(ids.to(each.device), use_cache=False).last_hidden_state.flatten(0, 1) for each in (model, source)]
     total = 0.0
     for own, theirs in zip(*(states.split(HEAD_TOKENS) for states in hidden)):
@@ -72,18 +72,18 @@ def mean_divergence(model: PreTrainedModel, source: PreTrainedModel, ids: Tensor
 
 
 def edges_of(length: int) -> list[int]:
-    """Where the ranges of `by_position` begin and end, among the losses of a block: 0, 16, 32, 64, … length - 1."""
+    """Returns the edges of the ranges of `by_position` among the losses of a block: 0, 16, 32, 64, … length - 1."""
     return [0] + [16 * 2**power for power in range(20) if 16 * 2**power < length - 1] + [length - 1]
 
 
 @torch.no_grad()
 def score(losses_of: Callable[[Tensor], Tensor], stream: Tensor, length: int, most_tokens: int = SCORED_TOKENS) -> Scores:
-    """Scores of a stream in blocks of `length`, each read without what stands before it.
+    """Returns the scores of a stream in blocks of `length`. Each block is read without its predecessors.
 
     Args:
-        stream: (tokens,), `length` of them at least.
+        stream: (tokens,), at least `length`.
         losses_of: token ids (B, T) -> losses of all but the first, (B, T-1).
-        most_tokens: of the stream, beyond one block.
+        most_tokens: largest number of tokens to score, but at least one block is scored.
     """
     blocks = stream[: min(len(stream), max(most_tokens, length)) // length * length].view(-1, length)
     loss = torch.cat([losses_of(batch) for batch in blocks.split(max(1, 4096 // length))])

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What each part of a linearized model does: the model with one of its parts switched off."""
+"""Ablation of a linearized model: the model with one of its parts switched off."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from retnet_hf import RetNetForCausalLM
 
 
 def parts_of(model: RetNetForCausalLM) -> list[str]:
-    """The parts that can be switched off: of "sinks" and "kept layers" those that the model has."""
+    """Returns the parts of the model that can be switched off, from "sinks" and "kept layers"."""
     config = model.config
     if not config.is_hybrid:
         return []
@@ -19,9 +19,9 @@ def parts_of(model: RetNetForCausalLM) -> list[str]:
 
 @contextmanager
 def switched_off(model: RetNetForCausalLM, part: str) -> Iterator[None]:
-    """The model without a part, until the context is left.
+    """Switches off a part of the model within a `with` block.
 
-    Without sinks a window is the last tokens alone. Kept layers see what the windows of the others see.
+    Without "sinks", a window consists of the last tokens alone. Without "kept layers", these layers have the window, too.
 
     Args:
         part: one of `parts_of`.
@@ -32,7 +32,7 @@ def switched_off(model: RetNetForCausalLM, part: str) -> Iterator[None]:
         kinds = ["sliding_attention" if kind == "full_attention" else kind for kind in config.layer_types]
         changes = {"layer_types": kinds}
     earlier = {name: getattr(config, name) for name in changes}
-    vars(config).update(changes)  # without the checks of a configuration, which is whole again afterwards
+    vars(config).update(changes)  # without checks, since the configuration is restored afterwards
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What the heads of a transformer do on a text: how far each looks back, and how large its output is."""
+"""Measures of the heads of a transformer on a text: how far each head looks back, and how large its output is."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -11,23 +11,23 @@ from transformers import PreTrainedModel
 
 
 class HeadMeasures(NamedTuple):
-    """Of each layer and head, (layers, H) float64."""
+    """Measures of each layer and head, (layers, H) float64."""
 
-    distance: Tensor  # mean number of tokens between a token and those that it attends to, by their weights
-    rms: Tensor  # root of the mean square of the head's output
+    distance: Tensor  # mean distance, in tokens, to the tokens that a token attends to, weighted by attention
+    rms: Tensor  # root mean square of the head's output
 
 
 def attention_implementation(model: PreTrainedModel) -> str:
-    """What `set_attn_implementation` has set, which transformers keeps under a private name."""
+    """Returns the implementation set by `set_attn_implementation`, which transformers keeps under a private name."""
     return model.config._attn_implementation
 
 
 @torch.no_grad()
 def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeasures:
-    """Measures a transformer on blocks of token ids, (B, T) each, one layer's weights in memory at a time.
+    """Measures the heads on blocks of token ids, (B, T) each, with one layer's attention weights in memory at a time.
 
     Raises:
-        ValueError: without any block.
+        ValueError: if there is no block.
     """
     config, layers = source.config, source.model.layers
     shape = (len(layers), config.num_attention_heads)
@@ -38,7 +38,7 @@ def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeas
         def hook(_: nn.Module, __: tuple, output: tuple[Tensor, Tensor]) -> None:
             weights = output[1].float()  # (B, H, T, T)
             place = torch.arange(weights.shape[-1], dtype=torch.float32, device=weights.device)
-            # in half precision the weights of a token hardly ever add up to 1
+            # In half precision, the weights of a token hardly ever sum to 1, so their sum is used.
             distance[index] += (place * weights.sum(-1) - weights @ place).cpu().double().sum(dim=(0, 2))
 
         return hook
@@ -55,7 +55,7 @@ def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeas
         handles.append(layer.self_attn.register_forward_hook(attended(index)))
         handles.append(layer.self_attn.o_proj.register_forward_pre_hook(entered(index)))
     implementation, training = attention_implementation(source), source.training
-    source.set_attn_implementation("eager")  # the only one that computes the weights
+    source.set_attn_implementation("eager")  # only "eager" returns attention weights
     source.eval()
     try:
         for ids in blocks:
@@ -67,5 +67,5 @@ def measure_heads(source: PreTrainedModel, blocks: Iterable[Tensor]) -> HeadMeas
         for handle in handles:
             handle.remove()
     if not tokens:
-        raise ValueError("there must be at least one block of tokens to measure heads on.")
+        raise ValueError("blocks must hold at least one block of tokens.")
     return HeadMeasures(distance / tokens, (squares / tokens).sqrt())

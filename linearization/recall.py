@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""How well a language model finds again what it has read, on tokens of any tokenizer.
+"""Recall of a language model: how well it repeats details that it has read, with tokens of any tokenizer.
 
-This is where a state of constant size loses first: perplexity hardly shows it.
+A state of constant size loses recall first, and perplexity hardly shows it.
 """
 
 import torch
@@ -10,28 +10,28 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 
-CHOICES = 10  # that the right end of a needle is among
+CHOICES = 10  # candidates for the next token of a needle, one of them right
 NEEDLE, CUE = 8, 4  # tokens of a needle, and how many of them are repeated at the end of the text
-SEQUENCES, NEEDLES = 64, 40  # that recall is measured on
+SEQUENCES, NEEDLES = 64, 40  # numbers of sequences and needles on which recall is measured
 BATCH_TOKENS = 4096
 
 
 def associative_examples(
     keys: Tensor, values: Tensor, pairs: int, count: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Pairs of a key and a value, and the same pairs in another order: MQAR (arXiv 2312.04927).
+    """Returns sequences of pairs of a key and a value, followed by the same pairs in another order: MQAR (arXiv 2312.04927).
 
     Args:
-        keys, values: token ids, of which none comes twice in a half of a sequence.
+        keys, values: token ids. None occurs twice in one half of a sequence.
 
     Returns:
-        ids (B, 4 P), and labels (B, 4 P): the value that follows at the keys of the second half, -100 elsewhere.
+        ids (B, 4 P), and labels (B, 4 P): at the keys of the second half the value that follows, elsewhere -100.
 
     Raises:
-        ValueError: for fewer keys or values than pairs.
+        ValueError: if there are fewer keys or values than pairs.
     """
     if min(len(keys), len(values)) < pairs:
-        raise ValueError(f"there must be {pairs} keys and values at least, got {len(keys)} and {len(values)}.")
+        raise ValueError(f"there must be at least {pairs} keys and values, got {len(keys)} and {len(values)}.")
 
     def drawn(ids: Tensor) -> Tensor:  # (B, P)
         return ids[torch.rand(count, len(ids), generator=generator).argsort(dim=1)[:, :pairs]]
@@ -49,25 +49,25 @@ def associative_examples(
 def needle_examples(
     stream: Tensor, vocabulary: Tensor, length: int, count: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Blocks of a text with a few random tokens somewhere in them, and the first of those tokens again at the end.
+    """Returns blocks of a text with a few random tokens (a needle) inside, and the first tokens of the needle at the end.
 
     Args:
-        stream: (tokens,) of the text, at least `length` of them. vocabulary: token ids.
+        stream: (tokens,) of the text, at least `length`. vocabulary: token ids.
 
     Returns:
-        ids (B, length), and choices (B, CHOICES) for the token that follows, of which the first is right.
+        ids (B, length), and choices (B, CHOICES) for the next token. The first choice is right.
 
     Raises:
-        ValueError: for too small a vocabulary.
+        ValueError: if the vocabulary is too small.
     """
     if len(vocabulary) < NEEDLE + CHOICES - 1:
-        raise ValueError(f"a needle and its choices take {NEEDLE + CHOICES - 1} token ids, got {len(vocabulary)}.")
+        raise ValueError(f"a needle and its choices need {NEEDLE + CHOICES - 1} token ids, got {len(vocabulary)}.")
     text = length - NEEDLE - CUE
     blocks = []
     for starts in torch.randint(len(stream) - text + 1, (count,), generator=generator).tolist():
         blocks.append(stream[starts : starts + text])
     needles = vocabulary[torch.rand(count, len(vocabulary), generator=generator).argsort(dim=1)[:, : NEEDLE + CHOICES]]
-    depths = (torch.arange(count) % 10 + 0.5) / 10 * text  # from one end of the text to the other
+    depths = (torch.arange(count) % 10 + 0.5) / 10 * text  # spread over the text
     rows = []
     for block, needle, depth in zip(blocks, needles, depths.long().tolist()):
         rows.append(torch.cat([block[:depth], needle[:NEEDLE], block[depth:], needle[:CUE]]))
@@ -77,14 +77,14 @@ def needle_examples(
 
 @torch.no_grad()
 def _share_found(model: PreTrainedModel, ids: Tensor, places: Tensor, choices: Tensor, right: Tensor) -> float:
-    """The share of places (B, P) in ids (B, T) after which what is right (B, P) is the likeliest of choices (B, P, C)."""
+    """Returns the share of places (B, P) in ids (B, T) after which `right` (B, P) is the likeliest of choices (B, P, C)."""
     found = []
     for rows in torch.arange(len(ids)).split(max(1, BATCH_TOKENS // ids.shape[1])):
         hidden = model.model(ids[rows].to(model.device), use_cache=False).last_hidden_state  # (B, T, D)
         at = places[rows, :, None].expand(-1, -1, hidden.shape[-1]).to(hidden.device)
         logits = model.lm_head(hidden.gather(1, at)).cpu()  # (B, P, vocabulary)
         others = logits.gather(2, choices[rows]).masked_fill(choices[rows] == right[rows, :, None], -torch.inf)
-        # a tie is not found, and neither is what is not a number
+        # A tie counts as not found, and so does NaN.
         found.append(logits.gather(2, right[rows, :, None])[..., 0] > others.amax(-1))
     return torch.cat(found).float().mean().item()
 
@@ -92,10 +92,10 @@ def _share_found(model: PreTrainedModel, ids: Tensor, places: Tensor, choices: T
 def associative_recall(
     model: PreTrainedModel, vocabulary: Tensor, pairs: int, count: int = SEQUENCES, seed: int = 0
 ) -> float:
-    """Share of values that a model chooses, at their keys, among all values of the sequence: 1 / pairs by chance.
+    """Returns the share of keys for which a model prefers the right value to all other values: 1 / pairs by chance.
 
     Args:
-        vocabulary: token ids, at least 2 `pairs` of them; the first half are keys, the others values.
+        vocabulary: at least 2 `pairs` token ids. The first half are keys, the second half values.
     """
     generator = torch.Generator().manual_seed(seed)
     half = len(vocabulary) // 2
@@ -108,7 +108,7 @@ def associative_recall(
 def needle_recall(
     model: PreTrainedModel, stream: Tensor, vocabulary: Tensor, length: int, count: int = NEEDLES, seed: int = 0
 ) -> float:
-    """Share of needles that a model goes on with, among `CHOICES`, at depths all over a text of so many tokens."""
+    """Returns the share of needles that a model continues rightly, among `CHOICES`, at depths all over `length` tokens."""
     ids, choices = needle_examples(stream, vocabulary, length, count, torch.Generator().manual_seed(seed))
     places = torch.full((count, 1), length - 1)
     return _share_found(model, ids, places, choices[:, None], choices[:, :1])

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The transformers that can be linearized, and what their configurations are in RetNet's terms."""
+"""The transformers that can be linearized, and their configurations as configurations of RetNetHybrid."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from retnet_hf import RetNetHybridConfig
 
 
-# Of each model_type, whether its queries, keys and values have biases, and whether heads are normalised.
+# Maps a model_type to fields: whether queries, keys and values have biases, and whether heads are normalised.
 SOURCES: dict[str, dict[str, bool]] = {
     "llama": {"qkv_bias": False, "use_qk_norm": False},
     "mistral": {"qkv_bias": False, "use_qk_norm": False},
@@ -20,27 +20,27 @@ SOURCES: dict[str, dict[str, bool]] = {
 
 
 class SourceError(ValueError):
-    """A model that cannot be linearized. The message is a sentence."""
+    """Raised for a model that cannot be linearized. The message is a sentence."""
 
 
 def softmax_config(source: PreTrainedConfig) -> RetNetHybridConfig:
-    """The configuration of the same function, with softmax attention in every layer.
+    """Returns the configuration of the same function, with softmax attention in every layer.
 
     Raises:
-        SourceError: for a model of another kind, or one with a part that RetNet has no place for.
+        SourceError: for another type of model, or a model with a part that RetNet does not have.
     """
     kind = source.model_type
     if kind not in SOURCES:
         raise SourceError(
-            f"a model of model_type {kind!r} cannot be linearized: those of {', '.join(SOURCES)} can, without mixtures of "
+            f"a model of model_type {kind!r} cannot be linearized. Supported are {', '.join(SOURCES)}, without mixtures of "
             "experts."
         )
     if quantised := getattr(source, "quantization_config", None):
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised.quant_method
-        raise SourceError(f"its weights are quantised ({method}): linearization takes a model in whole or half precision.")
+        raise SourceError(f"the model's weights are quantised ({method}): linearization needs full or half precision.")
     for field in ("attention_bias", "mlp_bias"):
         if getattr(source, field, False):
-            raise SourceError(f"{field} must be False for linearization: its biases have no place in RetNetConfig.")
+            raise SourceError(f"{field} must be False for linearization: RetNetConfig has no such biases.")
     heads = source.num_attention_heads
     head_dim = getattr(source, "head_dim", None) or source.hidden_size // heads
     if kind == "mistral":

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The weights of a transformer, in a RetNet: as they are where softmax attention stays, and as a start where it does not."""
+"""Transfer of a transformer's weights to a RetNet: exact in layers that keep softmax attention, a start in other layers."""
 
 import copy
 from collections.abc import Collection
@@ -23,11 +23,11 @@ NAMES = {"input_layernorm": "retention_norm", "post_attention_layernorm": "mlp_n
 def decays_by_distance(
     schedule: str, distance: Tensor, decay_range: tuple[float, float] = (2, 512), groups: int | None = None
 ) -> list[float]:
-    """γ of each head of a layer: the decays of a schedule, the fastest for the head that looks back least.
+    """Returns γ of each head of a layer: the decays of a schedule, with the fastest for the head that looks back least.
 
     Args:
-        schedule: a name that `decay_schedule` of RetNetConfig knows. distance: (H,), of each head.
-        groups: of heads side by side that share a decay, which goes by their mean distance; a decay for each head if absent.
+        schedule: a name that `decay_schedule` of RetNetConfig accepts. distance: (H,), distance of each head.
+        groups: number of groups of adjacent heads that share a decay, by mean distance; each head alone if absent.
     """
     heads = len(distance)
     distance = distance.view(groups or heads, -1).mean(1)
@@ -48,18 +48,18 @@ def linearized_config(
     sinks: int = 0,
     sink_distance: int | None = None,
 ) -> RetNetConfig:
-    """The configuration with retention, or with windows of softmax attention, in all layers but those kept.
+    """Returns the configuration with retention, or windows of softmax attention, in all layers except the kept ones.
 
-    The arguments are those of `transfer`.
+    The arguments are the arguments of `transfer`.
 
     Raises:
-        SourceError: for a layer that is not there, states that nobody could share, or windows in a model that has some.
+        SourceError: if a kept layer does not exist, if states cannot be shared, or if the model already has windows.
     """
     if window is not None and softmax.sliding_window is not None:
-        raise SourceError(f"it has windows of its own, of {softmax.sliding_window} tokens, and a model has one window.")
+        raise SourceError(f"the model already has windows of {softmax.sliding_window} tokens, and can have only one size.")
     layers = range(softmax.num_hidden_layers)
     if share_states and softmax.num_key_value_heads == softmax.num_attention_heads:
-        raise SourceError("its states cannot be shared: each of its key/value heads serves one query head alone.")
+        raise SourceError("states cannot be shared: each key/value head of the model serves a single query head.")
     if unknown := sorted(set(kept) - set(layers)):
         raise SourceError(f"layer {unknown[0]} cannot be kept: the model has layers 0 to {len(layers) - 1}.")
     replacement = "linear_attention" if window is None else "sliding_attention"
@@ -102,29 +102,28 @@ def transfer(
     sinks: int = 0,
     sink_distance: int | None = None,
 ) -> RetNetForCausalLM:
-    """A RetNet with the weights of a transformer of the kinds in `SOURCES`.
+    """Returns a RetNet with the weights of a transformer of a type in `SOURCES`.
 
-    With every layer kept it computes what the transformer computes. Where retention takes the place of softmax attention,
-    the decays of heads go by how far they look back, and the output projection is multiplied by the size of each head's
-    output, which the norm of the head takes away; a sigmoid gate with weights of 0 halves, which the projection undoes. What
-    is left for training is the difference between the two kinds of attention.
+    If every layer is kept, it computes the same function as the transformer. In layers where retention replaces softmax
+    attention, heads that look back less get faster decays. The output projection is multiplied by the size of each head's
+    output, because the head norm removes it. A sigmoid gate with zero weights halves the output, and the projection is
+    doubled. Training then has to learn only the difference between the two types of attention.
 
     Args:
-        kept: layers that stay softmax attention; all by default.
-        measures: of the heads, by `measure_heads`; without them heads are taken in their order, and as large as 1.
-        schedule, decay_range: whose decays the heads of a layer share out among them, as in RetNetConfig.
-        gate_act: activation of the gate. With another than "sigmoid" the gate begins as RetNet's does.
-        window: softmax attention over so many tokens takes the place of the source's, and there is no retention.
-        sinks: first tokens that stay visible beside the window.
-        share_states: whether the heads of a key/value head have one decay, and with it one state in the place of as many as
-            they are.
-        sink_distance: `attention_sink_distance` of the configuration, where it has sinks.
+        kept: layers that keep softmax attention; all by default.
+        measures: result of `measure_heads`. Without it, decays follow the order of heads, and outputs have size 1.
+        schedule, decay_range: schedule of the decays that are distributed over the heads of a layer, as in RetNetConfig.
+        gate_act: activation of the gate. A gate with another activation than "sigmoid" is initialised as in RetNet.
+        window: replaces the source's attention by softmax attention over this many tokens, without retention.
+        sinks: number of first tokens that stay visible in addition to the window.
+        share_states: whether the query heads of a key/value head share one decay, and therefore one state.
+        sink_distance: `attention_sink_distance` of the configuration, if there are sinks.
 
     Returns:
-        The model in the dtype and on the device of the source, with its generation config, in evaluation mode.
+        The model in evaluation mode, with dtype, device and generation config of the source.
 
     Raises:
-        SourceError: for a model that cannot be linearized, in a sentence.
+        SourceError: if the model cannot be linearized.
     """
     softmax = softmax_config(source.config)
     layers = range(softmax.num_hidden_layers)
@@ -148,7 +147,7 @@ def transfer(
     _copy(model.model.norm, source.model.norm)
     if not config.tie_word_embeddings:
         _copy(model.lm_head, source.lm_head)
-    model.init_weights()  # of what has no counterpart
+    model.init_weights()  # initialises modules without a counterpart
     model.to(source.dtype)
 
     for layer in layers:
@@ -159,14 +158,14 @@ def transfer(
 
 
 def _copy(mine: nn.Module, theirs: nn.Module) -> None:
-    """The parameters of one module into those of another, which must be alike in names and shapes."""
+    """Copies the parameters of one module to another with the same names and shapes."""
     mine.load_state_dict(theirs.state_dict())
     for parameter in mine.parameters():
-        parameter._is_hf_initialized = True  # for transformers, which leaves it alone then
+        parameter._is_hf_initialized = True  # transformers then does not initialise it
 
 
 def _calibrate(model: RetNetForCausalLM, layer: int, measures: HeadMeasures | None) -> None:
-    """Makes up for what norm and gate do to the size of a head's output."""
+    """Multiplies the output projection to compensate for the effect of norm and gate on the size of a head's output."""
     retention, config = model.model.layers[layer].retention, model.config
     factor = torch.ones(config.num_attention_heads, dtype=torch.float64) if measures is None else measures.rms[layer]
     if config.output_gate_act == "sigmoid":

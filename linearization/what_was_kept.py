@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What linearizing has kept and what it has cost: both models on one text, side by side."""
+"""Measures of a linearized model next to its source, on the same text: quality, recall, memory and speed."""
 
 import statistics
 import time
@@ -19,10 +19,10 @@ from .parts_switched_off import parts_of, switched_off
 from .recall import CHOICES, CUE, NEEDLE, NEEDLES, SEQUENCES, associative_recall, needle_recall
 
 
-TIMES = (1, 2, 4, 8)  # the trained length, and beyond
+TIMES = (1, 2, 4, 8)  # lengths of blocks, in multiples of the trained length
 PAIRS = (4, 16)
-OCCURRENCES = 10  # of a token in the text, for it to be one that is recalled
-DECODED = 32  # tokens, timed
+OCCURRENCES = 10  # recall uses tokens that occur at least this often in the text
+DECODED = 32  # number of tokens in timed decoding
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Extent:
     """How much a report measures.
 
     Attributes:
-        tokens: of a text, that are scored in blocks of each length. lists, needles: that recall is measured on.
-        rounds: of timed decoding. times: lengths of blocks, in those of training.
+        tokens: tokens of a text that are scored for each block length. lists, needles: numbers of both, for recall.
+        rounds: rounds of timed decoding. times: lengths of blocks, in multiples of the trained length.
     """
 
     tokens: int = SCORED_TOKENS
@@ -41,27 +41,27 @@ class Extent:
     times: tuple[int, ...] = TIMES
 
     def shortened(self, share: float) -> "Extent":
-        """An extent that takes about so small a share of the time, and no less than says something."""
+        """Returns an extent that takes about this share of the time, but never less than is meaningful."""
         if share >= 1:
             return self
         few = {"lists": max(8, round(share * self.lists)), "needles": max(10, round(share * self.needles)), "rounds": 1}
         return replace(self, tokens=max(2048, round(share * self.tokens)), times=(1, 4), **few)
 
     def read(self, block_size: int) -> int:
-        """Tokens that one model reads for it, a decode step as many as are read in its time: some thirty."""
+        """Returns how many tokens one model reads. A decode step counts as 30 tokens, which take about the same time."""
         lengths = [times * block_size for times in self.times]
         recall = self.needles * sum(lengths) + self.lists * 4 * sum(PAIRS)
         decoding = sum(lengths) + len(lengths) * (self.rounds + 1) * DECODED * 30
-        return (len(lengths) + 3) * max(self.tokens, *lengths) + recall + decoding  # texts, parts and divergence: as three
+        return (len(lengths) + 3) * max(self.tokens, *lengths) + recall + decoding  # 3 for texts, parts and divergence
 
 
 @dataclass
 class Measures:
-    """Of one model. Lengths are in tokens, losses in nats per token; a text may be too short for some of them."""
+    """Measures of one model. Lengths are in tokens, losses in nats per token. Short texts lack some measures."""
 
     perplexity: dict[int, float] = field(default_factory=dict)  # by length of the block
-    by_position: dict[str, float] = field(default_factory=dict)  # perplexity, by places in the longest block
-    by_text: dict[str, float] = field(default_factory=dict)  # perplexity, in blocks four times as long as those of training
+    by_position: dict[str, float] = field(default_factory=dict)  # perplexity, by position in the longest block
+    by_text: dict[str, float] = field(default_factory=dict)  # perplexity, in blocks of four times the trained length
     repeated_loss: float | None = None  # AR-Hit, at the trained length
     first_loss: float | None = None  # First-Occur
     associative_recall: dict[int, float] = field(default_factory=dict)  # by number of pairs
@@ -71,16 +71,16 @@ class Measures:
 
 
 def is_worse(before: float, after: float) -> bool:
-    """Whether a loss rose, by more than its rounding."""
+    """Returns whether a loss rose by more than rounding."""
     return after - before > 1e-6 * max(1.0, abs(before))
 
 
 @dataclass
 class Training:
-    """What a stage of training was.
+    """A stage of training.
 
     Attributes:
-        figure: what its loss is, with the unit.
+        figure: name and unit of its loss.
         before, after: the loss on the held-out text.
         rate: the highest learning rate.
     """
@@ -97,17 +97,17 @@ class Training:
 
 @dataclass
 class Report:
-    """A linearized model beside its source.
+    """A linearized model compared with its source.
 
     Attributes:
-        positions: that the source was made for; None if it does not say.
-        options: of the command, that were not left as they are.
-        read: tokens of the texts, from their beginnings, that were trained on and held out.
-        held_out: tokens that both are measured on, which were not trained on.
-        divergence: of this model from the source, on them, in nats.
-        without: perplexity of this model where a part of it is switched off, in blocks four times as long as in training.
-        unseen: texts that nothing was trained on.
-        answers: a prompt, what the source goes on with, and what this model does.
+        positions: number of positions that the source supports; None if unknown.
+        options: options of the command that differ from the defaults.
+        read: number of first tokens of the texts that were used for training and held out.
+        held_out: number of tokens on which both models are measured, not used in training.
+        divergence: divergence of this model from the source on the held-out tokens, in nats.
+        without: perplexity of this model with a part switched off, in blocks of four times the trained length.
+        unseen: texts that were not used in training.
+        answers: tuples of a prompt, the source's continuation, and this model's continuation.
         extent: how much was measured.
     """
 
@@ -120,9 +120,9 @@ class Report:
     held_out: int
     teacher: Measures
     student: Measures
-    layer_errors: dict[int, float]  # of the layers that were replaced
+    layer_errors: dict[int, float]  # errors of the replaced layers
     trainings: list[Training]
-    layer_costs: dict[int, float] = field(default_factory=dict)  # of all layers, by which those that stay were chosen
+    layer_costs: dict[int, float] = field(default_factory=dict)  # costs of all layers, if kept layers were chosen by cost
     divergence: float | None = None
     without: dict[str, float] = field(default_factory=dict)
     unseen: list[str] = field(default_factory=list)
@@ -131,17 +131,17 @@ class Report:
 
 
 def cache_bytes(cache: Cache) -> int:
-    """Bytes of what a model keeps of the tokens it has read."""
+    """Returns the size of a cache or state in bytes."""
     if isinstance(cache, RetNetState):
         return cache.nbytes
     return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
 
 
 def recalled_vocabulary(stream: Tensor, special_ids: Collection[int] = ()) -> Tensor:
-    """Token ids that a text has often enough for a model to know them, in an order that is always the same.
+    """Returns token ids that occur often enough in a text for a model to know them, in a fixed random order.
 
     Args:
-        special_ids: those that are no text, as `all_special_ids` of a tokenizer.
+        special_ids: ids that are no text, such as `all_special_ids` of a tokenizer.
     """
     ids, counts = stream.unique(return_counts=True)
     known = ids[(counts >= OCCURRENCES) & ~torch.isin(ids, torch.tensor(list(special_ids), dtype=ids.dtype))]
@@ -149,12 +149,12 @@ def recalled_vocabulary(stream: Tensor, special_ids: Collection[int] = ()) -> Te
 
 
 def measured_lengths(stream: Tensor, block_size: int, extent: Extent = Extent()) -> list[int]:
-    """Of the blocks that a text is measured in: the trained length and beyond, as far as the text reaches."""
+    """Returns the block lengths for a text: multiples of the trained length, up to the length of the text."""
     return [times * block_size for times in extent.times if times * block_size <= len(stream)]
 
 
 def measured_part(stream: Tensor, block_size: int, extent: Extent = Extent()) -> Tensor:
-    """The part of a text that perplexities are of: the same tokens in blocks of every length."""
+    """Returns the part of a text on which perplexities are measured, the same for every block length."""
     longest = max(measured_lengths(stream, block_size, extent), default=1)
     return stream[: min(len(stream), max(extent.tokens, longest)) // longest * longest]
 
@@ -162,10 +162,10 @@ def measured_part(stream: Tensor, block_size: int, extent: Extent = Extent()) ->
 def measure_text(
     model: PreTrainedModel, stream: Tensor, block_size: int, vocabulary: Tensor, extent: Extent = Extent()
 ) -> Measures:
-    """What needs no clock: losses and recall.
+    """Returns the measures that need no timing: losses and recall.
 
     Args:
-        stream: (tokens,) of a held-out text. vocabulary: token ids that are recalled.
+        stream: (tokens,) of a held-out text. vocabulary: token ids for recall.
     """
     measures = Measures()
     lengths, part = measured_lengths(stream, block_size, extent), measured_part(stream, block_size, extent)
@@ -187,7 +187,7 @@ def measure_text(
 
 
 def perplexity_of(model: PreTrainedModel, stream: Tensor, block_size: int, tokens: int) -> float:
-    """Of so many tokens of a text, in blocks four times as long as in training, or as long as it allows."""
+    """Returns the perplexity on `tokens` of a text, in blocks of four times the trained length, or less if it is short."""
     length = min(4 * block_size, len(stream))
     return score(lambda ids: losses_of(model, ids), stream, length, tokens).perplexity
 
@@ -195,14 +195,14 @@ def perplexity_of(model: PreTrainedModel, stream: Tensor, block_size: int, token
 def measure_texts(
     models: dict[PreTrainedModel, Measures], texts: Mapping[str, Tensor], block_size: int, extent: Extent = Extent()
 ) -> None:
-    """Adds the perplexity of each of some texts, which share out the tokens of the extent."""
+    """Adds the perplexity of each text to the measures. Each text gets an equal share of the extent's tokens."""
     for name, stream in texts.items():
         for model, measures in models.items():
             measures.by_text[name] = perplexity_of(model, stream, block_size, extent.tokens // len(texts))
 
 
 def measure_parts(model: RetNetForCausalLM, stream: Tensor, block_size: int, extent: Extent = Extent()) -> dict[str, float]:
-    """`perplexity_of` the whole model, "nothing" being switched off, and without each of its parts in turn."""
+    """Returns `perplexity_of` the whole model ("nothing" is switched off), and of the model without each part."""
     parts = parts_of(model)
     tokens = 2 * extent.tokens // (1 + len(parts))
     without = {"nothing": perplexity_of(model, stream, block_size, tokens)}
@@ -215,7 +215,7 @@ def measure_parts(model: RetNetForCausalLM, stream: Tensor, block_size: int, ext
 def measured_divergence(
     student: PreTrainedModel, teacher: PreTrainedModel, stream: Tensor, block_size: int, extent: Extent = Extent()
 ) -> float:
-    """Of a model from its source, in nats, in blocks four times as long as in training."""
+    """Returns the divergence of a model from its source, in nats, in blocks of four times the trained length."""
     length = min(4 * block_size, len(stream))
     blocks = stream[: min(len(stream), max(extent.tokens, length)) // length * length].view(-1, length)
     return statistics.mean(mean_divergence(student, teacher, ids[None]) for ids in blocks)
@@ -225,7 +225,7 @@ def measured_divergence(
 def measure_decoding(
     models: dict[PreTrainedModel, Measures], stream: Tensor, block_size: int, extent: Extent = Extent()
 ) -> None:
-    """Adds memory and speed of decoding after texts of several lengths, of all models in turns."""
+    """Adds memory and speed of decoding after texts of several lengths. The models are timed in alternation."""
     for length in measured_lengths(stream, block_size, extent):
         steps = {model: _decoding(model, stream[None, :length]) for model in models}
         seconds: dict[PreTrainedModel, list[float]] = {model: [] for model in models}
@@ -242,7 +242,7 @@ def measure_decoding(
 
 
 def _decoding(model: PreTrainedModel, ids: Tensor) -> tuple[int, Callable[[], None]]:
-    """Bytes of the cache after a text, and a call that goes on for `DECODED` tokens."""
+    """Returns the bytes of the cache after a text, and a function that decodes `DECODED` further tokens."""
     outputs = model(ids.to(model.device), use_cache=True, logits_to_keep=1)
     cache, token = outputs[CACHE], outputs.logits[:, -1:].argmax(-1)
 

@@ -1,10 +1,10 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Models outside of Python: ONNX files, a page for a browser, MLX.
+"""Export of models to ONNX files, to a page for a browser, and to folders for mlx-lm.
 
 from retnet_hf_export import export_mlx, export_onnx, export_web
 
-Files and pages need the packages of the extra `export`, a folder for mlx-lm none.
+ONNX files and pages need the packages of the extra `export`. A folder for mlx-lm needs none.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import ExportError
 
 
-# Official packages of ONNX Runtime report their use to Microsoft unless this is set before they are imported.
+# ONNX Runtime's official packages send usage data to Microsoft unless this is set before they are imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:

@@ -2,12 +2,12 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """A causal language model as a function of tokens and state alone, for prompts in pieces and for single steps.
 
-The state is a flat list of tensors with names, as runtimes know them:
+The state is a flat list of tensors with the names that runtimes use:
 
-    past_key_values.{layer}.recurrent_state (B, M, K, V)    of layers of retention
-    past_key_values.{layer}.key, .value     (B, G, S, K|V)  of layers of softmax attention
+    past_key_values.{layer}.recurrent_state (B, M, K, V)    in layers of retention
+    past_key_values.{layer}.key, .value     (B, G, S, K|V)  in layers of softmax attention
 
-A row of the batch is one document without padding, whose tokens stand at the positions that are given.
+A row of the batch is one document without padding. The positions of its tokens are an input.
 """
 
 import copy
@@ -40,11 +40,11 @@ class StateTensor(NamedTuple):
     """A tensor of the state of one sequence."""
 
     name: str  # without "past_key_values." or "present."
-    shape: tuple[int | None, ...]  # without the batch; None for the tokens that are remembered
+    shape: tuple[int | None, ...]  # without the batch; None for the dimension of stored tokens
 
 
 def state_tensors(model: RetNetForCausalLM) -> list[StateTensor]:
-    """The state of a model, in the order of the layers."""
+    """Returns the state tensors of a model, in the order of the layers."""
     config, tensors = model.config, []
     for index, kind in enumerate(config.layer_types):
         _, groups, head_dim, value_head_dim = config.mixer_sizes(index)
@@ -57,28 +57,28 @@ def state_tensors(model: RetNetForCausalLM) -> list[StateTensor]:
 
 
 class ExportedRetention:
-    """The past of a layer of retention: it keeps the state that the operator returns."""
+    """The past of a layer of retention. It stores the state that the operator returns."""
 
     def __init__(self, state: Tensor) -> None:
         self.state = state
 
     def update(self, key: Tensor, value: Tensor, query: Tensor, plan: Plan, layer_idx: int) -> Tensor:
-        """Retention of the new tokens, (B, H, T, V)."""
+        """Returns the retention of the new tokens, (B, H, T, V), and updates the state."""
         output, self.state = plan.operators[layer_idx](query, key, value, self.state)
         return output
 
 
 class ExportedAttention:
-    """The past of softmax attention: keys and values of the tokens that later ones may see.
+    """The past of a layer of softmax attention: keys and values of the tokens that later tokens may see.
 
-    The columns are the first tokens that stay visible, and after them the last ones that were read.
+    The columns are the sinks, followed by the last tokens that were read.
     """
 
     def __init__(self, key: Tensor, value: Tensor, position: Tensor, reach: Reach, scaling: float) -> None:
         self.key, self.value, self.position, self.reach, self.scaling = key, value, position, reach, scaling
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention of the new tokens, (B, T, H, V)."""
+        """Returns the attention of the new tokens, (B, T, H, V), and updates keys and values."""
         window, sinks = self.reach
         held = self.key.shape[2]
         column = torch.arange(held, device=query.device)[None]  # (1, S)
@@ -106,20 +106,20 @@ class ExportedAttention:
 
 
 def in_float32(model: Model) -> Model:
-    """A copy on the CPU that computes in float32, in evaluation mode. Weights that are so already are shared."""
+    """Returns a float32 copy on the CPU in evaluation mode. Weights are shared if all are in float32 on the CPU."""
     weights = list(model.parameters())
     as_wanted = all(weight.dtype == torch.float32 and weight.device.type == "cpu" for weight in weights)
-    shared = {id(weight): weight for weight in weights} if as_wanted else {}  # the conversion would change them
+    shared = {id(weight): weight for weight in weights} if as_wanted else {}  # a conversion would change them
     copied = copy.deepcopy(model, shared).to("cpu", torch.float32).eval()
     if getattr(copied.config, "num_experts", None) is not None:
-        copied.set_experts_implementation("batched_mm")  # of operators that ONNX has
+        copied.set_experts_implementation("batched_mm")  # ONNX has its operators
     return copied
 
 
 class CausalGraph(nn.Module):
     """`model` as a function: input_ids (B, T), position_ids (B, T), state -> logits (B, T, vocabulary), state.
 
-    It computes in float32, whatever the type of the weights of the model, which stays as it is.
+    It computes in float32 for weights of any dtype, and does not change `model`.
     """
 
     def __init__(self, model: RetNetForCausalLM) -> None:
@@ -129,17 +129,17 @@ class CausalGraph(nn.Module):
         replaced = {None: None}
         for name in ("rotary", "attention_rotary"):
             before = getattr(inner, name, None)
-            if before not in replaced:  # both may be one
+            if before not in replaced:  # both may be the same module
                 replaced[before] = DigitRotation(before)
             setattr(inner, name, replaced[before])
         self.tensors = state_tensors(model)
 
     def empty_state(self, batch: int = 1) -> list[Tensor]:
-        """The state before the first token."""
+        """Returns the state before the first token."""
         return [torch.zeros(batch, *(size or 0 for size in tensor.shape)) for tensor in self.tensors]
 
     def most_columns(self, index: int) -> int:
-        """How many tokens a tensor of the state remembers at the most, a large number where it is all of them."""
+        """Returns how many tokens a state tensor holds at most; sys.maxsize if there is no limit."""
         layer = int(self.tensors[index].name.split(".")[0])
         window, sinks = Reach.of(self.model.config, self.model.config.layer_types[layer])
         return sys.maxsize if window is None else window - 1 + sinks

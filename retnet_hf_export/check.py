@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Files beside the model that they were made of: logits of a prompt in pieces, and greedy tokens."""
+"""Comparison of files with their model: logits of a prompt in pieces, and greedy tokens."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +15,15 @@ from retnet_hf import RetNetForCausalLM, RetNetState
 from retnet_hf.hybrid.attention_columns import Reach
 
 
-PROMPT, FIRST_PIECES, GREEDY = 300, (21, 1), 64  # tokens; positions beyond 256 have a second digit
+PROMPT, FIRST_PIECES, GREEDY = 300, (21, 1), 64  # tokens; from position 256 on, `DigitRotation` uses a second digit
 
 
 class Found(NamedTuple):
-    """What a check has found.
+    """Result of a check.
 
     Attributes:
-        error: the largest difference of a logit from the model's, over the largest logit.
-        equal_tokens: of `GREEDY` tokens, those before the first that is another one than the model's.
+        error: largest difference of a logit from the model's, divided by the largest logit.
+        equal_tokens: how many of `GREEDY` tokens come before the first difference from the model's tokens.
     """
 
     error: float
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 class Runner:
-    """A language model in ONNX Runtime, which reads tokens and keeps the state."""
+    """A language model in ONNX Runtime that reads tokens and stores the state."""
 
     def __init__(self, file: Path, threads: int = 0) -> None:
         options = onnxruntime.SessionOptions()
@@ -43,7 +43,7 @@ class Runner:
         self.reset()
 
     def reset(self, batch: int = 1) -> None:
-        """Forgets everything."""
+        """Empties the state."""
         self.position = 0
         self.state = {}
         for name in self.state_names:
@@ -52,7 +52,7 @@ class Runner:
             self.state[name] = np.zeros(shape, dtype=np.float32)
 
     def read(self, ids: Tensor) -> Tensor:
-        """ids (B, T) -> logits (B, T, vocabulary)."""
+        """Reads ids (B, T), and returns logits (B, T, vocabulary)."""
         position = np.broadcast_to(np.arange(self.position, self.position + ids.shape[1]), ids.shape)
         inputs: dict[str, Any] = {"input_ids": ids.numpy(), "position_ids": position.astype(np.int64)} | self.state
         logits, *state = self.session.run(None, {name: inputs[name] for name in self.shapes})
@@ -61,7 +61,7 @@ class Runner:
         return torch.from_numpy(logits)
 
     def greedy(self, prompt: Tensor, tokens: int) -> Iterator[int]:
-        """Tokens after a prompt (1, T)."""
+        """Yields the likeliest tokens after a prompt (1, T)."""
         self.reset()
         logits = self.read(prompt)
         for _ in range(tokens):
@@ -72,13 +72,13 @@ class Runner:
 
 @torch.no_grad()
 def check(model: RetNetForCausalLM, file: Path) -> Found:
-    """Compares a file with the model in float32, on random tokens that are always the same."""
+    """Compares a file with the model in float32, on random tokens from a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     config = model.config
     length = PROMPT
     if config.is_hybrid:
         window = max(Reach.of(config, kind).window or 0 for kind in config.layer_types)
-        far = (config.attention_sink_distance or 0) + window  # from the sinks
+        far = (config.attention_sink_distance or 0) + window  # so that tokens are far from the sinks
         length = max(PROMPT, 2 * window + config.attention_sinks, far)  # so that tokens leave every window
     ids = torch.randint(config.vocab_size, (1, length), generator=generator)
     runner, expected = Runner(file), model(ids, use_cache=False).logits

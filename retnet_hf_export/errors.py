@@ -1,7 +1,7 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What an export raises where something cannot be exported."""
+"""The error for models that cannot be exported."""
 
 
 class ExportError(ValueError):
-    """A model that cannot be exported. The message is a sentence."""
+    """Raised for a model that cannot be exported. The message is a sentence."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The folder of an export: it is there when it is whole, or not at all."""
+"""The folder of an export. It appears only when it is complete."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from .errors import ExportError
 
 @contextmanager
 def made_beside(folder: Path | str, overwrite: bool) -> Iterator[Path]:
-    """An empty folder beside `folder`, which takes its place at the end of the block, and goes if the block fails.
+    """Yields an empty folder next to `folder`. It replaces `folder` after the block, or is deleted if the block fails.
 
     Raises:
         CheckpointError: if `folder` holds something that may not be replaced.
-        ExportError: where a library fails in the block, with the first line of what it says.
+        ExportError: if a library fails within the block. The message has the first line of the library's error.
     """
     output = Path(folder).expanduser().resolve()
     partial = claim(output, overwrite)
@@ -32,7 +32,7 @@ def made_beside(folder: Path | str, overwrite: bool) -> Iterator[Path]:
         of_library = type(error) is Exception or type(error).__module__ != "builtins"
         if not of_library or isinstance(error, (OSError, ValueError)):
             raise
-        # what torch.onnx or a runtime refuses, and full disks as packages in Rust report them
+        # Errors of torch.onnx or a runtime, and full disks as reported by packages in Rust.
         raise ExportError(f"{output} could not be exported: {first_line(error.__cause__ or error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

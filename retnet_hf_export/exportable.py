@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Which models can be exported."""
+"""Checks of whether a model can be exported."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,15 +16,15 @@ from .errors import ExportError
 
 
 CLASSIFIERS = (ViRForImageClassification, RMTForImageClassification, MetaFormerForImageClassification)
-KINDS = ("float32", "int8", "int4")  # of weights in ONNX files
+KINDS = ("float32", "int8", "int4")  # types of weights in ONNX files
 
 
 def require_exportable(model: Any, kinds: Sequence[str] = ()) -> None:
-    """Raises ExportError for a model that cannot be exported, or a kind that does not exist."""
+    """Raises ExportError for a model that cannot be exported, or for an unknown type of weights."""
     if not isinstance(model, (RetNetForCausalLM, *CLASSIFIERS)):
         others = ", ".join(each.__name__ for each in CLASSIFIERS)
-        raise ExportError(f"a {type(model).__name__} cannot be exported: RetNetForCausalLM, {others} can")
+        raise ExportError(f"a {type(model).__name__} cannot be exported: only RetNetForCausalLM, {others} are supported")
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise ExportError(f"weights can be float32, int8 or int4, not {unknown[0]!r}")
     if getattr(model, "hf_quantizer", None) is not None:
-        raise ExportError("the weights are quantised: load the model in whole or half precision, and quantise the export")
+        raise ExportError("the weights are quantised: load the model in full or half precision, and quantise the export")

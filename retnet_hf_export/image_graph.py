@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""An image classifier as a function of pixels alone, and what its file computes beside it."""
+"""An image classifier as a function of pixels alone, and the comparison of its file with the model."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from .causal_graph import in_float32
 from .onnx_file import write
 
 
-STRIDE = 32  # pixels: all strides of RMT or MetaFormer together
+STRIDE = 32  # pixels; the product of all strides of RMT or MetaFormer
 CHECKED_BATCH = 3
 
 
@@ -23,14 +23,14 @@ class ImageGraph(nn.Module):
     """`model` as a function: pixel_values (B, C, H, W) -> logits (B, labels).
 
     Args:
-        any_size: whether pictures may have other sizes than those that the model was made for.
+        any_size: whether pictures may have another size than the model's.
     """
 
     def __init__(self, model: PreTrainedModel, any_size: bool) -> None:
         super().__init__()
         self.model = in_float32(model)
         self.options = size_options(model, any_size)
-        if hasattr(model.config, "retention_form"):  # a graph has no loop over tokens, whose number may be open
+        if hasattr(model.config, "retention_form"):  # a graph has no loop over a variable number of tokens
             self.model.config.retention_form = "parallel" if any_size else "auto"
 
     def forward(self, pixel_values: Tensor) -> Tensor:
@@ -38,41 +38,41 @@ class ImageGraph(nn.Module):
 
 
 def size_options(model: PreTrainedModel, any_size: bool) -> dict[str, bool]:
-    """Returns the arguments by which `forward` reads pictures of any size."""
+    """Returns the arguments with which `forward` reads pictures of any size."""
     return {"interpolate_pos_encoding": True} if any_size and isinstance(model, ViRForImageClassification) else {}
 
 
 def picture_size(model: PreTrainedModel) -> tuple[int, int, int]:
-    """Channels, height and width of the pictures that a model was made for."""
+    """Returns channels, height and width of a model's pictures."""
     size = getattr(model.config, "image_size", 224)
     height, width = (size, size) if isinstance(size, int) else size
     return model.config.num_channels, height, width
 
 
 def size_steps(model: PreTrainedModel) -> tuple[int, int]:
-    """Returns the sides of a patch, or `STRIDE`: pictures of any size have multiples of them."""
+    """Returns the sides of a patch, or `STRIDE`. Sides of pictures of any size are multiples of these."""
     step = getattr(model.config, "patch_size", STRIDE)
     return (step, step) if isinstance(step, int) else tuple(step)
 
 
 def write_classifier(model: PreTrainedModel, file: Path, any_size: bool = False) -> None:
-    """Writes an image classifier. The input is `pixel_values`, of any batch, and the output is `logits`.
+    """Writes an image classifier with the input `pixel_values`, of any batch size, and the output `logits`.
 
     Args:
-        any_size: whether height and width are open too, multiples of `size_steps`.
+        any_size: whether height and width are dynamic too, as multiples of `size_steps`.
     """
     shape, traced = {0: torch.export.Dim("batch_size", min=1)}, picture_size(model)
     if any_size:
         sides = size_steps(model)
         shape |= {axis + 2: side * torch.export.Dim(f"rows_{axis}", min=1) for axis, side in enumerate(sides)}
-        traced = traced[0], 3 * sides[0], 2 * sides[1]  # neither 1, which would be taken for a fixed size, nor equal
+        traced = traced[0], 3 * sides[0], 2 * sides[1]  # different, and not 1, which would be exported as a fixed size
     pixels = torch.zeros(2, *traced)
     write(ImageGraph(model, any_size), (pixels,), file, ["pixel_values"], ["logits"], (shape,))
 
 
 @torch.no_grad()
 def check_classifier(model: PreTrainedModel, file: Path, any_size: bool = False) -> float:
-    """Returns the largest difference of a logit from the model's, over the largest logit, on pictures of `checked_sizes`."""
+    """Returns the largest difference of a logit from the model's, divided by the largest logit, for `checked_sizes`."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
@@ -82,11 +82,11 @@ def check_classifier(model: PreTrainedModel, file: Path, any_size: bool = False)
         [logits] = session.run(None, {"pixel_values": pixels.numpy()})
         expected = model(pixels, **size_options(model, any_size)).logits
         errors.append(((torch.from_numpy(logits) - expected).abs().max() / expected.abs().max()).item())
-    return torch.tensor(errors).max().item()  # or it is not a number
+    return torch.tensor(errors).max().item()  # NaN if any is NaN
 
 
 def checked_sizes(model: PreTrainedModel, any_size: bool) -> list[tuple[int, int]]:
-    """Returns height and width of the model's pictures and, if any size is allowed, of a column, a row and larger ones."""
+    """Returns height and width of the model's pictures and, with any_size, of a column, a row and larger pictures."""
     height, width = picture_size(model)[1:]
     if not any_size:
         return [(height, width)]

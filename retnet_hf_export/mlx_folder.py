@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A folder that mlx-lm loads: weights as they are, a model file beside them, and what the configuration comes to."""
+"""Export of a folder for mlx-lm: the unchanged weights, a model file, and the sizes and decays of the configuration."""
 
 import json
 from importlib import resources
@@ -27,11 +27,11 @@ def export_mlx(
     tokenizer: PreTrainedTokenizerBase | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Writes a language model for mlx-lm: `mlx_lm.load(folder, trust_remote_code=True)`, which runs the model file.
+    """Writes a language model for mlx-lm. `mlx_lm.load(folder, trust_remote_code=True)` loads it and runs its model file.
 
     Raises:
-        ExportError: for a model with a part that the model file does not have, in a sentence that names it.
-        CheckpointError: if the folder is taken.
+        ExportError: for a model with a part that the model file lacks. The message names the part.
+        CheckpointError: if the folder must not be replaced.
     """
     require_exportable(model)
     sizes = mlx_sizes(model)
@@ -47,12 +47,12 @@ def export_mlx(
 
 
 def mlx_sizes(model: RetNetForCausalLM) -> dict[str, Any]:
-    """What a configuration comes to, for the model file. Raises ExportError for what that file does not compute."""
+    """Returns sizes, decays and options for the model file. Raises ExportError for options that the file lacks."""
     if not isinstance(model, RetNetForCausalLM):
-        raise ExportError(f"mlx-lm is for language models, and this is a {type(model).__name__}")
+        raise ExportError(f"mlx-lm supports only language models, got a {type(model).__name__}")
     config, inner = model.config, model.model
     if config.is_hybrid:
-        raise ExportError("the model file for mlx-lm is of a plain RetNet, and has no layers of a RetNetHybrid")
+        raise ExportError("the model file for mlx-lm supports only a plain RetNet, not a RetNetHybrid")
     layers = []
     for index, log_decays in enumerate(inner.decay.of_layers(torch.float32, torch.device("cpu"))):
         layers.append({"log_decays": log_decays.tolist(), "feature_map": config.feature_map_of(index)})

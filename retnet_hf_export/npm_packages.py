@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Packages of npm that a page needs: fetched once, by npm, at versions that are written here."""
+"""The npm packages of a page, which npm fetches once, at the versions listed here."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ CACHE = Path(HF_HOME) / "retnet_hf" / "npm"
 
 
 class Package(NamedTuple):
-    """A package of npm: its SHA-512, the files that a page needs, and where its licence is told."""
+    """An npm package: its SHA-512, the files that a page needs, and the file that states its licence."""
 
     digest: str
     files: tuple[str, ...]
@@ -34,7 +34,7 @@ PACKAGES = {
     "onnxruntime-web@1.30.0": Package(
         "ab4cbe26baedba45d2cec05610c71c55fa97db92d19a8b171c5f8269126683ca590a5cdc57bb2f35ce2b298de32f4d956fb42644c0ecd528a0a91e025c07ca61",
         ("dist/ort.wasm.bundle.min.mjs", "dist/ort-wasm-simd-threaded.wasm"),
-        "package.json",  # it says MIT, and has no other file about it
+        "package.json",  # states MIT; the package has no licence file
     ),
     "@huggingface/tokenizers@0.2.0": Package(
         "2e274c1ded45a5c4981f8bdc4a35e8a1d6b7e290b433c9b58260cebfb4908ba22ffa26f5cd7ec9dec1c1082f7fdc53c2927da4d5be79167795a8c471aebf7da6",
@@ -45,16 +45,16 @@ PACKAGES = {
 
 
 def fetch_packages() -> None:
-    """Fetches what is not in the cache. Raises ExportError as `copy_packages` does."""
+    """Fetches packages that are not in the cache. Raises ExportError like `copy_packages`."""
     for name, package in PACKAGES.items():
         _fetched(name, package)
 
 
 def copy_packages(folder: Path) -> None:
-    """Copies the files of all packages into a folder, each with what tells its licence.
+    """Copies the files of all packages into a folder, each with the file that states its licence.
 
     Raises:
-        ExportError: without npm, or where it cannot fetch a package, or fetches another one than was meant.
+        ExportError: if npm is missing, cannot fetch a package, or fetches a wrong one.
     """
     folder.mkdir(parents=True)
     for name, package in PACKAGES.items():
@@ -67,12 +67,12 @@ def copy_packages(folder: Path) -> None:
 
 
 def _fetched(name: str, package: Package) -> Path:
-    """The archive of a package, in the cache."""
+    """Returns the archive of a package in the cache, which npm fetches first if needed."""
     cached = CACHE / f"{package.digest[:16]}.tgz"
     if not cached.is_file():
         npm = shutil.which("npm")
         if npm is None:
-            raise ExportError(f"a page needs {name}, which npm fetches: install Node.js, and run the command again")
+            raise ExportError(f"npm is needed to fetch {name} for a page: install Node.js, and run the command again")
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as work:
             fetched = subprocess.run([npm, "pack", "--json", name], cwd=work, capture_output=True, text=True, check=False)
@@ -82,12 +82,12 @@ def _fetched(name: str, package: Package) -> Path:
             os.replace(archives[0], cached)
     if hashlib.sha512(cached.read_bytes()).hexdigest() != package.digest:
         cached.unlink()
-        raise ExportError(f"what npm fetched as {name} is not that package: its SHA-512 is another one")
+        raise ExportError(f"npm fetched a wrong package for {name}: its SHA-512 does not match")
     return cached
 
 
 def _reason(packed: subprocess.CompletedProcess) -> str:
-    """What npm says of a failure."""
+    """Returns npm's message about a failure."""
     try:
         return json.loads(packed.stdout)["error"]["summary"]
     except (ValueError, KeyError, TypeError):

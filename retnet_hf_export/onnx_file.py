@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Modules into ONNX files, with the names and open axes that runtimes know."""
+"""Writing modules as ONNX files, with the names and dynamic axes that runtimes expect."""
 
 import contextlib
 import gc
@@ -18,13 +18,13 @@ from .causal_graph import CausalGraph
 
 
 TRACED_BATCH, TRACED_TOKENS, TRACED_PAST = 2, 21, 5
-OPSET = 21  # the first that has weights of 4 bits
+OPSET = 21  # the first opset with 4-bit weights
 INPUTS = ("input_ids", "position_ids")
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without what exporters and quantizers say that a user can do nothing about."""
+    """Suppresses messages of exporters and quantizers that users cannot act on, within a `with` block."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -36,11 +36,11 @@ def quietly() -> Iterator[None]:
 
 
 def write_causal(graph: CausalGraph, file: Path) -> None:
-    """Writes a language model as one graph, for prompts, their pieces and steps of any batch.
+    """Writes a language model as one graph, for prompts, pieces of prompts and single steps, of any batch size.
 
     The inputs are `input_ids` and `position_ids` (batch_size, sequence_length), and the state as
-    `past_key_values.{name}`; the outputs are `logits`, and the new state as `present.{name}`. Layers of retention also have
-    a state of convolutions, `{layer}.conv_state` (batch_size, 1, 1), which goes through: onnxruntime-genai asks for it.
+    `past_key_values.{name}`. The outputs are `logits`, and the new state as `present.{name}`. Layers of retention also have
+    a convolution state, `{layer}.conv_state` (batch_size, 1, 1), passed through unchanged, since onnxruntime-genai needs it.
     """
     ids = torch.zeros(TRACED_BATCH, TRACED_TOKENS, dtype=torch.int64)
     position = TRACED_PAST + torch.arange(TRACED_TOKENS).expand(TRACED_BATCH, -1)
@@ -74,7 +74,7 @@ def write(
     dynamic_shapes: tuple,
     passed_through: Sequence[str] = (),
 ) -> None:
-    """`torch.onnx.export` without its messages, and state tensors that go through."""
+    """Writes a module with `torch.onnx.export` without its messages, and adds state tensors that are passed through."""
     try:
         with quietly(), torch.no_grad():
             program = torch.onnx.export(
@@ -91,11 +91,11 @@ def write(
                 _pass_through(program.model.graph, name)
             program.save(file, external_data=False)
     finally:
-        gc.collect()  # exported programs hold themselves in cycles, and the weights with them
+        gc.collect()  # exported programs have reference cycles, which keep the weights in memory
 
 
 def _pass_through(graph: onnx_ir.Graph, name: str) -> None:
-    """Adds a state tensor (batch_size, 1, 1) that comes out as it went in."""
+    """Adds a state tensor (batch_size, 1, 1) that is returned unchanged."""
     kind = {"shape": onnx_ir.Shape(["batch_size", 1, 1]), "type": onnx_ir.TensorType(onnx_ir.DataType.FLOAT)}
     past = onnx_ir.Value(name=f"past_key_values.{name}", **kind)
     present = onnx_ir.Value(name=f"present.{name}", **kind)

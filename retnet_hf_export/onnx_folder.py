@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A folder with a model for ONNX Runtime in any language, and for onnxruntime-genai."""
+"""Export of a folder with a model for ONNX Runtime in any language, and for onnxruntime-genai."""
 
 import dataclasses
 import json
@@ -24,20 +24,20 @@ from .quantization import SUFFIXES, quantize
 
 ProcessorLike = PreTrainedTokenizerBase | ImageProcessingMixin
 REPORT = "export.json"
-CONTEXT = 2**31 - 1  # tokens: the state does not grow, and positions are exact until then
-MOST_ERROR, MOST_QUANTISED_ERROR = 1e-4, 2.0  # relative to the largest logit; random weights lose much by rounding
-MOST_BYTES = 1536 * 2**20  # of weights in a file: torch.onnx writes more than that beside it
+CONTEXT = 2**31 - 1  # tokens; the state does not grow, and positions are exact up to here
+MOST_ERROR, MOST_QUANTISED_ERROR = 1e-4, 2.0  # relative to the largest logit; rounding changes random weights a lot
+MOST_BYTES = 1536 * 2**20  # largest size of weights in a file; torch.onnx writes larger weights to a separate file
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportedFile:
-    """A file beside its model: its size in bytes, and what `check` has found."""
+    """An exported file: its size in bytes, and the results of `check`."""
 
     name: str
     kind: str
     size: int
     error: float
-    equal_tokens: int | None  # of a language model
+    equal_tokens: int | None  # None for a classifier
 
 
 def export_onnx(
@@ -50,19 +50,19 @@ def export_onnx(
 ) -> list[ExportedFile]:
     """Writes a causal language model, or an image classifier of ViR, RMT or MetaFormer, as ONNX.
 
-    The folder is there when all of it is checked, or not at all.
-    It holds `onnx/model.onnx`, `onnx/model_quantized.onnx` (int8) and `onnx/model_q4.onnx` (int4), whichever was asked for;
-    the configuration and what belongs to the model; `genai_config.json` where onnxruntime-genai can run it; and
-    `export.json` with what is returned.
+    The folder appears only after all files are checked.
+    It holds the files of `kinds`: `onnx/model.onnx`, `onnx/model_quantized.onnx` (int8) and `onnx/model_q4.onnx` (int4),
+    the configuration, the generation config and the processor, `genai_config.json` if onnxruntime-genai can run the model,
+    and `export.json` with the returned list.
 
     Args:
-        model: with any options; it is computed in float32. processor: the tokenizer, or the image processor.
-        kinds: of "float32", "int8" and "int4". any_size: whether pictures may have other sizes than in training.
+        model: a model with any options, exported in float32. processor: the tokenizer, or the image processor.
+        kinds: types of weights from "float32", "int8", "int4". any_size: whether pictures may have any size.
         overwrite: whether a folder with a model may be replaced.
 
     Raises:
-        ExportError: for a model that cannot be exported, or a file that does not compute what the model does.
-        CheckpointError: if the folder is taken.
+        ExportError: if the model cannot be exported, or if the outputs of a file differ from the model's.
+        CheckpointError: if the folder must not be replaced.
     """
     require_exportable(model, kinds)
     with made_beside(folder, overwrite) as partial:
@@ -75,26 +75,26 @@ def export_onnx(
             processor.save_pretrained(partial)
         if model.can_generate() and not model.config.has_softmax_attention:
             config = genai_config(model, exported[0].name, getattr(processor, "eos_token_id", None))
-            if config["model"]["eos_token_id"] is not None:  # without one it would stop at a token of the text
+            if config["model"]["eos_token_id"] is not None:  # genai would otherwise stop at an ordinary token
                 _write_json(partial / "genai_config.json", config)
         _write_json(partial / REPORT, [dataclasses.asdict(each) for each in exported])
     return exported
 
 
 def write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_size: bool = False) -> list[ExportedFile]:
-    """The files alone, in a folder that is there, as `export_onnx` writes and checks them."""
+    """Writes and checks only the ONNX files, in an existing folder, and returns a list of them."""
     is_language_model = isinstance(model, RetNetForCausalLM)
     size = 4 * sum(weight.numel() for weight in model.parameters())
     if size > MOST_BYTES:
-        sizes = f"{MOST_BYTES / 1e9:.1f} GB of weights in float32, and this model has {size / 1e9:.1f}"
-        raise ExportError(f"a file of ONNX holds {sizes}: --to mlx has no such limit")
+        sizes = f"{MOST_BYTES / 1e9:.1f} GB of weights in float32, but this model has {size / 1e9:.1f}"
+        raise ExportError(f"an ONNX file can hold {sizes}: --to mlx has no such limit")
     whole, reference, exported = folder / "model.onnx", in_float32(model), []
     if is_language_model:
         write_causal(CausalGraph(reference), whole)
     else:
         write_classifier(reference, whole, any_size)
     for kind in KINDS:
-        if kind == "float32" or kind in kinds:  # the whole weights are checked before they are quantised
+        if kind == "float32" or kind in kinds:  # float32 is always checked, before it is quantised
             file = folder / f"model{SUFFIXES[kind]}.onnx"
             if kind != "float32":
                 with quietly():
@@ -108,17 +108,17 @@ def write_files(model: PreTrainedModel, folder: Path, kinds: Sequence[str], any_
 
 
 def _require_near(file: ExportedFile) -> None:
-    """Raises ExportError for a file that computes something else than its model: exactly, or about, if it is quantised."""
+    """Raises ExportError if a file's outputs differ from its model's by more than the limit for its type of weights."""
     most, tokens = (MOST_ERROR, (GREEDY, None)) if file.kind == "float32" else (MOST_QUANTISED_ERROR, (file.equal_tokens,))
-    if not file.error <= most or file.equal_tokens not in tokens:  # or it is not a number
-        raise ExportError(f"the exported model does not compute what the model does: its logits differ by {file.error:.1e}")
+    if not file.error <= most or file.equal_tokens not in tokens:  # also true for NaN
+        raise ExportError(f"the exported model is wrong: its logits differ from the model's by {file.error:.1e}")
 
 
 def genai_config(model: RetNetForCausalLM, file: str, eos_token_id: int | None = None) -> dict[str, Any]:
-    """What onnxruntime-genai reads: where the file is, how large the model is, and how text ends.
+    """Returns the configuration for onnxruntime-genai: path of the file, sizes of the model, and special tokens.
 
     Args:
-        eos_token_id: of the tokenizer, where the model does not say it.
+        eos_token_id: the tokenizer's id, used if the model has none.
     """
     config, generation = model.config, model.generation_config
     ids = {name: getattr(generation, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

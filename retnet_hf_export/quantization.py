@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Weights of an ONNX file in 8 or 4 bits. States and everything else that is computed stay in float32."""
+"""Quantization of the weights of an ONNX file to 8 or 4 bits. States and other values stay in float32."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ import onnx
 from onnx import numpy_helper
 
 
-SUFFIXES = {"float32": "", "int8": "_quantized", "int4": "_q4"}  # of file names, as transformers.js asks for them
-BLOCK = 32  # weights of a row that share a scale, in 4 bits
+SUFFIXES = {"float32": "", "int8": "_quantized", "int4": "_q4"}  # suffixes of file names that transformers.js expects
+BLOCK = 32  # number of 4-bit weights of a row that share a scale
 
 
 def quantize(source: Path, target: Path, kind: str) -> None:
     """Writes a quantized copy of a float32 file.
 
     Args:
-        kind: "int8" is dynamic, weights of 8 bits for each matrix and activations as they come, for CPUs and browsers.
-            "int4" has weights of 4 bits in blocks, for ONNX Runtime outside of browsers. Both quantize embeddings, too,
+        kind: "int8" is dynamic quantization, with 8-bit weights and activations quantized at run time, for CPUs and
+            browsers. "int4" has 4-bit weights in blocks, for ONNX Runtime outside browsers. Both also quantize embeddings,
             but not the weights of experts.
     """
     model = with_plain_weights(onnx.load(source))
@@ -44,9 +44,9 @@ def quantize(source: Path, target: Path, kind: str) -> None:
 
 
 def with_plain_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with a weight of its own for each product that takes the transposed weight of something else.
+    """Returns the model with a separate weight for each product that uses a transposed weight.
 
-    The head of a model with tied embeddings takes the transposed embeddings, which quantizers leave as they are.
+    The head of a model with tied embeddings uses the transposed embeddings, which quantizers would not quantize.
     """
     graph = model.graph
     weights = {weight.name: weight for weight in graph.initializer}

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A page in which a language model runs: a static folder with everything in it, for any server of files."""
+"""Export of a page that runs a language model: a static folder with all files, for any web server."""
 
 import hashlib
 import json
@@ -37,24 +37,24 @@ def export_web(
     state: RetNetState | None = None,
     overwrite: bool = False,
 ) -> ExportedFile:
-    """Writes a page that loads a model and continues texts, whose states it saves and loads as `RetNetState` does.
+    """Writes a page that loads a model and continues texts. It saves and loads states in the format of `RetNetState`.
 
     Args:
-        kind: of the weights, "float32" or "int8". Browsers have no fast products of 4 bits. name: that the page shows.
-        state: that each text begins with, of one row, such as that of `StateTuning`.
+        kind: type of the weights, "float32" or "int8". name: name of the model on the page.
+        state: initial state of each text, with one row, such as the state of `StateTuning`.
         overwrite: whether a folder with a page or a model may be replaced.
 
     Raises:
-        ExportError: for a model or a tokenizer that a browser cannot load, or without what npm fetches.
-        CheckpointError: if the folder is taken.
+        ExportError: if a browser cannot load the model or the tokenizer, or if npm packages cannot be fetched.
+        CheckpointError: if the folder must not be replaced.
     """
     require_exportable(model, [kind])
     if not isinstance(model, RetNetForCausalLM):
-        raise ExportError(f"a page is for a language model, and this is a {type(model).__name__}")
+        raise ExportError(f"a page needs a language model, got a {type(model).__name__}")
     if kind == "int4":
-        raise ExportError("a page has weights in float32 or int8: browsers have no fast products of 4 bits")
+        raise ExportError("a page needs weights in float32 or int8: browsers have no fast 4-bit matrix products")
     if not getattr(tokenizer, "is_fast", False):
-        raise ExportError("a page reads tokenizer.json, which this tokenizer does not have")
+        raise ExportError("a page needs tokenizer.json, but this tokenizer does not have it")
     if state is not None:
         _require_begin(state, model)
     with made_beside(folder, overwrite) as partial:
@@ -77,12 +77,12 @@ def export_web(
 
 
 def _require_begin(state: RetNetState, model: RetNetForCausalLM) -> None:
-    """Raises ExportError for a state that the texts of a page cannot begin with."""
+    """Raises ExportError for a state that cannot be the initial state of a page's texts."""
     if state.config.state_fingerprint != model.config.state_fingerprint:
         raise ExportError("texts cannot begin with the state of a model of another configuration")
     first = state.layers[0]
     if first.batch_size != 1 or any(layer.dtype == torch.float64 for layer in state.layers):
-        raise ExportError(f"texts begin with a state of one row in float32, not of {first.batch_size} rows in {first.dtype}")
+        raise ExportError(f"texts need a state of one row in float32, got {first.batch_size} rows in {first.dtype}")
     try:
         state.require_weights(model.model)
     except ValueError as error:
@@ -92,10 +92,10 @@ def _require_begin(state: RetNetState, model: RetNetForCausalLM) -> None:
 def page_info(
     model: RetNetForCausalLM, tokenizer: PreTrainedTokenizerBase, exported: ExportedFile, name: str
 ) -> dict[str, Any]:
-    """What the page knows of its model: files, the tensors of a state, and how texts begin and end."""
+    """Returns the information for the page: files, state tensors, and how texts begin and end."""
     config, bos = model.config, tokenizer.bos_token_id
     end = model.generation_config.eos_token_id
-    end = tokenizer.eos_token_id if end is None else end  # as genai_config does
+    end = tokenizer.eos_token_id if end is None else end  # as in genai_config
     end = [] if end is None else [end] if isinstance(end, int) else end
     layers = []
     for index, kind in enumerate(config.layer_types):

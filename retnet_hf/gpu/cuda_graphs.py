@@ -2,12 +2,12 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Decode steps of `generate()` as CUDA graphs, without a compiler.
 
-On a GPU, Python takes longer to launch the operations of a step than the device to compute them. A state of retention stays
-at its place in memory and keeps its size, so that one captured step can be replayed for all further tokens. In each call of
-`generate()`, the first step of one token warms up, the second is captured, and that graph is replayed until the call ends. A
-graph never outlives a call: weights, adapters and options may change between two calls in any way.
+On a GPU, Python takes longer to launch the operations of a step than the device takes to compute them. A retention state
+keeps its address and its size, so that one captured step can be replayed for all further tokens. In each call of
+`generate()`, the first step of one token warms up, the second is captured, and the graph is replayed until the call ends. A
+graph never outlives a call, since weights, adapters and options may change between calls.
 
-Whatever is not known to be safe is computed as ever: see `can_be_captured`, `CapturedStep.finds_memory` and `is_plain`.
+Steps that are not known to be safe are computed as usual: see `can_be_captured`, `CapturedStep.finds_memory` and `is_plain`.
 """
 
 import os
@@ -33,28 +33,28 @@ from ..state.retention_state import RetNetState, RetNetStateLayer, first_in_use
 
 logger = logging.get_logger(__name__)
 
-GRAPHS_VARIABLE = "RETNET_HF_CUDA_GRAPHS"  # of the environment; "0" turns graphs off
+GRAPHS_VARIABLE = "RETNET_HF_CUDA_GRAPHS"  # environment variable; "0" disables graphs
 FEWEST_TOKENS = 8  # a capture takes about as long as two steps
-# Modules of these packages compute by operations that are the same in each step, and do not wait for the device: a capture
-# that fails disturbs the process.
-OURS = RetNetState.__module__ if TRAVELS else "retnet_hf"  # of the file that has travelled, all models are
+# Modules of these packages run the same operations in each step, and do not wait for the device. Other modules are not
+# captured, because a failed capture disturbs the process.
+OURS = RetNetState.__module__ if TRAVELS else "retnet_hf"  # code saved with a model is a single module
 PACKAGES = ("torch.nn.modules.", "transformers.activations.", "peft.tuners.lora.layer.", f"{OURS}.")
 
 
 class CudaGraph:
-    """What a GPU computes in a call, captured once and replayed on the same memory."""
+    """The GPU operations of a call, captured once and replayed on the same memory."""
 
-    lock: ClassVar[threading.Lock] = threading.Lock()  # what another thread runs on the stream would be captured, too
-    streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}  # one for each device, since each has its workspaces
-    idle: ClassVar[dict[torch.device, list[torch.cuda.CUDAGraph]]] = {}  # of calls that ended: their memory is used again
-    broken: ClassVar[list[torch.cuda.CUDAGraph]] = []  # of captures that failed: the allocator may still refer to them
+    lock: ClassVar[threading.Lock] = threading.Lock()  # operations of other threads on the stream would also be captured
+    streams: ClassVar[dict[torch.device, torch.cuda.Stream]] = {}  # one per device, since each stream has workspaces
+    idle: ClassVar[dict[torch.device, list[torch.cuda.CUDAGraph]]] = {}  # graphs of ended calls, to reuse their memory
+    broken: ClassVar[list[torch.cuda.CUDAGraph]] = []  # graphs of failed captures: the allocator may still refer to them
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.graph = device, None
 
     @contextmanager
     def aside(self) -> Iterator[torch.cuda.Stream]:
-        """Runs what is within on the stream of captures, in order with the current stream, which is returned."""
+        """Runs the block on the stream for captures, in order with the current stream, and yields the current stream."""
         with self.lock, torch.cuda.device(self.device):
             if self.device not in self.streams:
                 self.streams[self.device] = torch.cuda.Stream(self.device)
@@ -65,14 +65,14 @@ class CudaGraph:
             current.wait_stream(stream)
 
     def warm_up(self, call: Callable[[], Tensor]) -> Tensor:
-        """The result of the call, which makes everything that is made once: kernels, handles and workspaces."""
+        """Returns the result of the call, which creates kernels, handles and workspaces for later calls."""
         with self.aside() as current:
             result = call()
             result.record_stream(current)
         return result
 
     def capture(self, call: Callable[[], Tensor]) -> Tensor:
-        """The memory of the result of the call, which is not computed yet."""
+        """Captures the call, and returns its result tensor, which has no values before `replay`."""
         with self.aside():
             idle, graph = self.idle.setdefault(self.device, []), torch.cuda.CUDAGraph()
             before = idle.pop() if idle else None
@@ -80,7 +80,7 @@ class CudaGraph:
             drawn = generator.graphsafe_get_state()
             generator.graphsafe_set_state(torch.Generator(self.device))  # so that other threads may draw during a capture
             try:
-                # `torch.cuda.graph` would also empty the cache of the allocator, and slow the next prompt down
+                # `torch.cuda.graph` would also empty the allocator's cache, and slow down the next prompt.
                 graph.capture_begin(*(() if before is None else (before.pool(),)), capture_error_mode="thread_local")
             finally:
                 generator.graphsafe_set_state(drawn)
@@ -94,35 +94,35 @@ class CudaGraph:
         return result
 
     def replay(self) -> None:
-        """Computes the result."""
+        """Computes the values of the result."""
         self.graph.replay()
 
     def release(self) -> None:
-        """Leaves the memory to the next graph, when nothing refers to the result any more."""
+        """Hands the memory to the next graph. Call it when nothing refers to the result any more."""
         if self.graph is not None:
             torch.cuda.current_stream(self.device).synchronize()
             with self.lock:
                 self.idle[self.device].append(self.graph)
 
 
-ALONE = threading.Lock()  # held during a capture: no other call begins
+ALONE = threading.Lock()  # held during a capture, so that no other call begins
 RUNNING: Counter[int] = Counter()  # calls of `generate()` on GPUs, by thread
-GRAPHS: dict[str, type[CudaGraph]] = {"cuda": CudaGraph}  # by the type of a device
+GRAPHS: dict[str, type[CudaGraph]] = {"cuda": CudaGraph}  # by device type
 
 
 class CapturedStep:
-    """The steps of one token in one call of `generate()`, for one state."""
+    """The decode steps of one call of `generate()`, for one state."""
 
     def __init__(self, model: nn.Module, state: RetNetState, graph: CudaGraph) -> None:
         self.model, self.state, self.graph = model, state, graph
-        self.ids: Tensor | None = None  # (B, 1), what a replayed step reads
-        self.logits: Tensor | None = None  # (B, 1, vocabulary), what it writes
+        self.ids: Tensor | None = None  # (B, 1), read by a replayed step
+        self.logits: Tensor | None = None  # (B, 1, vocabulary), written by a replayed step
         self.outputs: ModelOutput | None = None
-        self.memory: list[tuple[RetNetStateLayer, str, Tensor, int]] = []  # of the captured step, with its address
+        self.memory: list[tuple[RetNetStateLayer, str, Tensor, int]] = []  # tensors of the captured step, with addresses
         self.given_up = False
 
     def __call__(self, forward: Callable[..., ModelOutput], inputs: dict[str, Any]) -> ModelOutput | None:
-        """The outputs of `forward`, or None where it has to compute them itself."""
+        """Returns the outputs of `forward`, or None if the caller has to compute them."""
         input_ids, layers = inputs["input_ids"], self.state.layers
         if torch.is_grad_enabled() or torch.is_autocast_enabled(input_ids.device.type):
             return None
@@ -149,25 +149,25 @@ class CapturedStep:
         return self.with_logits(self.logits.clone())
 
     def with_logits(self, logits: Tensor) -> ModelOutput:
-        """The outputs with these logits."""
+        """Returns the outputs with these logits."""
         return type(self.outputs)(**{**self.outputs, "logits": logits})
 
     def captured(self, compute: Callable[[], Tensor]) -> bool:
-        """Captures a step unless another thread generates, whose draws of random numbers would fail."""
+        """Captures a step, unless another thread generates, since drawing random numbers there would fail."""
         with ALONE:
             return len(RUNNING) == 1 and self.capture(compute)
 
     def capture(self, compute: Callable[[], Tensor]) -> bool:
-        """Captures a step. Nothing is computed, and the state remains as it is. Returns whether that was possible."""
+        """Captures a step without computing it or changing the state. Returns whether that was possible."""
         held = [(layer, name, getattr(layer, name)) for layer in self.state.layers for name in layer.SAVED]
         try:
             self.logits = self.graph.capture(compute)
             in_place = all(getattr(layer, name) is tensor for layer, name, tensor in held)
-        except Exception as error:  # whatever it is, nothing has been computed, and the model computes the step
+        except Exception as error:  # after any error, nothing has been computed, and the model computes the step
             in_place = False
             if not isinstance(error, torch.OutOfMemoryError):
                 kind = self.ids.device.type
-                logger.warning_once(f"A decode step could not be captured as a graph of {kind}, none will be: {error}")
+                logger.warning_once(f"A decode step could not be captured as a {kind} graph. Graphs are off now: {error}")
                 GRAPHS.pop(kind, None)
         if in_place:
             self.memory = [(*place, place[-1].data_ptr()) for place in held]
@@ -178,9 +178,9 @@ class CapturedStep:
         return in_place
 
     def finds_memory(self) -> bool:
-        """Whether the state may be written to, and is where the captured step reads and writes it.
+        """Returns whether the state may be overwritten, and is at the addresses that the captured step uses.
 
-        Rows that were put in another order, as beams are, are copied to where they were.
+        Reordered rows, as in beam search, are copied to the captured addresses.
         """
         for layer in self.state.layers:
             if not layer.is_initialized or layer.record_past or layer.borrowed:
@@ -196,14 +196,14 @@ class CapturedStep:
         return True
 
     def release(self) -> None:
-        """Ends the use of the graph."""
+        """Drops the outputs and hands the graph's memory to the next graph."""
         self.logits = self.outputs = None
         self.graph.release()
 
 
 @contextmanager
 def capturing(model: nn.Module, state: Any, input_ids: Tensor, generation_config: GenerationConfig) -> Iterator[None]:
-    """Within, `replayed` captures and replays the steps of one token that the model computes with this state."""
+    """Makes `replayed` capture and replay the decode steps of the model with this state, within a `with` block."""
     thread = threading.get_ident()
     with ALONE:
         RUNNING[thread] += 1
@@ -219,9 +219,9 @@ def capturing(model: nn.Module, state: Any, input_ids: Tensor, generation_config
 
 @contextmanager
 def replaying(model: nn.Module, state: Any, input_ids: Tensor, generation_config: GenerationConfig) -> Iterator[None]:
-    """`capturing` of one call, whichever others there are."""
+    """Does the work of `capturing` for one call, without a record of running calls."""
     asked = os.environ.get(GRAPHS_VARIABLE) != "0" and not generation_config.disable_compile
-    asked = asked and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "0"  # which waits for each launch, and forbids captures
+    asked = asked and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") == "0"  # a blocking launch cannot be captured
     longest = generation_config.max_length
     enough = (longest is None or longest - input_ids.shape[1] >= FEWEST_TOKENS) and id(state) not in STEPS
     if not (asked and enough and can_be_captured(model, state)):
@@ -236,7 +236,7 @@ def replaying(model: nn.Module, state: Any, input_ids: Tensor, generation_config
 
 
 def can_be_captured(model: nn.Module, state: Any) -> bool:
-    """Whether nothing but operations on one device happens in a step of this model, and the state stays at its place."""
+    """Returns whether a step consists of operations on one device without side effects, and the state keeps its address."""
     config, device, modules = model.config, model.device, list(model.modules())
     if device.type not in GRAPHS or type(state) is not RetNetState or state.is_compileable:
         return False

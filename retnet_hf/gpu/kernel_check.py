@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The kernels of this package are compared with PyTorch's operations once, where a device uses them for the first time.
+"""Compares the kernels of this package with PyTorch's operations, once on each device, when they are first used.
 
-A compiler or a card that gets a kernel wrong would otherwise train a wrong model in silence. `kernels.py` imports this
-module with the kernels.
+Without this check, a compiler or a card that gets a kernel wrong would silently train a wrong model. `kernels.py` imports
+this module together with the kernels.
 """
 
 import functools
@@ -23,7 +23,7 @@ from ..ops.retention_forms import recurrent_step_, retention, step_decay
 
 logger = logging.get_logger(__name__)
 
-# Of the largest value of a head. Rounding stays far below; a kernel that is wrong is not that close.
+# Allowed error as a fraction of a head's largest value. Rounding errors are much smaller, errors of wrong kernels larger.
 ALLOWED = {torch.bfloat16: 0.03, torch.float16: 0.01, torch.float32: 0.01}
 LONGEST_CHUNK = 128
 LEAVES = ("queries", "keys", "values", "rotation")
@@ -31,21 +31,21 @@ LEAVES = ("queries", "keys", "values", "rotation")
 Use = tuple[torch.device, torch.dtype, Sizes]
 Retain = Callable[..., tuple[Tensor, Tensor]]
 Turn = Callable[..., Tensor]
-checked: dict[Use, set[str]] = defaultdict(set)  # what was found to be right
-wrong: dict[Use, str] = {}  # and why kernels are not used any more
+checked: dict[Use, set[str]] = defaultdict(set)  # parts that were found to be right
+wrong: dict[Use, str] = {}  # reasons why kernels are not used any more
 
 
 def trusted(
     kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, one_token: bool, compiling: bool
 ) -> bool:
-    """Whether the kernels compute a call on this device. The first such call checks what it needs of them.
+    """Returns whether to use the kernels for a call on this device. The first call of a type checks the kernels it needs.
 
-    A compiler, and a mode in which tensors have no values, trust kernels that were not found to be wrong. A CUDA graph that
-    is being captured takes only kernels that were checked before.
+    Under a compiler, or in a mode in which tensors have no values, kernels are used unless they were found to be wrong.
+    While a CUDA graph is captured, only kernels that were checked before are used.
 
     Args:
-        dtype: of the hidden states. Under autocast, operands have the type that it casts to.
-        one_token: whether the call reads one token, by the kernel of a step.
+        dtype: dtype of the hidden states. Under autocast, operands have autocast's dtype.
+        one_token: whether the call reads one token, with the kernel of a step.
     """
     if torch.is_autocast_enabled(device.type):
         dtype = torch.get_autocast_dtype(device.type)
@@ -58,10 +58,10 @@ def trusted(
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return False
     try:
-        # in a thread of its own, in which no mode and no hook of the caller sees what is computed
+        # A separate thread is not affected by the caller's modes and hooks.
         with ThreadPoolExecutor(1) as thread:
             reason = thread.submit(difference, kernels, device, dtype, sizes, part).result()
-    except torch.OutOfMemoryError:  # says nothing about the kernels
+    except torch.OutOfMemoryError:  # the kernels may still be right
         return False
     except Exception as error:
         reason = f"they fail with {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
@@ -72,15 +72,15 @@ def trusted(
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     logger.warning(
         f"PyTorch's operations compute retention in {dtype} on {name}, since the kernels of retnet_hf do not work there "
-        f"for heads of {sizes[3]} and {sizes[4]}: {reason}. Please report it; kernels='torch' silences this."
+        f"for head sizes {sizes[3]} and {sizes[4]}: {reason}. Please report this. kernels='torch' silences the warning."
     )
     return False
 
 
 def difference(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes: Sizes, part: str) -> str | None:
-    """What kernels compute otherwise than PyTorch's operations in float64, in words; None if nothing.
+    """Returns a description of the difference between the kernels and PyTorch's operations in float64; None if they agree.
 
-    Heads are those of the model, so that the kernels that are compiled here are the ones that its calls use.
+    The head sizes are the model's, so that the kernels compiled here are the kernels that the model uses.
     """
     heads, groups, matrices, key_dim, value_dim, chunk_size = sizes
     length = 1 if part == "step" else 2 * min(LONGEST_CHUNK, -(-chunk_size // 16) * 16) + 16  # the last chunk is not full
@@ -91,7 +91,7 @@ def difference(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes
         return torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
 
     def normal(heads: int, size: int) -> Tensor:
-        """(1, H, T, size), as a model has it: heads are a view."""
+        """Returns random operands (1, H, T, size). As in a model, the heads are a view."""
         return drawn(1, length, heads, size).to(dtype).transpose(1, 2)
 
     with torch.set_grad_enabled(trains):
@@ -130,6 +130,6 @@ def difference(kernels: Kernels, device: torch.device, dtype: torch.dtype, sizes
 
 
 def relative_error(found: Tensor, exact: Tensor) -> Tensor:
-    """(1, H, ., .) twice -> the largest difference as a part of the largest value, of the head in which it is largest."""
+    """Returns the largest difference between tensors (1, H, ., .), as a fraction of the same head's largest value."""
     difference, largest = (tensor.abs().amax((0, 2, 3)) for tensor in (found.detach().double() - exact, exact.detach()))
     return (difference / largest).amax()

@@ -1,10 +1,10 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Retention on a GPU by flash-linear-attention's kernels. `kernels.py` imports it for those who ask for it.
+"""Retention on a GPU with flash-linear-attention's kernels. `kernels.py` imports this module if they are requested.
 
-They compute the chunkwise form (its `chunk_simple_gla`, with constant decays) of sequences without gaps. What they do not
-cover goes to PyTorch, and decoding, in which they would write each state anew, to the kernel of `retention_triton.py`. Their
-gated kernels would cover masks; those compute wrong gradients with some versions of Triton (fla's issue 640).
+The kernels (`chunk_simple_gla`, with constant decays) compute the chunkwise form of sequences without gaps. PyTorch computes
+all other cases. Decoding uses the kernel of `retention_triton.py`, since fla's would write a new state in each step. fla's
+gated kernels support masks, but compute wrong gradients with some versions of Triton (fla's issue 640).
 """
 
 import torch
@@ -18,7 +18,7 @@ from .retention_triton import recurrent_step_triton_ as recurrent_step_fla_
 
 
 _REGISTERED = [CONFIG_MAPPING[name] for name in ("retnet",) if name in CONFIG_MAPPING]
-from fla.ops.simple_gla import chunk_simple_gla  # noqa: E402, where all of fla is installed, it registers a "retnet" too
+from fla.ops.simple_gla import chunk_simple_gla  # noqa: E402  # the full fla package also registers a "retnet"
 
 
 for _config_class in _REGISTERED:
@@ -29,15 +29,15 @@ __all__ = ["chunkwise_retention_fla", "recurrent_step_fla_", "runs_on"]
 
 
 def multiplies(dtype: torch.dtype) -> bool:
-    """Whether fla's kernels are as exact as PyTorch's products of this type.
+    """Returns whether fla's kernels are as exact as PyTorch's products in this dtype.
 
-    They round the output to the type of the operands, for which float16 has too short a range, and multiply float32 as TF32.
+    They round the output to the operands' dtype, which may overflow in float16, and multiply float32 as TF32.
     """
     return dtype == torch.bfloat16 or (dtype == torch.float32 and multiplies_as_tf32())
 
 
 def covers(query, key, value, log_decay, initial_state, mask, reset) -> bool:
-    """Whether fla's kernels compute this."""
+    """Returns whether fla's kernels support these arguments."""
     heads = {query.shape[1], key.shape[1], value.shape[1], log_decay.numel()}
     plain = mask is None and reset is None and len(heads) == 1 and query.shape[2] > 0
     constant = not (torch.is_grad_enabled() and log_decay.requires_grad)
@@ -49,7 +49,7 @@ def covers(query, key, value, log_decay, initial_state, mask, reset) -> bool:
 
 
 class _DifferentiatedOnce(torch.autograd.Function):
-    """Output and state as they are. fla's gradients are not recorded, so that one of them would silently lack terms."""
+    """Identity that raises on double backward. fla's gradients are not recorded, so their gradients would lack terms."""
 
     @staticmethod
     def forward(ctx, output, state):
@@ -59,8 +59,8 @@ class _DifferentiatedOnce(torch.autograd.Function):
     def backward(ctx, output_gradient, state_gradient):
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "kernels='fla' have no gradient of a gradient (create_graph=True): make the model with kernels='torch', "
-                "or set RETNET_HF_KERNELS=torch."
+                "kernels='fla' support no gradient of a gradient (create_graph=True). Create the model with "
+                "kernels='torch', or set RETNET_HF_KERNELS=torch."
             )
         return output_gradient, state_gradient
 
@@ -69,10 +69,10 @@ class _DifferentiatedOnce(torch.autograd.Function):
 def chunkwise_retention_fla(
     query, key, value, log_decay, initial_state=None, mask=None, reset=None, chunk_size=None
 ) -> tuple[Tensor, Tensor]:
-    """`chunkwise_retention`, whose arguments and results these are, on a GPU; the output as wide as the operands.
+    """Computes `chunkwise_retention` on a GPU, with its arguments and results. The output has the operands' dtype.
 
-    fla chooses the size of its chunks; `chunk_size` is that of what is left to PyTorch: masks, resets, heads that share keys
-    or states, float16, float64, a gradient of log_decay, and float32 unless PyTorch may multiply it as TF32.
+    fla chooses its own chunk size. `chunk_size` applies to the cases that PyTorch computes: masks, resets, heads that share
+    keys or states, float16, float64, a gradient of log_decay, and float32 unless PyTorch may multiply it as TF32.
 
     Raises:
         RuntimeError: for a gradient of the gradient.
@@ -80,7 +80,7 @@ def chunkwise_retention_fla(
     check_shapes(query, key, value, log_decay, initial_state, mask, reset)
     if not multiplies(query.dtype):
         logger.warning_once(
-            f"kernels='fla' compute bfloat16, and float32 where TF32 may multiply it; PyTorch computes {query.dtype}."
+            f"kernels='fla' support only bfloat16, and float32 if TF32 is allowed. PyTorch computes {query.dtype}."
         )
     if not covers(query, key, value, log_decay, initial_state, mask, reset):
         return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)

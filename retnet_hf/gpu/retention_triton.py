@@ -1,26 +1,26 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Retention on a GPU: the functions of `retention_forms.py`, as Triton kernels. `kernels.py` imports it for GPUs.
+"""Retention on a GPU: the functions of `retention_forms.py` as Triton kernels. `kernels.py` imports this module for GPUs.
 
-Two kernels are the chunkwise form and its gradient. One runs the state from chunk to chunk; the other computes, for all
-chunks at once, what tokens find in each other and in a state. Every result is that product, of operands in other roles:
+`states_kernel` carries the state from chunk to chunk. `read_kernel` computes, for all chunks in parallel, products of tokens
+with each other and with a state. The output and all gradients are the same product, with the operands in different roles:
 
-    states_kernel    S_n = γ^C S_{n-1} + (K ⊙ key decays)ᵀ V              in registers; what each chunk finds is stored
+    states_kernel    S_n = γ^C S_{n-1} + (K ⊙ key decays)ᵀ V              in registers; the state before a chunk is stored
                      backward, of Q and dO, last chunk first               dS
     read_kernel      (Q Kᵀ ⊙ D) V + (Q S) ⊙ query decays                   O
                      dO  V  K  Sᵀ in the roles of Q K V S                  dQ
                      V  dO  Q  dSᵀ, D transposed                           dK
                      K   Q  dO dS,  D transposed                           dV
 
-Decay is constant, so that no gates are read: decays come from the ages of tokens, which are their numbers, or with mask and
-reset are counted once, 12 bytes a token for all heads. Few sequences fill the device too: where states have few tiles, the
-sequence is cut into segments, whose sums are computed first, and from which all segments start at once.
+Decay is constant, so the kernels read no gates. Decays are computed from the ages of tokens: their indices or, with mask and
+reset, counts that take 12 bytes per token for all heads. If few tiles of states would leave the device idle, the sequence is
+split into segments: a first pass computes their sums, from which all segments then start in parallel.
 
-bfloat16 is multiplied as such. float16 is multiplied as TF32, which holds each of its numbers and the range of sums of them;
-float32 as torch.set_float32_matmul_precision says. What is summed is float32: the running state, the accumulators, and the
-output, which like that of the other forms is no average and could overflow. States are stored as they are multiplied.
+bfloat16 operands are multiplied as bfloat16. float16 is multiplied as TF32, which holds all its values and the range of
+their sums; float32 as torch.set_float32_matmul_precision says. Sums are float32: the running state, the accumulators, and
+the output, which is no average and could overflow. States are stored in the dtype in which they are multiplied.
 
-`docs/guides/gpu.md` has the products, bytes and registers that the kernels take.
+`docs/guides/gpu.md` lists the products, bytes and registers of the kernels.
 """
 
 import os
@@ -48,36 +48,36 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class Tiles(NamedTuple):
-    """What one program works on, and how it is compiled."""
+    """Tile sizes of one program, and its compiler options."""
 
-    chunk: int  # C, tokens of a chunk: rows of every tile
-    inner: int  # how much of a product's inner size is in shared memory at a time
-    columns: int  # of the result
+    chunk: int  # C, tokens of a chunk
+    inner: int  # part of a product's inner size that is in shared memory at a time
+    columns: int  # columns of the result
     warps: int
     stages: int
 
 
 def size_of_tile(size: int, largest: int) -> int:
-    """The smallest tile that holds `size`, a power of two from 16, which is the least a matrix unit takes, to `largest`."""
+    """Returns the smallest power of two that holds `size`, from 16, the minimum of matrix units, to at most `largest`."""
     return min(max(16, triton.next_power_of_2(size)), largest)
 
 
 def largest_chunk(dtype: torch.dtype, device: torch.device) -> int:
-    """C where nothing else is asked for. On Hopper and data-centre Blackwell operands need no registers, and 128 fit."""
+    """Returns the default C. On Hopper and data-centre Blackwell, operands need no registers, so that 128 fits."""
     large = device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] in (9, 10)
     return 128 if large and dtype == torch.bfloat16 else 64
 
 
 def read_tiles(dtype: torch.dtype, chunk: int, inner: int, columns: int) -> Tiles:
-    """For `read_kernel`, whose results are (C, columns) and whose products run over `inner`."""
+    """Returns tiles for `read_kernel`, with results (C, columns) and products over `inner`."""
     if dtype == torch.bfloat16:
-        stages = 2 if chunk < 128 else 4 if inner > 256 else 3  # an H100 is faster with more of them in a long loop
+        stages = 2 if chunk < 128 else 4 if inner > 256 else 3  # in a long loop, more stages are faster on an H100
         return Tiles(chunk, size_of_tile(inner, 64), size_of_tile(columns, 128), 8, stages)
     return Tiles(chunk, size_of_tile(inner, 32), size_of_tile(columns, 64), 8, 2)
 
 
 def state_tiles(dtype: torch.dtype, chunk: int, rows: int, columns: int) -> Tiles:
-    """For `states_kernel`, whose results are (rows, columns) of a state."""
+    """Returns tiles for `states_kernel`, with results (rows, columns) of a state."""
     if dtype == torch.bfloat16:
         rows_of_tile, warps, stages = (128, 8, 3) if chunk == 128 else (64, 4, 2)
         return Tiles(chunk, size_of_tile(rows, rows_of_tile), size_of_tile(columns, 128), warps, stages)
@@ -85,15 +85,15 @@ def state_tiles(dtype: torch.dtype, chunk: int, rows: int, columns: int) -> Tile
 
 
 def step_tiles(key_dim: int, value_dim: int) -> dict[str, int]:
-    """For `step_kernel`: all rows of a state, and as many columns as registers hold, 64 bytes at least."""
+    """Returns tiles for `step_kernel`: all rows of a state, and as many columns as registers hold, at least 64 bytes."""
     rows = triton.next_power_of_2(key_dim)
     return {"ALL_K": rows, "TILE_V": size_of_tile(value_dim, max(16, min(64, 8192 // rows)))}
 
 
 def segments_of(programs: int, chunks: int, processors: int) -> int:
-    """In how many parts of the sequence states are computed at a time.
+    """Returns how many segments of the sequence compute states in parallel.
 
-    More than one costs a second pass, so that it must be worth two: 4 at least, and 4 chunks in each.
+    Several segments cost a second pass, so they are used only if there are at least 4, of at least 4 chunks each.
     """
     segments = min(processors // programs, chunks // 4)
     return segments if segments >= 4 else 1
@@ -101,7 +101,7 @@ def segments_of(programs: int, chunks: int, processors: int) -> int:
 
 @triton.jit
 def load_rows(base, first, stride, length, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
-    """Tokens first, first + 1, ... of one head: (ROWS, COLUMNS) from `column` on; 0 beyond the last token and column."""
+    """Returns tokens first, first + 1, ... of one head, (ROWS, COLUMNS) from `column` on; 0 past the last token, column."""
     rows = tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
     pointers = base + first.to(tl.int64) * stride + rows[:, None] * stride + columns[None, :]
@@ -110,9 +110,9 @@ def load_rows(base, first, stride, length, column, ROWS: tl.constexpr, COLUMNS: 
 
 @triton.jit
 def load_ages(layout, batch, batches, first, length, C: tl.constexpr, MARKED: tl.constexpr):
-    """Age, document and document as a key of each token of a chunk, then age and document before and after the chunk.
+    """Returns age, document, and document as a key of each token of a chunk, then age and document before and after it.
 
-    Without mask and reset the age of a token is its number, and there is one document.
+    Without mask and reset, ages count from 1, and the documents are not used.
     """
     entries = first + 1 + tl.arange(0, C)
     end = tl.minimum(first + C, length)
@@ -133,7 +133,7 @@ def load_ages(layout, batch, batches, first, length, C: tl.constexpr, MARKED: tl
 
 @triton.jit
 def power(rate, distance):
-    """γ^distance, where rate is log2 γ. Below 0 are only distances of what is not seen."""
+    """Returns γ^distance for rate = log2 γ. Negative distances, between tokens that do not see each other, count as 0."""
     return tl.exp2(rate * tl.maximum(distance, 0).to(tl.float32))
 
 
@@ -172,11 +172,11 @@ def states_kernel(
     DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile of a state, from chunk to chunk of one segment of the sequence; stored as each chunk finds it.
+    """Computes one tile of a state over the chunks of one segment, and stores the state before each chunk.
 
-    With SUMS_ONLY, what a segment adds to the state; else its programs start from the sums of those before it. Backward,
-    the gradient of the state: from the last chunk to the first, key and value being query and output's gradient, of all
-    READERS heads of which each matrix has a gradient.
+    With SUMS_ONLY, it stores only what the segment adds to the state. Otherwise it starts from the sums of other segments.
+    With BACKWARD, it computes the gradient of the state from the last chunk to the first: key and value are then query and
+    output gradient of all READERS heads that read a state matrix.
     """
     TILES_V: tl.constexpr = (V + TILE_V - 1) // TILE_V
     TILES: tl.constexpr = (K + TILE_K - 1) // TILE_K * TILES_V
@@ -280,9 +280,9 @@ def read_kernel(
     DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """(Q Kᵀ ⊙ D) V + Q S of one chunk, a tile of the columns: the output, and in other roles every gradient.
+    """Computes a tile of the columns of (Q Kᵀ ⊙ D) V + Q S for one chunk: the output or, with other operands, a gradient.
 
-    With BACKWARD, D is transposed: what a token did to later ones is summed.
+    With BACKWARD, D is transposed, so that the effects of a token on later tokens are summed.
     """
     TILES: tl.constexpr = (V + TILE_V - 1) // TILE_V
     tile, chunk = tl.program_id(0) % TILES, tl.program_id(0) // TILES % chunks
@@ -309,13 +309,13 @@ def read_kernel(
         scores = tl.dot(query_part, tl.trans(key_part), scores, input_precision=PRECISION)
         result = tl.dot(query_part, part, result, input_precision=PRECISION)
 
-    # only now, so that no register holds them during the products
+    # Loaded only now, so that they occupy no registers during the products.
     age, document, key_document, before, document_before, after, document_after = load_ages(
         layout, batch, batches, first, length, C, MARKED
     )
     if BACKWARD:
         weight = power(rate, after - age)
-        # heads that share a state share its gradient, which is counted once
+        # Heads that share a state share its gradient, so that one of them adds it.
         reached = (key_document == document_after if MARKED else age > 0) & (head % HEADS_OF_MATRIX == 0)
         distance, visible = age[None, :] - age[:, None], tokens[None, :] >= tokens[:, None]
     else:
@@ -339,13 +339,13 @@ def read_kernel(
 
 
 class Scan(NamedTuple):
-    """What all kernels of one call share."""
+    """Arguments that all kernels of one call share."""
 
     log_decay: Tensor  # (M,)
     layout: Tensor | None  # (3, B, T + 1)
     heads: tuple[int, int, int]  # H, G, M
     chunk_size: int
-    dtype: torch.dtype  # of the operands of products
+    dtype: torch.dtype  # dtype of the operands of products
     precision: str
 
     def options(self) -> dict:
@@ -354,9 +354,9 @@ class Scan(NamedTuple):
 
 
 def token_layout(mask: Tensor | None, reset: Tensor | None, batch: int) -> Tensor | None:
-    """(3, B, T + 1) int32: age, document and document as a key after each token, 0 before the first; None if all are alike.
+    """Returns age, document, and document as a key after each token, (3, B, T + 1) int32; None without mask and reset.
 
-    The age counts tokens that are there, the document counts resets. An absent token is a key of no document.
+    Each is 0 before the first token. Ages count present tokens, documents count resets. Absent keys have document -1.
     """
     if mask is None and reset is None:
         return None
@@ -368,9 +368,9 @@ def token_layout(mask: Tensor | None, reset: Tensor | None, batch: int) -> Tenso
 
 
 def product_type(*operands: Tensor) -> tuple[torch.dtype, str]:
-    """The type of the operands of products, and how Triton multiplies them.
+    """Returns the dtype of the operands of products, and Triton's precision for them.
 
-    Types that are not alike are multiplied as float32; TF32, which not all of AMD's devices have, is NVIDIA's.
+    Operands of different dtypes are multiplied as float32. TF32 is used only on NVIDIA GPUs, since some AMD GPUs lack it.
     """
     types = {operand.dtype for operand in operands}
     if types == {torch.bfloat16}:
@@ -380,7 +380,7 @@ def product_type(*operands: Tensor) -> tuple[torch.dtype, str]:
 
 
 def multiplies_as_tf32() -> bool:
-    """Whether products of float32 may be of TF32, by either of PyTorch's ways to say so, which must not be mixed."""
+    """Returns whether float32 may be multiplied as TF32. Reads one of PyTorch's two settings, which must not be mixed."""
     matmul = torch.backends.cuda.matmul
     if hasattr(matmul, "fp32_precision"):
         return matmul.fp32_precision == "tf32"
@@ -388,9 +388,9 @@ def multiplies_as_tf32() -> bool:
 
 
 def launches_at_once(tensor: Tensor) -> bool:
-    """Whether a kernel may be launched for a tensor outside an operator.
+    """Returns whether a kernel may be launched for a tensor outside an operator.
 
-    Compilers, tracers, modes of PyTorch and forward derivatives do not see such a launch.
+    Compilers, tracers, PyTorch's modes and forward-mode derivatives do not see launches outside an operator.
     """
     if needs_autograd() or type(tensor) is not Tensor:
         return False
@@ -402,7 +402,7 @@ def with_dense_rows(tensor: Tensor) -> Tensor:
 
 
 def empty_rows(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
-    """(B, heads, T, X), laid out in memory as `like` is."""
+    """Returns an empty tensor (B, heads, T, X) with the memory layout of `like`."""
     batch, groups, length, size = like.shape
     if heads == groups:
         empty = torch.empty_like(like, dtype=dtype)
@@ -412,7 +412,7 @@ def empty_rows(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
 
 
 def empty_state(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor) -> Tensor:
-    """(B, M, K, V) float32."""
+    """Returns an empty state (B, M, K, V), float32."""
     matrices = state_heads(query, key, log_decay.numel())
     return query.new_empty(query.shape[0], matrices, key.shape[-1], value.shape[-1], dtype=torch.float32)
 
@@ -424,7 +424,7 @@ def processors_of(device: torch.device) -> int:
 def scan_states(
     scan: Scan, key: Tensor, value: Tensor, initial: Tensor | None, final_dtype: torch.dtype, backward: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The state (B, M, N, K, V) that each chunk finds, and (B, M, K, V) after the last."""
+    """Returns the state before each chunk, (B, M, N, K, V), and after the last chunk, (B, M, K, V)."""
     batch, heads, length, key_dim = key.shape
     value_dim, matrices = value.shape[-1], scan.heads[2]
     chunks = triton.cdiv(length, scan.chunk_size)
@@ -482,10 +482,10 @@ def read_states(
     backward: bool = False,
     transposed: bool = False,
 ) -> Tensor:
-    """What `read_kernel` computes, (B, H, T, V); backward (B, G, T, V), a sum over the heads that share a row.
+    """Returns the result of `read_kernel`: (B, H, T, V), or backward (B, G, T, V), summed over heads that share a row.
 
     Args:
-        like: (B, ., T, V), which the result is laid out in memory as.
+        like: (B, ., T, V), a tensor with the memory layout of the result.
     """
     (batch, _, length, key_dim), value_dim = query.shape, value.shape[-1]
     heads, groups, matrices = scan.heads
@@ -527,7 +527,7 @@ def read_states(
     return result.copy_(output.unflatten(1, (groups, -1)).sum(2)) if shared else result
 
 
-# Operators of PyTorch, so that compilers and exporters take each for one node, whose results they know without running it.
+# Custom operators are single nodes for compilers and exporters, which get the shapes of results without running the kernels.
 
 
 def _chunkwise(
@@ -540,14 +540,14 @@ def _chunkwise(
     reset: Tensor | None,
     chunk_size: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Equation 7: output and final state, float32."""
+    """Returns output and final state by equation 7, float32."""
     scan, query, key, value, initial_state = prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
     with torch.cuda.device_of(query):
         states, final = scan_states(scan, key, value, initial_state, torch.float32)
         return read_states(scan, query, key, value, states, value, torch.float32), final
 
 
-NAMESPACE = re.sub(r"\W", "_", __name__)  # of operators: code that travels with models defines them again
+NAMESPACE = re.sub(r"\W", "_", __name__)  # namespace of operators, which code saved with models defines again
 chunkwise_operator = torch.library.custom_op(f"{NAMESPACE}::chunkwise_retention", _chunkwise, mutates_args=())
 
 
@@ -570,16 +570,16 @@ def chunkwise_backward_operator(
     reset: Tensor | None,
     chunk_size: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value and the initial state. Computes states again rather than keep them."""
+    """Returns the gradients of query, key, value and initial state. States are recomputed, to save memory."""
     state_dtype = torch.float32 if initial_state is None else initial_state.dtype
     scan, query, key, value, initial_state = prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
-    # narrowed once, rather than by each program that reads it
+    # Cast once here, instead of in each program that reads it.
     gradient, state_gradient = with_dense_rows(output_gradient.to(scan.dtype)), state_gradient.contiguous()
     with torch.cuda.device_of(query):
         after, of_state = scan_states(scan, query, gradient, state_gradient, state_dtype, backward=True)
         of_value = read_states(scan, key, query, gradient, after, value, value.dtype, backward=True)
         of_key = read_states(scan, value, gradient, query, after, key, key.dtype, backward=True, transposed=True)
-        del after  # before states of the same size
+        del after  # frees memory before states of the same size are allocated
         before, _ = scan_states(scan, key, value, initial_state, torch.float32)
         of_query = read_states(scan, gradient, value, key, before, query, query.dtype, transposed=True)
     return of_query, of_key, of_value, of_state
@@ -601,9 +601,9 @@ def _keep_operands(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, output_gradient, state_gradient):
-    saved = ctx.saved_tensors  # once, since gradient checkpointing computes them when they are asked for
+    saved = ctx.saved_tensors  # read once, since gradient checkpointing recomputes them at each access
     query, key, value, log_decay, initial_state, mask, reset = saved
-    if torch.is_grad_enabled():  # a gradient of the gradient is asked for
+    if torch.is_grad_enabled():  # double backward
         results = retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", ctx.chunk_size)
         gradients = gradients_where_asked(results, (query, key, value, initial_state), (output_gradient, state_gradient))
     else:
@@ -615,14 +615,14 @@ chunkwise_operator.register_autograd(_gradients, setup_context=_keep_operands)
 
 
 def check_shapes(query, key, value, log_decay, initial_state, mask, reset) -> None:
-    """Raises RuntimeError for operands that do not belong together, which a kernel would read beyond their ends."""
+    """Raises RuntimeError if shapes do not match, since a kernel would read past the end of an operand."""
     (batch, heads, length, key_dim), groups = query.shape, key.shape[1]
     matrices = state_heads(query, key, log_decay.numel())
 
     def check(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
         torch._check(tuple(tensor.shape) == expected, lambda: f"{name} must be {expected}, got {tuple(tensor.shape)}.")
 
-    torch._check(heads % groups == 0, lambda: f"the heads of key must divide those of query, got {groups} and {heads}.")
+    torch._check(heads % groups == 0, lambda: f"the heads of key must divide the heads of query, got {groups} and {heads}.")
     check("key", key, (batch, groups, length, key_dim))
     check("value", value, (batch, groups, length, value.shape[-1]))
     check("log_decay", log_decay, (matrices,))
@@ -634,12 +634,12 @@ def check_shapes(query, key, value, log_decay, initial_state, mask, reset) -> No
 
 
 def prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size):
-    """What kernels are given: a `Scan`, and the operands with rows that are dense in memory."""
+    """Returns a `Scan`, and the operands with rows that are dense in memory."""
     check_shapes(query, key, value, log_decay, initial_state, mask, reset)
     heads = query.shape[1], key.shape[1], state_heads(query, key, log_decay.numel())
     dtype, precision = product_type(query, key, value)
     largest = largest_chunk(dtype, query.device)
-    # a tile holds a whole chunk
+    # A tile holds a whole chunk.
     chunk_size = size_of_tile(min(query.shape[2], chunk_size or largest), largest)
     scan = Scan(log_decay.contiguous(), token_layout(mask, reset, query.shape[0]), heads, chunk_size, dtype, precision)
     initial_state = None if initial_state is None else initial_state.contiguous()
@@ -649,18 +649,18 @@ def prepare(query, key, value, log_decay, initial_state, mask, reset, chunk_size
 def chunkwise_retention_triton(
     query, key, value, log_decay, initial_state=None, mask=None, reset=None, chunk_size=None
 ) -> tuple[Tensor, Tensor]:
-    """`chunkwise_retention`, whose arguments and results these are, on a GPU.
+    """Computes `chunkwise_retention` on a GPU, with its arguments and results.
 
-    `chunk_size` is rounded up to a power of two from 16 to what a tile holds: 64, or 128 in bfloat16 on Hopper. float64,
-    and a gradient of log_decay, are left to PyTorch.
+    `chunk_size` is rounded up to a power of two, from 16 to the size of a tile (`largest_chunk`). PyTorch computes float64
+    and gradients of log_decay.
     """
     operands = [tensor for tensor in (query, key, value, initial_state) if tensor is not None]
     of_decay = torch.is_grad_enabled() and log_decay.requires_grad
-    here = runs_on(query.device)  # a call may go on on another device than it began on
+    here = runs_on(query.device)  # a model may be split over several devices
     if not here or of_decay or query.shape[2] == 0 or compute_dtype(*operands) == torch.float64:
         return retention(query, key, value, log_decay, initial_state, mask, reset, "chunkwise", chunk_size)
     recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
-    function = chunkwise_operator if recorded or not launches_at_once(query) else _chunkwise  # which costs less
+    function = chunkwise_operator if recorded or not launches_at_once(query) else _chunkwise  # has less overhead
     return function(query, key, value, log_decay, initial_state, mask, reset, chunk_size)
 
 
@@ -692,7 +692,7 @@ def step_kernel(
     TILE_V: tl.constexpr,
     HAS_WRITTEN: tl.constexpr,
 ):
-    """A tile of columns of one state takes in a token and is read by its heads while it is in registers."""
+    """Updates a tile of columns of one state with a token, and computes its heads' outputs while it is in registers."""
     TILES: tl.constexpr = (V + TILE_V - 1) // TILE_V
     of_matrix = (tl.program_id(0) // TILES).to(tl.int64)
     matrix, batch = of_matrix % M, of_matrix // M
@@ -719,7 +719,7 @@ def step_kernel(
 def recurrent_step_operator(
     query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tensor | None, state: Tensor
 ) -> Tensor:
-    """`recurrent_step_triton_`, with the parts of a `StepDecay`."""
+    """Computes `recurrent_step_triton_`, with the parts of a `StepDecay` as arguments."""
     return _step(query, key, value, left, written, state)
 
 
@@ -732,21 +732,21 @@ def _shape_of_step(query, key, value, left, written, state):
 def recurrent_step_triton_(
     query: Tensor, key: Tensor, value: Tensor, state: Tensor | None, decay: StepDecay
 ) -> tuple[Tensor, Tensor]:
-    """`recurrent_step_` in one launch, with its arguments and results.
+    """Computes `recurrent_step_` in one launch, with its arguments and results.
 
-    Not recorded for gradients; a state whose rows are not dense in memory is left to PyTorch, as is an empty one.
+    PyTorch computes the step if gradients are recorded, there is no state, or the state's rows are not dense in memory.
     """
     operands = [query, key, value] if state is None else [query, key, value, state]
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in operands)
     if state is None or state.stride(-1) != 1 or recorded or not runs_on(query.device):
         return recurrent_step_(query, key, value, state, decay)
-    step = _step if launches_at_once(query) else recurrent_step_operator  # which costs more
+    step = _step if launches_at_once(query) else recurrent_step_operator  # has more overhead
     output = step(query, key, value, decay.keep, decay.write, state)
     return output if decay.write is None else output * decay.write, state
 
 
 def check_step(query, key, value, left, state) -> None:
-    """As `check_shapes`, of a step of one token."""
+    """Raises RuntimeError if the shapes of a step of one token do not match."""
     check_shapes(query, key, value, left[0].flatten(), state, None, None)
     torch._check(query.shape[2] == 1, lambda: f"a step has one token, got {query.shape[2]}.")
 
@@ -784,5 +784,5 @@ def _step(query: Tensor, key: Tensor, value: Tensor, left: Tensor, written: Tens
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether these kernels run there: on GPUs of NVIDIA and AMD; under Triton's interpreter, anywhere."""
+    """Returns whether the kernels run on a device: GPUs of NVIDIA and AMD, or any device under Triton's interpreter."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"

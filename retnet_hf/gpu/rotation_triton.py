@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The rotation of queries and keys on a GPU, `rotate` of `gradients.py`, as a Triton kernel.
+"""Rotation of queries and keys on a GPU: `rotate` of `gradients.py` as a Triton kernel.
 
-The kernel reads and writes each number once, in its own type. PyTorch's operations write each number twice, in float32, and
-cast the result. The gradient is the same kernel with the negative angles.
+The kernel reads and writes each element once, in its own dtype. PyTorch's operations write each element twice, in float32,
+and cast the result. The gradient is the same kernel with negated angles.
 """
 
 import torch
@@ -39,7 +39,7 @@ def rotation_kernel(
     TOKENS: tl.constexpr,
     BACK: tl.constexpr,
 ):
-    """Some tokens of one head. With BACK, by the negative angles."""
+    """Rotates some tokens of one head. With BACK, the angles are negated."""
     tiles = tl.cdiv(length, TOKENS)
     tile, of_head = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     head, batch = (of_head % H).to(tl.int64), (of_head // H).to(tl.int64)
@@ -60,7 +60,7 @@ def rotation_kernel(
 
 
 def launch(vectors: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
-    """What `rotation_kernel` computes, in the type of the vectors."""
+    """Returns the result of `rotation_kernel`, in the dtype of the vectors."""
     batch, heads, length, size = vectors.shape
     shapes = [(rows, 1, length, size // 2) for rows in (1, batch)]
     torch._check(
@@ -90,7 +90,7 @@ def launch(vectors: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
 
 
 class TritonRotation(torch.autograd.Function):
-    """See `rotate_triton`."""
+    """The rotation kernel with its gradient."""
 
     @staticmethod
     def forward(ctx, vectors, cos, sin, back):
@@ -104,9 +104,9 @@ class TritonRotation(torch.autograd.Function):
 
 
 def rotate_triton(vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`rotate` of vectors (B, H, T, K) on a GPU, in the type of the vectors.
+    """Returns `rotate` of vectors (B, H, T, K) on a GPU, in the dtype of the vectors.
 
-    PyTorch computes float64, and calls in which `launches_at_once` is False. A compiler makes one kernel of its operations.
+    PyTorch's operations compute float64, and calls in which `launches_at_once` is False: compilers fuse these operations.
     """
     wide = torch.float64 in (vectors.dtype, cos.dtype)
     if wide or vectors.numel() == 0 or not launches_at_once(vectors) or not runs_on(vectors.device):

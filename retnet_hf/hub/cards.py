@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The README.md that goes to the Hub with a model: what the model is, and how to load and run it."""
+"""Model cards: the README.md that is pushed with a model. It describes the model, and shows how to load and run it."""
 
 import re
 
@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers.modeling_utils import PreTrainedModel
 
 
-# model type: name of the family, its paper
+# Maps a model type to the name and the paper of its family.
 FAMILIES = {
     "retnet": ("RetNet", "https://arxiv.org/abs/2307.08621"),
     "retnet_hybrid": ("RetNetHybrid", "https://arxiv.org/abs/2307.08621"),
@@ -17,7 +17,7 @@ FAMILIES = {
     "metaformer": ("MetaFormer", "https://arxiv.org/abs/2111.11418"),
     "vit": ("ViT", "https://arxiv.org/abs/2010.11929"),
 }
-# last part of a class's name: the task that the Hub lists such a model under, to which "image-" is added for image models
+# Maps the last part of a class name to the task under which the Hub lists the model. Image models get the prefix "image-".
 TASKS = {
     "ForCausalLM": "text-generation",
     "ForMaskedLM": "fill-mask",
@@ -45,21 +45,21 @@ A [{family}]({paper}) of {parameters:,} parameters{nature}
 ```python
 {example}```
 """
-_NEEDS = "It needs the package `retnet_hf`, which `pip install .` in its repository installs."
-_CARRIES = "It carries its code, which `trust_remote_code=True` runs."
+_NEEDS = "The model needs the package `retnet_hf`. Install it with `pip install .` in its repository."
+_CARRIES = "The model's code is in this repository, and `trust_remote_code=True` runs it."
 _DECODER = """\
 : trained like a transformer, decoded like a recurrent
 network. Its state takes {state_bytes} bytes per sequence, however long the text is."""
 _HYBRID = """\
- with layers of softmax attention: those of
-retention keep {state_bytes} bytes per sequence, however long the text is; the others keep {token_numbers} numbers of each
-token that they may look back to."""
+ with layers of softmax attention. The layers of
+retention keep {state_bytes} bytes per sequence, however long the text is. The other layers keep {token_numbers} values of
+each token that later tokens may see."""
 _SOFTMAX = """\
  without retention. Layers with a
-window keep the last {window} tokens and the first {sinks}, the others all tokens: {token_numbers} numbers of each."""
+window keep the last {window} tokens and the first {sinks}, other layers all tokens: {token_numbers} values of each."""
 _ENCODER = """\
  that reads in both directions:
-a token sees those before and after it, in time linear in the length of the text."""
+a token sees earlier and later tokens, in time linear in the length of the text."""
 
 _MODEL = """\
 import retnet_hf  # registers RetNet with transformers
@@ -94,18 +94,18 @@ def model_card(
     prompt: str | None = None,
     training: str = "",
 ) -> ModelCard:
-    """The model card of a model of one of `FAMILIES`.
+    """Returns the model card of a model of one of `FAMILIES`.
 
     Args:
         name: the argument of `from_pretrained` in the example: a repository or a folder.
         facts: further rows of the table, such as {"perplexity": "12.3"}.
-        prompt: text that the example of a language model continues; without a prompt, the example only loads the model.
-        training: Markdown about data and procedure, put at the end.
+        prompt: text that a language model continues in the example. Without a prompt, the example only loads the model.
+        training: Markdown about data and procedure, added at the end.
     """
     config = model.config
     kind = next(each.model_type for each in type(config).__mro__ if getattr(each, "model_type", None) in FAMILIES)
     family, paper = FAMILIES[kind]
-    # the class of ours that the model is of, or derived from
+    # The model's class, or a class that it is derived from, is one of ours.
     suffixes = (parent.__name__.removeprefix(family) for parent in type(model).__mro__)
     suffix = next(suffix for suffix in suffixes if suffix in TASKS)
     tags = {config.model_type, *(["retention"] if family != "ViT" else []), *(model.model_tags or [])}
@@ -154,7 +154,7 @@ def model_card(
 
 
 def _classes(id2label: dict[int, str]) -> str:
-    """What a classifier distinguishes, with the names of its classes if it has names."""
+    """Returns the end of a sentence about the classes of a classifier, with their names if they have names."""
     names = list(id2label.values())
     if len(names) < 2:
         return "."

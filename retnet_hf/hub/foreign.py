@@ -1,13 +1,13 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The way to what knows the files of other libraries, which is no part of a model."""
+"""Access to the package that reads the files of other libraries. It is no part of a model's saved code."""
 
 import importlib
 from typing import Any
 
 
 def conversion(name: str) -> Any | None:
-    """A module of `conversion`; None where it is not installed: beside code that has travelled, or a bare `retnet_hf/`."""
+    """Returns a module of `conversion`, or None if it is not installed, as with saved code or `retnet_hf/` alone."""
     try:
         importlib.import_module("retnet_hf")
         importlib.import_module("retnet_hf_conversion")

@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""How `from_pretrained` fills a RetNet: by all ranks of tensor parallelism, and from folders of other libraries, too.
+"""Loading by `from_pretrained`: on all ranks of tensor parallelism, and also from folders of other libraries.
 
-What transformers does not promise to keep is used in `names_in`, `tensor_parallel_share` and the methods, and nowhere else.
+Only `names_in`, `tensor_parallel_share` and the methods use private names of transformers.
 """
 
 import functools
@@ -14,18 +14,18 @@ from transformers.modeling_utils import PreTrainedModel, load_state_dict
 from .foreign import conversion
 
 
-OUR_TENSORS = (".retention.o_proj.weight", ".attention.o_proj.weight")  # no other library has a tensor with such a name
+OUR_TENSORS = (".retention.o_proj.weight", ".attention.o_proj.weight")  # no other library has tensors with these names
 
 
 def names_in(checkpoint_files: list[str]) -> set[str]:
-    """Names of all tensors in the files. No values are read."""
+    """Returns the names of all tensors in the files, without reading values."""
     return {name for file in checkpoint_files for name in load_state_dict(file, map_location="meta")}
 
 
 def tensor_parallel_share(load_config: Any) -> tuple[int, int] | None:
-    """This process's rank among those that share the weights by tensor parallelism, and their number; None without it."""
+    """Returns this process's rank in tensor parallelism and the number of ranks; None without tensor parallelism."""
     mesh = getattr(load_config, "device_mesh", None)
-    if mesh is None or "tp" not in (mesh.mesh_dim_names or ["tp"]):  # a mesh without names is of one dimension
+    if mesh is None or "tp" not in (mesh.mesh_dim_names or ["tp"]):  # a mesh without names has one dimension
         return None
     mesh = mesh["tp"] if mesh.mesh_dim_names else mesh
     return mesh.get_local_rank(), mesh.size()
@@ -37,17 +37,17 @@ def require_equal_shares(config: PreTrainedConfig, share: tuple[int, int] | None
         groups = getattr(config, name, None)
         if share is not None and groups is not None and groups % share[1]:
             raise ValueError(
-                f"{name} must be a multiple of the {share[1]} ranks of tensor parallelism, which share the heads, "
+                f"{name} must be a multiple of the number of tensor-parallel ranks ({share[1]}), which share the heads, "
                 f"got {groups}."
             )
 
 
 class SharedLoading:
-    """What a RetNet does while `from_pretrained` loads it, as a base class of its models."""
+    """Base class of RetNet models: the steps of `from_pretrained` that differ from transformers."""
 
     @staticmethod
     def _load_pretrained_model(model: PreTrainedModel, state_dict, checkpoint_files, load_config, *args, **kwargs):
-        """Transformers' loading. What knows other libraries loads weights whose names are not ours.
+        """Loads weights as transformers does. If their names are not ours, `dialect_loading` of conversion loads them.
 
         Raises:
             ValueError: if the ranks of tensor parallelism cannot share the heads equally.
@@ -62,14 +62,14 @@ class SharedLoading:
         return load(model, state_dict, checkpoint_files, load_config, *args, **kwargs)
 
     def share_heads(self, share: tuple[int, int] | None) -> None:
-        """Sets the attribute `rank_share`, (rank, ranks), of the modules that hold numbers of all heads."""
+        """Sets the attribute `rank_share`, (rank, ranks), of the modules that hold parameters of all heads."""
         for module in self.modules() if share is not None else ():
             if hasattr(module, "rank_share"):
                 module.rank_share = share
 
     @classmethod
     def maybe_distribute_model(cls, model: PreTrainedModel, distributed_config: Any, mesh_manager: Any):
-        """As in transformers. Distributed checkpoints do not pass through `_load_pretrained_model`, but here."""
+        """Distributes a model as transformers does. Distributed checkpoints are loaded without `_load_pretrained_model`."""
         model = super().maybe_distribute_model(model, distributed_config, mesh_manager)
         if mesh_manager is not None and distributed_config.tp_size > 1:
             mesh = mesh_manager.get_mesh("tp")

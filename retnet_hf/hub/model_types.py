@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Registration with the Auto classes, under model_types that other libraries, or transformers itself, may use too."""
+"""Registration with the Auto classes, under a model_type that transformers or another library may also use."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +17,8 @@ logger = logging.get_logger(__name__)
 def register(config_class: type[PreTrainedConfig], models: Mapping[Any, type]) -> None:
     """Registers a configuration, and the class of models for each Auto class.
 
-    Trainer, pipelines, `transformers serve` and lm-eval do not ask an Auto class, but the table of names that it is made of.
-    A configuration of another library that has the model_type is replaced, with a warning that names both.
+    The class names are also added to the table behind each Auto class, which Trainer, pipelines, `transformers serve` and
+    lm-eval read. A configuration of another library with the same model_type is replaced, with a warning that names both.
     """
     model_type = config_class.model_type
     try:
@@ -26,7 +26,7 @@ def register(config_class: type[PreTrainedConfig], models: Mapping[Any, type]) -
         other_name = f"{other.__module__}.{other.__qualname__}"
     except KeyError:
         other_name = None
-    except Exception:  # transformers imports its own configurations here, which may fail for many reasons
+    except Exception:  # transformers imports its configurations here, and an import may fail for many reasons
         other_name = "a configuration of transformers"
     if other_name is not None:
         logger.warning(
@@ -41,19 +41,19 @@ def register(config_class: type[PreTrainedConfig], models: Mapping[Any, type]) -
 
 
 def register_image_processors(config_class: type[PreTrainedConfig], default: type, of_pillow: type) -> None:
-    """Registers the image processors of a configuration: the default works with torchvision or, without it, with Pillow."""
+    """Registers the image processors of a configuration. The default uses torchvision or, without it, Pillow."""
     classes = {"pil": of_pillow, "torchvision": default} if is_torchvision_available() else {"pil": default}
     AutoImageProcessor.register(config_class, image_processor_classes=classes, exist_ok=True)
 
 
 def register_target_modules(*model_types: str) -> None:
-    """Adds the model types to PEFT's tables of what it adapts where nothing is named: all linear layers but the head.
+    """Adds the model types to PEFT's tables of default target modules, with all linear layers except the head.
 
-    These are the table of LoRA, and those of every method that targets the same layers.
+    These are LoRA's table, and the tables of all methods with the same targets.
     """
     try:
         from peft import utils
-    except ImportError:  # not installed, or for another version of transformers
+    except ImportError:  # PEFT is not installed, or needs another version of transformers
         return
     llama = utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["llama"]
     tables = [getattr(utils, name) for name in utils.__all__ if name.endswith("_TARGET_MODULES_MAPPING")]

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What is saved and pushed with models, configurations and image processors: their code, and a card."""
+"""Saving and pushing of models, configurations and image processors with their code, and of models with a card."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import ModelCard
 
 
-# Code that has travelled with a model is copied as it is.
+# True in code that was saved with a model. transformers then copies the code unchanged.
 TRAVELS = not __name__.startswith("retnet_hf.")
 
 
@@ -17,7 +17,7 @@ class SavedWithCode:
     """Saves its code with it if its class is registered for an Auto class."""
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers."""
+        """Saves as transformers does, with the code if the class is registered for an Auto class."""
         if not self._carries_code(*args, **kwargs):
             return super().save_pretrained(save_directory, *args, **kwargs)
         from .travelling_code import code_beside
@@ -26,23 +26,23 @@ class SavedWithCode:
             return super().save_pretrained(save_directory, *args, **kwargs)
 
     def _carries_code(self, *args: Any, **kwargs: Any) -> bool:
-        """Whether code is written, for these arguments of `save_pretrained`. Transformers warns of classes in __main__."""
+        """Returns whether `save_pretrained` writes code. For classes in __main__, transformers shows a warning instead."""
         return not TRAVELS and self._auto_class is not None and type(self).__module__ != "__main__"
 
     def _get_files_timestamps(self, working_dir: str | os.PathLike) -> dict[str, float]:
-        """As in transformers, which uploads what is newer than it was here: the code, which is written before, is new."""
+        """Returns the files' times, except for code, so that transformers uploads the code, which is written earlier."""
         stamps = super()._get_files_timestamps(working_dir)
         return stamps if TRAVELS else {name: stamp for name, stamp in stamps.items() if not str(name).endswith(".py")}
 
 
 class SavedWithCard(SavedWithCode):
-    """A model that is pushed with a card that says how to load it, unless the repository has a card of its own."""
+    """A model that is pushed with a card about loading it, unless the repository has its own card."""
 
     def _carries_code(self, is_main_process: bool = True, *args: Any, **kwargs: Any) -> bool:
         return super()._carries_code() and self.should_save_on_this_rank(is_main_process)
 
     def _upload_modified_files(self, working_dir: str, repo_id: str, *args, **kwargs):
-        """Replaces the card that `push_to_hub` has just written, which has no argument for another one."""
+        """Replaces the card that `push_to_hub` has just written, since `push_to_hub` accepts no other card."""
         path = Path(working_dir) / "README.md"
         written = ModelCard.load(path) if path.is_file() and not TRAVELS else None
         if written is not None and "This model card has been automatically generated." in written.text:

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The Python files that go to the Hub with a model: one for its configuration, one for the model, one for GPUs.
+"""The Python files that are saved with a model: one for its configuration, one for the model, one for GPUs.
 
-Each is made of modules of this package, in the order in which they import each other. Transformers copies single modules,
-and only those of one folder.
+Each file joins modules of this package in the order of their imports, because transformers copies only single modules and
+modules of the same folder.
 """
 
 import ast
@@ -31,20 +31,20 @@ logger = logging.get_logger(__name__)
 PACKAGE = __name__.split(".")[0]
 ROOT = Path(__file__).parents[2]
 WIDTH = 120
-ROOMS = ("ops", "state", "modules", "arguments", "hub")  # in which order a reader meets them, before the model itself
+ROOMS = ("ops", "state", "modules", "arguments", "hub")  # their order in a file, before the model itself
 GPU = [f"{PACKAGE}.gpu.{name}" for name in ("retention_triton", "rotation_triton", "kernel_check", "cuda_graphs")]
 GPU_FILE = "retnet_gpu"
 
 
 class Module:
-    """A module of this package: its source, taken apart.
+    """The parsed source of a module of this package.
 
     Attributes:
-        needs: the modules of this package that it imports, with the names that it imports.
-        later: those that it imports in functions.
-        imports: its other imports: module, or None for `import name`, and names.
+        needs: the modules of this package that it imports at its top, with the imported names.
+        later: the modules of this package that it imports in functions.
+        imports: its other imports, as pairs (module, or None for `import name`; name).
         heading, summary: its file, and the first line of its docstring.
-        licence, body: its first lines, and what is left without these, docstring and imports.
+        licence, body: its first lines, and the source without these lines, docstring, imports and __all__.
     """
 
     def __init__(self, name: str) -> None:
@@ -52,7 +52,7 @@ class Module:
         try:
             source = self.path.read_text(encoding="utf-8")
         except OSError as error:
-            raise ValueError(f"the code of {PACKAGE} cannot be saved: its sources are no files here, {error}.") from error
+            raise ValueError(f"The code of {PACKAGE} cannot be saved: its sources cannot be read, {error}.") from error
         self.lines, tree = source.splitlines(), ast.parse(source)
         self.docstring = ast.get_docstring(tree)
         self.heading, self.summary = self.path.relative_to(ROOT).as_posix(), self.docstring.splitlines()[0]
@@ -77,14 +77,14 @@ class Module:
         if getattr(node, "level", 0):
             if node.module is None or any(alias.asname for alias in node.names):
                 raise ValueError(
-                    f"{self.heading}, line {node.lineno}: what travels imports names of this package as they are."
+                    f"{self.heading}, line {node.lineno}: code to be saved must import names of this package without `as`."
                 )
             self.needs.setdefault(self.absolute(node), set()).update(names)
         else:
             self.imports |= {(getattr(node, "module", None), name) for name in names}
 
     def _import_later(self, node: ast.ImportFrom) -> list[str]:
-        """An import in a function: from the file for GPUs what is in it, all else from the package, if it is installed."""
+        """Returns the lines of an import in a function: from the GPU file if it has the module, else from the package."""
         names, indent = ", ".join(map(ast.unparse, node.names)), " " * node.col_offset
         module = self.absolute(node)
         self.later.add(module)
@@ -98,7 +98,7 @@ class Module:
         ]
 
     def absolute(self, node: ast.ImportFrom) -> str:
-        """The name of the module that a relative import names."""
+        """Returns the absolute name of the module of a relative import."""
         return ".".join([*self.name.split(".")[: -node.level], node.module])
 
 
@@ -106,7 +106,7 @@ module_of = functools.cache(Module)  # files of several classes share modules
 
 
 def in_order(*names: str) -> dict[str, Module]:
-    """Modules and all that they need, each after those that it needs."""
+    """Returns the named modules and all modules that they import, each after the modules that it imports."""
     found: dict[str, Module] = {}
 
     def visit(name: str) -> None:
@@ -122,13 +122,13 @@ def in_order(*names: str) -> dict[str, Module]:
 
 
 def place_of(name: str) -> int:
-    """Where a module stands among others, as far as their imports leave it open."""
+    """Returns the sort key of a module among modules that do not import each other."""
     room = name.split(".")[1]
     return ROOMS.index(room) if room in ROOMS else len(ROOMS)
 
 
 def import_lines(imports: set[tuple[str | None, str]], width: int = WIDTH) -> list[str]:
-    """Import statements, of each module one."""
+    """Returns import statements, one for each module."""
     lines = sorted(f"import {name}" for module, name in imports if module is None)
     for module in sorted({module for module, _ in imports if module is not None}, key=lambda name: (name[0] == ".", name)):
         names = sorted(name for other, name in imports if other == module)
@@ -138,11 +138,11 @@ def import_lines(imports: set[tuple[str | None, str]], width: int = WIDTH) -> li
 
 
 def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str:
-    """The source of a file.
+    """Returns the source of a file.
 
     Args:
-        modules: its modules, in their order. others: the file of each module that is in another file.
-        main: the module whose docstring describes the file.
+        modules: the modules of the file, in order. others: maps modules in other files to the names of the files.
+        main: the module that gives the file its docstring.
     """
     imports = {each for module in modules.values() for each in module.imports}
     for module in modules.values():
@@ -151,10 +151,10 @@ def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str
                 imports |= {(f".{others[needed]}", name) for name in names}
     of_triton = {(name, each) for name, each in imports if (name or each).split(".")[0] == "triton"}
     own = import_lines(imports - of_triton)
-    if of_triton:  # transformers refuses a file with an import of what is not installed, unless the import is tried
+    if of_triton:  # transformers refuses files that import a package that is not installed, except within `try`
         own += ["", "try:", *(f"    {line}" for line in import_lines(of_triton)), "except ImportError:", "    raise"]
     sections = [f"# ======== {each.heading}\n# {each.summary}\n\n{each.body}" for each in modules.values()]
-    head = f"{PACKAGE} {__version__} has written this file from its modules, each after those that it needs."
+    head = f"{PACKAGE} {__version__} wrote this file from its modules, each after the modules that it imports."
     described = [*modules[main].licence, f'"""{modules[main].docstring}\n\n{head}\n"""']
     text = "\n".join([*described, "", *own, "", "", "\n\n\n".join(sections), ""])
     return re.sub(r"\n{4,}", "\n\n\n", text)
@@ -162,7 +162,7 @@ def merged(modules: dict[str, Module], others: dict[str, str], main: str) -> str
 
 @functools.cache
 def files_of(cls: type) -> dict[str, str]:
-    """The files of a class of this package, by their names without ".py"."""
+    """Returns the files of a class of this package, as a dict of sources by file name without ".py"."""
     main, config_class = cls.__module__, getattr(cls, "config_class", None)
     of_config, files = {}, {}
     if config_class is not None:
@@ -180,21 +180,21 @@ def files_of(cls: type) -> dict[str, str]:
 
 
 def last_part(module: str) -> str:
-    """The name of a module without its package."""
+    """Returns the name of a module without its package."""
     return module.rpartition(".")[2]
 
 
 def derived_files(cls: type) -> dict[str, str]:
-    """The files of a class of another package that is derived from one of this.
+    """Returns the files of a class of another package that is derived from a class of this package.
 
-    They are its own modules, and the files of the models, configurations and image processors that these import from here.
+    They are its modules, and the files of all models, configurations and image processors that these import from here.
 
     Raises:
-        ValueError: for modules whose code cannot be saved, in a sentence.
+        ValueError: if the code cannot be saved.
     """
     file = getattr(sys.modules[cls.__module__], "__file__", None)
     if file is None:
-        raise ValueError(f"the code of {cls.__name__} cannot be saved: its module {cls.__module__} is no file.")
+        raise ValueError(f"The code of {cls.__name__} cannot be saved: its module {cls.__module__} is not a file.")
     sources = {path.stem: source_of(path) for path in map(Path, [file, *get_relative_import_files(file)])}
     bases: set[type] = set()
     for source in sources.values():
@@ -208,37 +208,37 @@ def derived_files(cls: type) -> dict[str, str]:
             clash = [name for name in text if files.get(name, text[name]) != text[name]]
             if clash:
                 raise ValueError(
-                    f"the code of {cls.__name__} cannot be saved: {clash[0]}.py would be of two families of models. Derive "
-                    "them in modules of their own."
+                    f"The code of {cls.__name__} cannot be saved: {clash[0]}.py would belong to two families of models. "
+                    "Derive them in separate modules."
                 )
             files |= text
     if both := files.keys() & sources.keys():
         raise ValueError(
-            f"the code of {cls.__name__} cannot be saved: {min(both)}.py is a file of {PACKAGE}, too. Rename yours."
+            f"The code of {cls.__name__} cannot be saved: {min(both)}.py is also a file of {PACKAGE}. Rename yours."
         )
     return files | {name: with_files(name, source, files) for name, source in sources.items()}
 
 
 def source_of(path: Path) -> str:
-    """The text of a Python file, in whatever encoding it declares."""
+    """Returns the text of a Python file, decoded by its declared encoding."""
     with tokenize.open(path) as file:
         return file.read()
 
 
 def top_level(source: str) -> frozenset[str]:
-    """The names of classes and functions that a source defines."""
+    """Returns the names of the top-level classes and functions in a source."""
     return frozenset(node.name for node in ast.parse(source).body if hasattr(node, "name"))
 
 
 def imports_from_here(source: str) -> list[ast.ImportFrom]:
-    """The statements that import names from this package, the last one first."""
+    """Returns the statements that import names from this package, last one first."""
     found = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and not node.level]
     found = [node for node in found if node.module.split(".")[0] == PACKAGE]
     return sorted(found, key=lambda node: (node.lineno, node.col_offset), reverse=True)
 
 
 def with_files(name: str, source: str, files: dict[str, str]) -> str:
-    """A source that imports from the files what it imported from this package; what they lack stays, with a warning."""
+    """Returns a source that imports from the files instead of this package. Names that they lack stay, with a warning."""
     lines, defined = source.split("\n"), {file: top_level(text) for file, text in files.items()}
     for node in imports_from_here(source):
         imports = set()
@@ -247,7 +247,7 @@ def with_files(name: str, source: str, files: dict[str, str]) -> str:
             imports.add((home, ast.unparse(alias)))
         first, last = lines[node.lineno - 1].encode(), lines[node.end_lineno - 1].encode()
         before, after = first[: node.col_offset].decode(), last[node.end_col_offset :].decode()
-        alone = not (before.strip() or after.strip())  # else there are other statements of the line, or a comment
+        alone = not (before.strip() or after.strip())  # otherwise the line has other statements or a comment
         new = import_lines(imports) if alone else ["; ".join(import_lines(imports, width=10**6))]
         lines[node.lineno - 1 : node.end_lineno] = [before + line + after for line in new]
     text = "\n".join(lines)
@@ -256,14 +256,14 @@ def with_files(name: str, source: str, files: dict[str, str]) -> str:
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
         if not getattr(node, "level", 0) and any(module.split(".")[0] == PACKAGE for module in modules):
             logger.warning(
-                f"{name}.py is saved with {ast.unparse(node)!r}, which needs {PACKAGE} installed where the model is loaded."
+                f"{name}.py is saved with {ast.unparse(node)!r}. Loading the model will need {PACKAGE} installed."
             )
     return text
 
 
 @contextmanager
 def code_beside(saved: Any, folder: str | os.PathLike) -> Iterator[None]:
-    """Around `save_pretrained`: writes the files of a model, configuration or image processor, and names its class."""
+    """Writes the files of a model, configuration or image processor, and sets `auto_map` around `save_pretrained`."""
     cls = type(saved)
     if not Path(folder).is_file():
         files = files_of(cls) if cls.__module__.split(".")[0] == PACKAGE else derived_files(cls)
@@ -275,7 +275,7 @@ def code_beside(saved: Any, folder: str | os.PathLike) -> Iterator[None]:
     config = getattr(saved, "config", saved)
     reference = f"{last_part(cls.__module__)}.{cls.__name__}"
     config.auto_map = (getattr(config, "auto_map", None) or {}) | {cls._auto_class: reference}
-    # what transformers asks of the object before it copies modules
+    # transformers reads this attribute to decide whether it copies modules itself.
     name, answer = ("is_remote_code", lambda: False) if isinstance(saved, nn.Module) else ("_auto_class", None)
     vars(saved)[name] = answer
     try:

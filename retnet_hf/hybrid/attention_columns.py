@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Which tokens see which in softmax attention, by what is known of each column of a row.
+"""Visibility in softmax attention: which keys each query sees, computed from marks of each column (token) of a row.
 
-A token sees the tokens of its document up to itself: all of them, or those of a window. The first tokens of the document may
-stay visible beside a window, as sinks (StreamingLLM, arXiv 2309.17453).
+A token sees all tokens of its document up to itself, or only the last ones, within a window. The first tokens of a document
+may stay visible in addition to the window, as sinks (StreamingLLM, arXiv 2309.17453).
 """
 
 from typing import NamedTuple
@@ -16,10 +16,10 @@ from ..ops.layout import Layout
 
 
 class Reach(NamedTuple):
-    """What a token sees of its document.
+    """The tokens of its document that a token sees.
 
     Attributes:
-        window: so many tokens, itself and those before it; None for all. sinks: and so many at the beginning.
+        window: how many of the last tokens, itself included; None for all. sinks: how many of the first tokens in addition.
     """
 
     window: int | None = None
@@ -27,38 +27,38 @@ class Reach(NamedTuple):
 
     @classmethod
     def of(cls, config: PreTrainedConfig, kind: str) -> "Reach":
-        """In the layers of one of `layer_types`."""
+        """Returns the reach in layers of type `kind`, one of `layer_types`."""
         window = config.sliding_window if kind == "sliding_attention" else None
         return cls(window, 0 if window is None else config.attention_sinks)
 
 
 class Columns(NamedTuple):
-    """What decides which tokens see which, and how far away sinks seem, for each column of a row."""
+    """Marks of each column of a row, which decide the tokens that it sees and the distance of sinks."""
 
-    document: Tensor  # (B, S) int64, the number d of its document; -1 - d where the token is absent
+    document: Tensor  # (B, S) int64, the index d of its document; -1 - d where the token is absent
     count: Tensor  # (B, S) int64, present tokens up to and including this one
     next_position: Tensor  # (B, S) int64, position after this token
 
     def of_columns(self, columns: slice | Tensor) -> "Columns":
-        """Some of the columns."""
+        """Returns the selected columns."""
         return Columns(*(marks[:, columns] for marks in self))
 
     def followed_by(self, other: "Columns") -> "Columns":
-        """These columns and, behind them, others."""
+        """Returns these columns followed by the other ones."""
         return Columns(*(torch.cat(pair, dim=1) for pair in zip(self, other)))
 
     @property
     def present(self) -> Tensor:
-        """(B, S) bool."""
+        """Returns which tokens are present, (B, S) bool."""
         return self.document >= 0
 
     @property
     def documents(self) -> Tensor:
-        """(B, S): the document of each token, present or not."""
+        """Returns the document index of each token, present or absent, (B, S)."""
         return torch.where(self.present, self.document, -1 - self.document)
 
     def beginnings(self, tokens: int) -> Tensor:
-        """(B, S) bool: the first present tokens of each document."""
+        """Returns which columns are among the first `tokens` present tokens of their document, (B, S) bool."""
         documents, number = self.documents, self.present.cumsum(-1)
         begins = documents.diff(dim=-1, prepend=documents[:, :1] - 1) != 0
         before = torch.where(begins, number - self.present.long(), 0).cummax(-1).values
@@ -66,7 +66,7 @@ class Columns(NamedTuple):
 
 
 def columns_of(layout: Layout, batch: int, past: Columns | None) -> Columns:
-    """The columns of new tokens, (B, T), whose numbers continue those of the past columns."""
+    """Returns the columns of new tokens, (B, T). Document indices and counts continue from the past columns."""
     present = torch.ones_like(layout.next_position, dtype=torch.bool) if layout.present is None else layout.present
     present = present.expand(batch, -1)
     document, count = torch.zeros_like(present, dtype=torch.int64), present.cumsum(-1)
@@ -79,11 +79,11 @@ def columns_of(layout: Layout, batch: int, past: Columns | None) -> Columns:
 
 
 def visible(queries: Columns, keys: Columns, window: int | None = None, sinks: Tensor | None = None) -> Tensor:
-    """(B, 1, T, S) bool: which keys each query sees. An absent query sees absent keys, so that its output is finite.
+    """Returns which keys each query sees, (B, 1, T, S) bool. An absent query sees absent keys, so that its output is finite.
 
     Args:
         window: how many tokens a query sees at most, itself included.
-        sinks: (B, S) bool, keys that a query of their document sees beyond the window.
+        sinks: (B, S) bool, keys that queries of the same document see in addition to the window.
     """
     distance = queries.count[:, :, None] - keys.count[:, None, :]  # (B, T, S)
     seen = (queries.document[:, :, None] == keys.document[:, None, :]) & (distance >= 0)
@@ -94,16 +94,16 @@ def visible(queries: Columns, keys: Columns, window: int | None = None, sinks: T
 
 
 def marked(columns: Tensor) -> Tensor:
-    """Of (S,) bool, the numbers of those that are true."""
+    """Returns the indices of the true elements of a (S,) bool tensor."""
     return columns.to(torch.int8).argsort(descending=True, stable=True)[: int(columns.sum())]
 
 
 class Kept(NamedTuple):
-    """What a state keeps of its columns.
+    """The columns that a state keeps.
 
     Attributes:
-        columns: which of them. solid: how many of the last ones are present in every row, window - 1 at most.
-        front: how many of the first ones hold all sinks; None where this is not known.
+        columns: their indices. solid: how many of the last kept columns are present in every row, window - 1 at most.
+        front: how many of the first kept columns hold all sinks; None where this is not known.
     """
 
     columns: slice | Tensor
@@ -112,17 +112,17 @@ class Kept(NamedTuple):
 
     @classmethod
     def nothing(cls, reach: Reach) -> "Kept":
-        """Of a state without columns, which has no gaps."""
+        """Returns the value for a state without columns, which has no gaps."""
         return cls(slice(None), 0 if reach.window is None else reach.window - 1, reach.sinks)
 
     @classmethod
     def of(cls, columns: Columns, reach: Reach, removable: int = 0) -> "Kept":
-        """The columns that a later token may see, even if so many of the last tokens are taken back."""
+        """Returns the columns that a later token may see, even if up to `removable` of the last tokens are removed."""
         length = columns.count.shape[1]
         if reach.window is None or not length:
             return cls.nothing(reach)
         last = length - 1 - min(removable, length - 1)  # the last token that stays
-        seen = max(1, reach.window - 1)  # a window of 1 sees no earlier column; one is kept for its position
+        seen = max(1, reach.window - 1)  # a window of 1 sees no earlier column; the last one is kept for its position
         needed, front = columns.count > (columns.count[:, last] - seen)[:, None], 0
         if reach.sinks:
             sinks = columns.beginnings(reach.sinks) & (columns.document == columns.documents[:, last, None])
@@ -139,10 +139,10 @@ class Kept(NamedTuple):
         return cls(places, columns_without_gaps(columns.of_columns(places), reach.window), front)
 
     def after(self, tokens: int, held: int, reach: Reach, all_present: bool, one_document: bool, stay: bool) -> "Kept":
-        """What a program keeps of columns that it cannot look at: new ones replace the oldest of a full window without gaps.
+        """Like `of`, for compiled programs, which cannot read values: in a full window, new columns replace the oldest.
 
         Args:
-            tokens, held: numbers of the new columns and of those before. stay: whether tokens may be taken back.
+            tokens, held: how many columns are new and how many are held. stay: keeps all, since tokens may be removed later.
         """
         if reach.window is None:
             return self
@@ -157,7 +157,7 @@ class Kept(NamedTuple):
 
 
 def columns_without_gaps(columns: Columns, window: int) -> int:
-    """How many of the last columns are present in all rows; window - 1 if no absent column follows a present one."""
+    """Returns how many of the last columns are present in all rows; window - 1 if no absent column follows a present one."""
     present = columns.present
     if bool((present[:, 1:] >= present[:, :-1]).all()):
         return window - 1

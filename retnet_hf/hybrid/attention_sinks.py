@@ -1,12 +1,12 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Sinks at a bounded distance: a token far into its document sees the first ones as if it stood nearer to them.
+"""Sinks at a bounded distance: tokens far from the start of a document see its first tokens at a capped distance.
 
-A model reads distances badly that it was not trained on. StreamingLLM (arXiv 2309.17453, section 3.2) counts positions among
-the tokens that are kept. Here the distance depends on the token alone, and not on how the text is cut into calls.
+Models do not generalise to distances they were not trained on. StreamingLLM (arXiv 2309.17453, section 3.2) counts positions
+among the tokens it keeps. Here the distance depends on the token alone, and not on how the text is split into calls.
 
-A query is rotated twice, by its position and by the nearer one. Queries [q, q'], keys [k, 0] of other tokens and keys [0, k]
-of sinks have the scores of both rotations in one product, which any attention function computes.
+A query is rotated twice, to its position (q) and to a nearer one (q'). With queries [q, q'], keys [k, 0] of ordinary tokens
+and keys [0, k] of sinks, one product gives the scores of both rotations, so any attention function can be used.
 """
 
 import torch
@@ -18,22 +18,22 @@ from .attention_columns import Columns
 
 
 def excess_distance(queries: Columns, keys: Columns, distance: int) -> Tensor:
-    """(B, T) int64: by how many positions each query is further from the first token of its document than the distance.
+    """Returns by how many positions each query is beyond `distance` from the first token of its document, (B, T) int64.
 
     Args:
-        keys: columns that hold the first token of each document. The queries are the last ones.
+        keys: columns that hold the first token of each document. The queries are the last columns.
     """
     columns = torch.arange(keys.count.shape[1], device=keys.count.device)
-    first = torch.where(keys.beginnings(1), columns, 0).cummax(-1).values  # (B, S): of the document of each column
+    first = torch.where(keys.beginnings(1), columns, 0).cummax(-1).values  # (B, S), first column of the same document
     first = keys.next_position.gather(1, first)[:, -queries.count.shape[1] :]
     return (queries.next_position - first - distance).clamp(min=0)
 
 
 class SinkRotation(OnDevice):
-    """Rotates queries by their positions and, beside that, by nearer ones: (B, H, T, K) -> (B, H, T, 2 K).
+    """Rotates queries to their positions and also to nearer positions: (B, H, T, K) -> (B, H, T, 2 K).
 
     Args:
-        rotate: of queries and keys. nearer: of queries, for the keys of sinks.
+        rotate: rotation of queries and keys. nearer: second rotation of the queries, for the keys of sinks.
     """
 
     def __init__(self, rotate: Rotation, nearer: Rotation) -> None:
@@ -45,10 +45,10 @@ class SinkRotation(OnDevice):
 
 
 def key_halves(sinks: Tensor, dtype: torch.dtype) -> Tensor:
-    """Factors (B, 1, S, 2, 1) on the two halves of longer keys: 1 and 0, or 0 and 1 for sinks, (B, S) bool."""
+    """Returns factors (B, 1, S, 2, 1) for the two halves of doubled keys: 1 and 0, or 0 and 1 for `sinks`, (B, S) bool."""
     return torch.stack([~sinks, sinks], dim=-1)[:, None, :, :, None].to(dtype)
 
 
 def split_keys(key: Tensor, halves: Tensor) -> Tensor:
-    """Makes keys (B, G, S, K) twice as long, (B, G, S, 2 K), for queries that are rotated twice."""
+    """Returns keys (B, G, S, K) doubled to (B, G, S, 2 K), for queries that are rotated twice."""
     return (key.unsqueeze(-2) * halves.to(key.dtype)).flatten(-2)

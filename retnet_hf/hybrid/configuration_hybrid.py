@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The configuration of a hybrid: a RetNet some of whose layers, norms, rotations or feed-forwards are something else."""
+"""Configuration of a hybrid: a RetNet with other token mixers, norms, rotations or feed-forward networks in some layers."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ KINDS = ("linear_attention", "full_attention", "sliding_attention")
 
 
 def fields_of(content: dict[str, Any]) -> dict[str, Any]:
-    """The fields that a config.json states, whichever family it is of.
+    """Returns the fields of a config.json of any supported family, under the names used here.
 
     Raises:
         ValueError: for an option that changes what the model computes and has no counterpart here.
@@ -28,47 +28,47 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
 
 @strict
 class RetNetHybridConfig(RetNetConfig):
-    r"""Configuration of a RetNet with layers of softmax attention, experts, and what the models of other families have.
+    r"""Configuration of a RetNet with layers of softmax attention, experts, and the options of other families of models.
 
-    Published `config.json` files of HypeNet, TransNormerLLM, MiniMax and Ring are read as they are.
+    Published `config.json` files of HypeNet, TransNormerLLM, MiniMax and Ring are read unchanged.
 
     Args:
-        layer_types (`list[str]`, *optional*): what mixes the tokens in each layer, by the names of transformers:
-            "linear_attention", retention (all, if absent); "full_attention", softmax attention; "sliding_attention", the
-            same over the last `sliding_window` tokens. Softmax attention has no decays and no norm of its output.
+        layer_types (`list[str]`, *optional*): token mixer of each layer, by the names of transformers: "linear_attention" is
+            retention (all layers, if absent), "full_attention" is softmax attention, "sliding_attention" is softmax
+            attention over the last `sliding_window` tokens. Softmax attention has no decays and no norm of its output.
         attention_num_heads, attention_num_key_value_heads, attention_head_dim (`int`, *optional*): heads of softmax layers,
-            and the size of their queries, keys and values; those of retention if absent.
+            and the size of their queries, keys and values; the same as in retention if absent.
         attention_gate_act (`str`, *optional*): activation of a gate on the output of softmax layers; no gate if absent.
-        attention_log_base (`float`, *optional*): a, by which queries of softmax layers are multiplied: ln(t + a) / ln a at
-            position t.
+        attention_log_base (`float`, *optional*): if a is given, softmax queries at position t are multiplied by
+            ln(t + a) / ln a.
         sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
-        attention_sinks (`int`): the first so many tokens of a document stay visible beside every window of softmax attention
-            (arXiv 2309.17453).
-        attention_sink_distance (`int`, *optional*): the distance, in positions, at which the first token is seen from all
-            tokens that are further away, so that windows work in texts longer than those trained on: the window plus
-            attention_sinks, minus 1, or more. None for the real distance.
-        rotary_layers (`str`, *optional*): "linear_attention" or "softmax_attention": use_rotary is for these layers alone.
-        learned_rotary_layers (`list[int]`, *optional*): layers of retention whose queries and keys become
-            (x cos θt, x sin θt), twice as long, with an angle θ that each number of each head learns.
-        head_norm_groups (`int`, *optional*): the norm is over so many groups of consecutive heads, with a weight for each
-            number; over each head if absent. head_norm_eps (`float`, *optional*): its epsilon; `rms_norm_eps` if absent.
-        num_experts (`int`, *optional*), num_experts_per_tok (`int`), moe_intermediate_size (`int`, *optional*): the
-            feed-forward has so many experts of that inner size (`intermediate_size` if absent), and a few of them compute
-            each token. It is one network if absent.
-        first_k_dense_replace (`int`): so many layers, the first ones, have no experts.
-        n_shared_experts (`int`): experts that compute every token, beside these and as one network.
-        router_act (`str`): "softmax" or "sigmoid", the scores. use_router_bias (`bool`): whether a bias joins the choice.
-        n_group, topk_group (`int`, *optional*): experts are chosen within `topk_group` of so many groups.
+        attention_sinks (`int`): how many of the first tokens of a document stay visible in addition to the window of
+            "sliding_attention" (arXiv 2309.17453).
+        attention_sink_distance (`int`, *optional*): the largest distance, in positions, at which a token sees the first
+            token, so that windows work in texts longer than the training texts: at least the window plus
+            attention_sinks, minus 1. None for the real distance.
+        rotary_layers (`str`, *optional*): limits use_rotary to layers of "linear_attention" or of "softmax_attention".
+        learned_rotary_layers (`list[int]`, *optional*): layers of retention in which queries and keys become
+            (x cos θt, x sin θt), twice as long, with a learned angle θ for each element of each head.
+        head_norm_groups (`int`, *optional*): number of groups of consecutive heads, each normalised as one vector, with a
+            weight for each element; each head alone if absent. head_norm_eps (`float`, *optional*): epsilon of this norm.
+        num_experts (`int`, *optional*), num_experts_per_tok (`int`), moe_intermediate_size (`int`, *optional*): number of
+            experts in a feed-forward network, how many of them compute each token, and their inner size
+            (`intermediate_size` if absent). Without num_experts, the feed-forward is one network.
+        first_k_dense_replace (`int`): how many of the first layers have no experts.
+        n_shared_experts (`int`): number of additional experts that compute every token, as one network.
+        router_act (`str`): "softmax" or "sigmoid", for the scores. use_router_bias (`bool`): adds a bias to choose experts.
+        n_group, topk_group (`int`, *optional*): number of groups of experts, and in how many of them experts are chosen.
         norm_topk_prob (`bool`), routed_scaling_factor (`float`): whether the scores of a token's experts are divided by
             their sum, and a factor on them.
         output_router_logits (`bool`), router_aux_loss_coef (`float`, *optional*): whether the loss of unbalanced routing is
             added, and its weight; 0.001 if absent.
         value_act (`str`, *optional*): activation of the values of retention, a name of ACT2FN.
-        attention_residual_multiplier, mlp_residual_multiplier (`float`, *optional*): `residual_multiplier` of branches of
-            softmax attention, and of the feed-forward, where it differs.
+        attention_residual_multiplier, mlp_residual_multiplier (`float`, *optional*): factor on the residual stream where
+            softmax attention, or the feed-forward network, joins it; `residual_multiplier` if absent.
         norm_affine (`bool`): whether the norms of the residual stream have weights.
 
-    All others are those of `RetNetConfig`.
+    The other arguments are the arguments of `RetNetConfig`.
 
     Example:
 
@@ -116,13 +116,13 @@ class RetNetHybridConfig(RetNetConfig):
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """As in transformers, and for files of other families, too."""
+        """Reads a configuration as transformers does, also from files of other families."""
         content, kwargs = super().get_config_dict(*args, **kwargs)
         return fields_of(content), kwargs
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> "RetNetHybridConfig":
-        """As in transformers, and for the fields of other families, too."""
+        """Makes a configuration as transformers does, also from fields of other families."""
         return super().from_dict(fields_of(config_dict), **kwargs)
 
     def _read(self, kwargs: dict[str, Any]) -> None:
@@ -130,11 +130,11 @@ class RetNetHybridConfig(RetNetConfig):
         self.layer_types = (self.layer_types or [KINDS[0]] * self.num_hidden_layers)[: self.num_hidden_layers]
         if self.moe_intermediate_size is None and self.num_experts is not None:
             self.moe_intermediate_size = self.intermediate_size
-        if self.router_aux_loss_coef is None:  # TRL takes a model with a weight for one that has experts
+        if self.router_aux_loss_coef is None:  # TRL assumes that a model with this weight has experts
             self.router_aux_loss_coef = 0.0 if self.num_experts is None else 0.001
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """With fewer layers `layer_types` is cut, and with as many as before it is whole again."""
+        """Sets a field. `layer_types` is cut with `num_hidden_layers`, and restored when the number of layers is."""
         super().__setattr__(name, value)
         if name == "layer_types":
             vars(self)["_all_layer_types"] = value
@@ -147,11 +147,11 @@ class RetNetHybridConfig(RetNetConfig):
         return content
 
     def has_experts(self, layer: int) -> bool:
-        """Whether the feed-forward of a layer is made of experts."""
+        """Returns whether the feed-forward network of a layer consists of experts."""
         return self.num_experts is not None and layer >= self.first_k_dense_replace
 
     def mixer_sizes(self, layer: int) -> tuple[int, int, int, int]:
-        """As in `RetNetConfig`, for layers of softmax attention too."""
+        """Returns the sizes as `RetNetConfig` does, also for layers of softmax attention."""
         own, size = super().mixer_sizes(layer), self.attention_head_dim
         if self.layer_types[layer] == "linear_attention":
             return own
@@ -159,13 +159,13 @@ class RetNetHybridConfig(RetNetConfig):
         return tuple(default if number is None else number for number, default in zip(given, own))
 
     def state_shape(self, layer: int) -> tuple[int, int, int]:
-        """As in `RetNetConfig`: keys are twice as long where learned angles turn them."""
+        """Returns the shape as `RetNetConfig` does. Keys are twice as long in layers with learned rotation."""
         heads, key_size, value_size = super().state_shape(layer)
         return heads, key_size * (2 if layer in (self.learned_rotary_layers or ()) else 1), value_size
 
     @property
     def cache_size_per_token(self) -> int:
-        """Numbers that each token adds in the layers of softmax attention: "sliding_attention" keeps those of a window."""
+        """Returns how many elements each token adds to the cache in softmax layers; in sliding ones, up to the window."""
         layers = (layer for layer, kind in enumerate(self.layer_types) if kind != "linear_attention")
         return sum(groups * (key + value) for _, groups, key, value in map(self.mixer_sizes, layers))
 
@@ -189,12 +189,12 @@ class RetNetHybridConfig(RetNetConfig):
         return super()._norms_of_heads() + (["learned_rotation"] if self.learned_rotary_layers else [])
 
     def validate_hybrid(self) -> None:
-        """Part of `@strict` validation."""
+        """Checks the fields of a hybrid, as part of `@strict` validation."""
         check, layers = FieldChecks(self), self.num_hidden_layers
         check.require(
             len(self.layer_types) == layers and all(kind in KINDS for kind in self.layer_types),
             "layer_types",
-            f"for each layer (num_hidden_layers is {layers}) one of {', '.join(KINDS)}",
+            f"a list of num_hidden_layers ({layers}) names, each one of {', '.join(KINDS)}",
         )
         check.require(
             not (self.bidirectional and self.has_softmax_attention), "layer_types", "all linear_attention in an encoder"
@@ -213,18 +213,18 @@ class RetNetHybridConfig(RetNetConfig):
         check.require(
             self.attention_sinks == 0 or (self.attention_sinks > 0 and slides),
             "attention_sinks",
-            "a number of tokens beside layers of sliding_attention, or 0",
+            "0, or a positive number of tokens if layer_types has sliding_attention",
         )
         least = (self.sliding_window or 0) + self.attention_sinks - 1
         check.require(
             self.attention_sink_distance is None or self.attention_sinks > 0,
             "attention_sink_distance",
-            "None without attention_sinks",
+            "None if attention_sinks is 0",
         )
         check.require(
             self.attention_sink_distance is None or self.attention_sink_distance >= least,
             "attention_sink_distance",
-            f"{least} (the window and attention_sinks, minus 1) or more, or None",
+            f"{least} (sliding_window + attention_sinks - 1) or more, or None",
         )
 
     def _validate_heads(self, check: FieldChecks) -> None:
@@ -236,32 +236,32 @@ class RetNetHybridConfig(RetNetConfig):
         check.require(
             groups is None or (groups > 0 and heads % groups == 0 and self.use_head_norm),
             "head_norm_groups",
-            f"a divisor of num_attention_heads ({heads}) beside use_head_norm=True, or None",
+            f"None, or a divisor of num_attention_heads ({heads}) with use_head_norm=True",
         )
         check.require(
             self.rotary_layers is None or (self.use_rotary and self.rotary_layers in ROTARY_LAYERS),
             "rotary_layers",
-            f"{' or '.join(ROTARY_LAYERS)} beside use_rotary=True, or None",
+            f"{' or '.join(ROTARY_LAYERS)} with use_rotary=True, or None",
         )
         learned = self.learned_rotary_layers or []
         retains = [layer for layer, kind in enumerate(self.layer_types) if kind == "linear_attention"]
         check.require(
             set(learned) <= set(retains) and (not learned or self.num_key_value_heads == heads),
             "learned_rotary_layers",
-            f"numbers of layers of retention, {retains}, in a model with as many key/value heads as heads",
+            f"a subset of the layers of retention, {retains}, in a model with as many key/value heads as heads",
         )
         of_softmax = self.attention_num_heads or heads
         of_keys = self.attention_num_key_value_heads or self.num_key_value_heads
         check.require(
             not self.has_softmax_attention or of_softmax % of_keys == 0,
             "attention_num_key_value_heads",
-            f"a divisor of the {of_softmax} heads of softmax layers",
+            f"a divisor of the number of heads of softmax layers ({of_softmax})",
         )
         size, rope_type = self.attention_head_dim, (self.rope_parameters or {}).get("rope_type", "default")
         check.require(
             size in (None, self.head_dim) or (rope_type == "default" and (size % 2 == 0 or not self.use_rotary)),
             "attention_head_dim",
-            f"that of retention ({self.head_dim}) with a rope_type of {rope_type}, an even number, or None",
+            f"head_dim ({self.head_dim}), None or, if rope_type (here {rope_type}) is default, an even number",
         )
         base = self.attention_log_base
         check.require(base is None or base > 1, "attention_log_base", "a number above 1, or None")
@@ -273,12 +273,12 @@ class RetNetHybridConfig(RetNetConfig):
         check.require(
             experts is None or (self.use_gated_mlp and experts % groups == 0 and chosen <= groups),
             "num_experts",
-            f"a multiple of n_group ({groups}), which is at least topk_group ({chosen}), with use_gated_mlp=True, or None",
+            f"None, or a multiple of n_group ({groups}) with topk_group ({chosen}) <= n_group and use_gated_mlp=True",
         )
         check.require(
             experts is None or 0 < self.num_experts_per_tok <= experts * chosen // groups,
             "num_experts_per_tok",
-            f"from 1 to the {experts} experts, or to those of topk_group ({chosen}) of {groups} groups",
+            f"from 1 to num_experts ({experts}) or, with groups, to the experts in topk_group ({chosen}) of {groups} groups",
         )
 
 

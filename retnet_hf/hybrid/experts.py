@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""A feed-forward of experts, a few of which compute each token, as in Switch Transformers (arXiv 2101.03961).
+"""Feed-forward networks of experts. A few of the experts compute each token, as in Switch Transformers (arXiv 2101.03961).
 
-Shapes in comments: N tokens, E experts, X experts of a token, D hidden size, F inner size of an expert.
+Shapes in comments: N tokens, E experts, X experts of a token, D hidden size.
 """
 
 from typing import Any
@@ -19,10 +19,10 @@ from ..modules.initial_weights import draw_by_inputs
 
 
 class Router(nn.Module):
-    """Chooses the experts of each token, and how much each of them counts.
+    """Chooses the experts of each token and their weights.
 
     The scores are a softmax or sigmoids of the logits. A bias may be added for the choice alone (arXiv 2408.15664). With
-    groups, the experts are chosen among those of the groups whose two best experts have the largest sum (arXiv 2412.19437).
+    groups, experts are chosen only in the groups with the largest sums of their two best scores (arXiv 2412.19437).
     """
 
     def __init__(self, config: PreTrainedConfig) -> None:
@@ -32,7 +32,7 @@ class Router(nn.Module):
         self.bias = nn.Buffer(torch.zeros(config.num_experts)) if config.use_router_bias else None
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(N, D) -> logits (N, E), weights (N, X) and numbers (N, X) of the experts of each token."""
+        """Returns logits (N, E), and the weights (N, X) and indices (N, X) of the experts of each token, from (N, D)."""
         config = self.config
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
         logits = F.linear(hidden_states.to(dtype), self.weight.to(dtype))
@@ -51,7 +51,7 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gated feed-forward networks, with the weights of all of them in two tensors."""
+    """Gated feed-forward networks that keep the weights of all experts in two tensors."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
@@ -61,9 +61,9 @@ class Experts(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        """(N, D), with experts and weights (N, X), -> (N, D): the reference of transformers' faster implementations.
+        """Returns the weighted sum (N, D) of the outputs of each token's experts (N, X), from hidden states (N, D).
 
-        Under tensor parallelism, the number E stands for an expert of another rank.
+        Transformers has faster implementations. Under tensor parallelism, index E means an expert of another rank.
         """
         output = torch.zeros_like(hidden_states)
         for expert in range(self.num_experts):
@@ -75,10 +75,10 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """The experts that the router chooses, and one that computes all tokens, if there is one.
+    """Adds the output of the experts that the router chooses and, if there is one, of a shared expert.
 
     Args:
-        experts: of the class `Experts`. shared: the expert of all tokens, or None.
+        experts: an `Experts` module. shared: the expert that computes all tokens, or None.
     """
 
     def __init__(self, config: PreTrainedConfig, experts: nn.Module, shared: nn.Module | None) -> None:
@@ -86,7 +86,7 @@ class MixtureOfExperts(nn.Module):
         self.router, self.experts, self.shared = Router(config), experts, shared
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
+        """Returns the output (B, T, D) for hidden states (B, T, D)."""
         rows = hidden_states.flatten(0, -2)
         _, weights, experts = self.router(rows)
         output = self.experts(rows, experts, weights.to(rows.dtype)).view_as(hidden_states)
@@ -94,7 +94,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def draw_experts(module: nn.Module, config: PreTrainedConfig) -> None:
-    """Draws the weights of a router, or of experts: by "fan_in", or normal with every other initialisation."""
+    """Initialises a router or experts: by `draw_by_inputs` for "fan_in", else normally. A bias becomes zero."""
     for weight in module.parameters(recurse=False):
         if config.initialization == "fan_in":
             draw_by_inputs(weight)
@@ -107,13 +107,13 @@ def draw_experts(module: nn.Module, config: PreTrainedConfig) -> None:
 def loss_and_routing(
     config: PreTrainedConfig, loss: Tensor | None, logits: tuple[Tensor, ...] | None, attention_mask: Tensor | None
 ) -> tuple[Tensor | None, dict[str, Any]]:
-    """The loss of a model plus that of unbalanced routing, and the fields that a mixture adds to the outputs.
+    """Returns the loss plus the weighted loss of unbalanced routing, and the fields that a mixture adds to the outputs.
 
-    The loss of unbalanced routing is that of equations 4 to 6 of arXiv 2101.03961, over the logits (N, E) of all layers. It
-    is left out where they were not recorded.
+    The loss of unbalanced routing (arXiv 2101.03961, equations 4 to 6) is computed from the logits (N, E) of all layers. It
+    is left out if they were not recorded.
 
     Args:
-        attention_mask: (B, S) of the N = B T new tokens, or of those before them, too.
+        attention_mask: (B, S) for the N = B T new tokens, or for earlier and new tokens.
     """
     if not logits:  # not recorded, or there are no experts
         return loss, {}

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Modules with numbers of their own for each head, in some families of models.
+"""Modules of some families that have separate parameters for each head.
 
 Shapes in comments: B batch, T tokens, H heads, K key size, V value size.
 """
@@ -13,7 +13,7 @@ from ..ops.gradients import rms_norm
 
 
 class ModuleOfHeads(nn.Module):
-    """A module with numbers of all heads, which computes with those of this rank's heads.
+    """A module that holds the parameters of all heads, and computes with the parameters of this rank's heads.
 
     Attributes:
         rank_share: rank and number of ranks that share the heads under tensor parallelism.
@@ -22,13 +22,13 @@ class ModuleOfHeads(nn.Module):
     rank_share: tuple[int, int] = (0, 1)
 
     def own(self, numbers: Tensor) -> Tensor:
-        """The numbers (H, …), or (H V), of this rank's heads."""
+        """Returns the elements of a parameter (H, …) or (H V) that belong to this rank's heads."""
         rank, ranks = self.rank_share
         return numbers.chunk(ranks)[rank]
 
 
 class GroupRMSNorm(ModuleOfHeads):
-    """RMS norm over groups of consecutive heads, in the dtype of its input, with a weight for every number."""
+    """RMS norm over groups of consecutive heads, in the dtype of its input, with a weight for each element."""
 
     def __init__(self, groups: int, size: int, eps: float, affine: bool) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class GroupRMSNorm(ModuleOfHeads):
         self.weight = nn.Parameter(torch.ones(size)) if affine else None
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, H, T, V) -> (B, H, T, V), of this rank's heads."""
+        """Returns the normalised output (B, H, T, V) of this rank's heads."""
         groups, heads = self.groups // self.rank_share[1], hidden_states.shape[1]
         rows = hidden_states.transpose(1, 2).flatten(2)  # (B, T, H V)
         rows = rms_norm(rows.unflatten(-1, (groups, -1)), None, self.eps).flatten(2)
@@ -45,9 +45,9 @@ class GroupRMSNorm(ModuleOfHeads):
 
 
 class LearnedRotation(ModuleOfHeads):
-    """Learned positions of queries and keys: (x cos θt, x sin θt), with an angle θ for each number of each head.
+    """Learned positions of queries and keys: (x cos θt, x sin θt), with an angle θ for each element of each head.
 
-    This is the rotation of the pairs (x, 0). A score is Σ q_i k_i cos θ_i (n - m), and vectors are twice as long.
+    This rotates the pairs (x, 0). A score is Σ q_i k_i cos θ_i (n - m). The vectors become twice as long.
     """
 
     def __init__(self, heads: int, head_dim: int) -> None:
@@ -55,12 +55,12 @@ class LearnedRotation(ModuleOfHeads):
         self.angle = nn.Parameter(torch.zeros(heads, head_dim))
 
     def initialize(self) -> None:
-        """Sets the angles of the rotation of a head that is twice as long."""
+        """Sets the angles to the angles of rotary embeddings for heads of twice the size."""
         size = self.angle.shape[-1]
         init.copy_(self.angle, 10000 ** (-torch.arange(size) / size).expand_as(self.angle))
 
     def forward(self, vectors: Tensor, position: Tensor) -> Tensor:
-        """(B, H, T, K) and positions (B|1, T) -> (B, H, T, 2 K), float32 or wider, of this rank's heads."""
+        """Returns (B, H, T, 2 K), float32 or wider, from this rank's heads (B, H, T, K) and positions (B|1, T)."""
         wide = torch.promote_types(vectors.dtype, torch.float32)
         turned = position[:, None, :, None] * self.own(self.angle)[:, None].to(wide)  # (B|1, H, T, K)
         return torch.cat([vectors * turned.cos(), vectors * turned.sin()], dim=-1)

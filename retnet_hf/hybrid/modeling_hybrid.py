@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""RetNetHybrid: a RetNet some of whose layers have softmax attention, experts, or the norms and rotations of other families.
+"""RetNetHybrid: a RetNet in which layers may have softmax attention, experts, or the norms and rotations of other families.
 
-It is the model of `modeling_retnet.py` but for how the branches of a layer are made, and for the plans of layers of softmax
-attention, which stand beside that of retention.
+It differs from the model in `modeling_retnet.py` in the branches of a layer, and in additional plans for layers of softmax
+attention.
 """
 
 import functools
@@ -45,7 +45,7 @@ from .softmax_attention import AttentionOfState, AttentionPlan, attention_plans
 
 
 class RetNetHybridRetention(RetNetRetention):
-    """Retention whose norm may be over groups of heads, values may be mapped, and rotation may be learned."""
+    """Retention with an optional norm over groups of heads, activation of the values, and learned rotation."""
 
     def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -61,7 +61,7 @@ class RetNetHybridRetention(RetNetRetention):
             self.head_norm = RetNetRMSNorm(self.value_head_dim, eps, affine)
 
     def operands(self, hidden_states: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
-        """As in `RetNetRetention`."""
+        """Returns queries, keys and values as `RetNetRetention` does, with learned rotation and activated values."""
         query, key, value = super().operands(hidden_states, plan)
         if self.learned_rotation is not None:
             query, key = (self.learned_rotation(vectors, plan.position) for vectors in (query, key))
@@ -95,11 +95,11 @@ class RetNetAttention(RetNetTokenMixer):
 
 @use_experts_implementation
 class RetNetExperts(Experts):
-    """Experts that transformers computes by the implementation of the configuration, grouped products by default."""
+    """Experts that transformers computes by the implementation in the configuration, by default grouped matrix products."""
 
 
 class RetNetHybridDecoderLayer(RetNetDecoderLayer):
-    """A token mixer and a feed-forward network, each of the kind that the configuration has for this layer."""
+    """A token mixer and a feed-forward network, of the types that the configuration has for this layer."""
 
     def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
@@ -110,7 +110,7 @@ class RetNetHybridDecoderLayer(RetNetDecoderLayer):
             without_weights(self.retention_norm, self.mlp_norm)
 
     def add_branches(self, config: RetNetHybridConfig, layer_idx: int) -> None:
-        """As in `RetNetDecoderLayer`."""
+        """Adds the token mixer and the feed-forward network of this layer."""
         self.is_retention = config.layer_types[layer_idx] == "linear_attention"
         if self.is_retention:
             self.retention = RetNetHybridRetention(config, layer_idx)
@@ -124,12 +124,12 @@ class RetNetHybridDecoderLayer(RetNetDecoderLayer):
 
     @property
     def mixer(self) -> RetNetTokenMixer:
-        """What mixes the tokens."""
+        """Returns the module that mixes the tokens."""
         return self.retention if self.is_retention else self.attention
 
 
 def without_weights(*norms: RetNetRMSNorm | nn.Module | None) -> None:
-    """Takes the weights of norms away."""
+    """Removes the weights of norms."""
     for norm in norms:
         if isinstance(norm, RetNetRMSNorm):
             norm.elementwise_affine = False
@@ -151,12 +151,12 @@ class RetNetHybridPreTrainedModel(RetNetPreTrainedModel):
 
     @classmethod
     def _can_set_experts_implementation(cls) -> bool:
-        """Transformers looks into the source, and keeps what it found for a plain RetNet for the classes derived from it."""
+        """Returns True. transformers reads the source, and keeps its finding about RetNet for the derived classes."""
         return True
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        """As for experts."""
+        """Returns True, for the same reason as for experts."""
         return True
 
     @torch.no_grad()
@@ -178,7 +178,7 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         super().__init__(config)
         if not config.norm_affine:
             without_weights(self.norm, self.embed_norm)
-        if config.use_router_bias:  # rounded, it would choose other experts
+        if config.use_router_bias:  # a rounded bias would choose other experts
             self._keep_in_fp32_modules_strict = ["router.bias"]
         self.attention_rotary = None
         if config.use_rotary and config.rotary_layers != "linear_attention" and config.has_softmax_attention:
@@ -197,7 +197,7 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         *args: Any,
         **kwargs: Any,
     ) -> list[Plan | AttentionPlan | AttentionOfState]:
-        """The plan of a call, for each layer. Those of one kind share one. Arguments as in `RetNetModel.plan`."""
+        """Returns the plan of each layer for a call. Layers of one type share a plan. Arguments as in `RetNetModel.plan`."""
         config, (batch, _, _), dtype = self.config, inputs_embeds.shape, inputs_embeds.dtype
         [retention, *_] = plans = super().plan(inputs_embeds, attention_mask, position_ids, past_key_values, *args, **kwargs)
         if not config.has_softmax_attention:
@@ -213,7 +213,7 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
         return [plans[kind] for kind in config.layer_types]
 
     def attention_rotation(self, plan: Plan, dtype: torch.dtype, position: Tensor | None = None) -> Rotation | Scaling:
-        """The rotation in layers of softmax attention, at the positions of the plan of retention or at others (B|1, T)."""
+        """Returns the rotation in layers of softmax attention, at the positions (B|1, T) given, or else at the plan's."""
         config, scale = self.config, 1.0
         if config.attention_log_base is not None:
             grown = (plan.position + config.attention_log_base).to(torch.promote_types(dtype, torch.float32)).log()
@@ -233,7 +233,7 @@ class RetNetHybridForCausalLM(RetNetHybridPreTrainedModel, RetNetForCausalLM):
     def outputs_of(
         self, outputs: MoeModelOutputWithPast, loss: Tensor | None, logits: Tensor | None, attention_mask: Tensor | None
     ) -> MoeCausalLMOutputWithPast:
-        """What `forward` returns. The loss of unbalanced routing is added to that of the labels."""
+        """Returns the outputs of `forward`. The loss of unbalanced routing is added to the loss of the labels."""
         loss, routing = loss_and_routing(self.config, loss, outputs.router_logits, attention_mask)
         return MoeCausalLMOutputWithPast(**super().outputs_of(outputs, loss, logits, attention_mask), **routing)
 
@@ -245,7 +245,7 @@ class RetNetHybridForMaskedLM(RetNetHybridPreTrainedModel, RetNetForMaskedLM):
 
 
 class RetNetHybridWithHead(RetNetHybridPreTrainedModel, RetNetWithHead):
-    """What transformers' generic heads need."""
+    """Base class of the models with transformers' generic heads."""
 
     model_class = RetNetHybridModel
 

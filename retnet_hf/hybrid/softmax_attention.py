@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Softmax attention in a hybrid: what a layer remembers, and what a call computes.
+"""Softmax attention in a hybrid: the state of a layer, and the computation of a call.
 
-A layer remembers keys and values of the tokens that later tokens may see. Each column also holds its document and its
-number, so that absent tokens stay invisible in later calls and packed documents do not see each other. Rewinding forgets the
+The state holds keys and values of the tokens that later tokens may see. Each column (token) also holds its document and its
+count, so that absent tokens stay invisible in later calls and packed documents do not see each other. Rewinding removes the
 last columns.
 """
 
@@ -25,17 +25,17 @@ from .attention_columns import Columns, Kept, Reach, columns_of, marked, visible
 from .attention_sinks import SinkRotation, excess_distance, key_halves, split_keys
 
 
-# Queries that a layer with a window takes at a time, so that time and memory are linear in the length of a text.
-# Fewer on a CPU, where a block costs little by itself: a layer with a window of 64 takes half the time.
+# A layer with a window computes this many queries at a time, so that time and memory are linear in the length of a text.
+# On a CPU, smaller blocks cost little overhead: a layer with a window of 64 takes half the time.
 QUERIES_AT_A_TIME, QUERIES_ON_CPU = 1024, 128
 EVERYTHING = Reach()
 
 
 class Reading(NamedTuple):
-    """What reading new tokens does to the columns of a state.
+    """Columns of a state after it reads new tokens.
 
     Attributes:
-        columns: old and new ones. stored: those that stay, as `kept` says.
+        columns: old and new columns. stored: the columns that `kept` selects, which the state stores.
     """
 
     columns: Columns
@@ -44,7 +44,7 @@ class Reading(NamedTuple):
 
 
 def _part(marks: Tensor, dim: int, places: slice | Tensor) -> Tensor:
-    """Some columns of a tensor; a copy of them, since a view would keep all columns in memory."""
+    """Returns a copy of some columns of a tensor, since a view would keep all columns in memory."""
     if isinstance(places, Tensor):
         return marks.index_select(dim, places.to(marks.device))
     if places.start is None:
@@ -57,7 +57,7 @@ class AttentionStateLayer(StateLayer):
     """The state of one layer of softmax attention.
 
     Args:
-        reach: what a token sees. The state forgets what no later token can see.
+        reach: the tokens that a token sees. The state drops columns that no later token can see.
 
     Attributes:
         keys, values: (B, G, S, K) rotated, and (B, G, S, V). document, count, position: (B, S), as in `Columns`.
@@ -78,16 +78,16 @@ class AttentionStateLayer(StateLayer):
 
     @property
     def columns(self) -> Columns | None:
-        """What decides who sees which of the columns; None before the first token."""
+        """Returns the marks of the stored columns, or None before the first token."""
         return Columns(self.document, self.count, self.position) if self.is_initialized else None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys, values and columns."""
+        """Returns the bytes of keys, values and column marks."""
         return sum(tensor.nbytes for tensor in self.saved() if tensor is not None)
 
     def reads(self, columns: Columns, layout: Layout) -> Reading:
-        """What new tokens do to the columns, which is the same in all layers of a kind."""
+        """Returns the columns after new tokens are read. The result holds for all layers of this type."""
         held, tokens = 0, columns.count.shape[1]
         if self.is_initialized:
             held, columns = self.keys.shape[2], self.columns.followed_by(columns)
@@ -99,7 +99,7 @@ class AttentionStateLayer(StateLayer):
         return Reading(columns, Columns(*(_part(marks, 1, kept.columns) for marks in columns)), kept)
 
     def update(self, key_states: Tensor, value_states: Tensor, reading: Reading) -> tuple[Tensor, Tensor]:
-        """Reads new tokens, (B, G, T, K) and (B, G, T, V), and returns keys and values of all columns that they may see."""
+        """Stores new keys (B, G, T, K) and values (B, G, T, V), and returns keys and values of all columns they may see."""
         keys, values = key_states, value_states
         if self.is_initialized:
             keys = torch.cat([self.keys, keys.to(self.dtype)], dim=2)
@@ -114,14 +114,14 @@ class AttentionStateLayer(StateLayer):
         return keys, values
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Takes back the last `-tokens_to_remove` tokens (a number ≤ 0) and begins the record anew.
+        """Removes the last `-tokens_to_remove` tokens and starts a new record.
 
         Raises:
-            RuntimeError: if nothing, or fewer tokens, were recorded.
-            ValueError: for a positive number.
+            RuntimeError: if fewer tokens, or none, were recorded.
+            ValueError: if `tokens_to_remove` is positive.
         """
         removed = self.checked_removal(tokens_to_remove, self._recorded)
-        if removed:  # views, not copies: the cropped columns are about to be overwritten
+        if removed:  # views suffice, since new columns soon replace the removed ones
             left = slice(None, -removed)
             self.keys, self.values = self.keys[:, :, left], self.values[:, :, left]
             self.document, self.count, self.position = self.columns.of_columns(left)
@@ -135,10 +135,10 @@ class AttentionStateLayer(StateLayer):
         self._start_record()
 
     def _start_record(self) -> None:
-        self._recorded, self.last_ids = 0, None  # columns that can be taken back
+        self._recorded, self.last_ids = 0, None  # the number of columns that can be removed
 
     def reset(self) -> None:
-        """Forgets everything, for a batch of any size."""
+        """Empties the state. The next batch may have any size."""
         self.is_initialized = False
         self._forget()
         self.cumulative_length = torch.zeros_like(self.cumulative_length)
@@ -153,7 +153,7 @@ class AttentionStateLayer(StateLayer):
         self.record_past, self._recorded = False, 0
 
     def join_(self, layers: "list[AttentionStateLayer]") -> None:
-        """Replaces the rows by those of all `layers`; the shorter ones begin with absent columns."""
+        """Replaces the rows with the rows of all `layers`. Absent columns pad shorter ones at the front."""
         longest = max(layer.keys.shape[2] for layer in layers)
 
         def filled(name: str, dim: int, absent: int) -> Tensor:
@@ -176,7 +176,7 @@ class AttentionStateLayer(StateLayer):
         )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        for name in self.SAVED[:-1]:  # all but the length, which has no rows
+        for name in self.SAVED[:-1]:  # the last is cumulative_length, which has no rows
             tensor = getattr(self, name)
             if tensor is not None:
                 setattr(self, name, change(tensor))
@@ -193,29 +193,29 @@ STATE_LAYERS |= {
 
 
 class Block(NamedTuple):
-    """Some of the new tokens, and the columns that they may see."""
+    """A range of queries and the columns that they may see."""
 
-    queries: slice  # of the new tokens
-    keys: slice | Tensor  # of all columns, old and new
+    queries: slice  # indices among the new tokens
+    keys: slice | Tensor  # indices among all columns, old and new
     mask: Tensor | None  # (B, 1, queries, keys); None where each token sees itself and all before it
 
 
 class AttentionPlan(OnDevice):
-    """What all layers of one kind of softmax attention share in one call.
+    """Blocks, masks and rotation that all layers of one type of softmax attention share in one call.
 
     Args:
-        config: of the model. layout: of the new tokens, (B, T). batch: B. dtype: of the hidden states.
-        rotation: makes the rotation, at the positions of the call or at others.
+        config: configuration of the model. layout: layout of the new tokens, (B, T). batch: B. dtype: of the hidden states.
+        rotation: function that makes the rotation, at the positions of the call or at given ones.
         kind: one of `layer_types`.
-        state: of a layer of this kind. output_maps: whether to return attention weights, which
-            takes the eager implementation.
+        state: the state of a layer of this type. output_maps: whether to return attention weights, by the eager
+            implementation.
 
     Attributes:
-        rotate: of queries and keys; a `SinkRotation` where a query is too far from its sinks.
-        halves: for the keys of such queries, from `key_halves`; None where queries are rotated once.
+        rotate: rotation of queries and keys; a `SinkRotation` if a query is too far from its sinks.
+        halves: factors for the keys of a `SinkRotation`, from `key_halves`; None if queries are rotated once.
 
     Raises:
-        ValueError: for packed documents or sinks where the implementation is a flash attention, which takes no such mask.
+        ValueError: for packed documents or sinks with flash attention, which accepts no mask for them.
     """
 
     def __init__(
@@ -245,19 +245,19 @@ class AttentionPlan(OnDevice):
         distance = config.attention_sink_distance if isinstance(self.rotate, Rotation) else None
         if sinks is not None and distance is not None:
             excess = excess_distance(columns, keys, distance)
-            if needs_autograd() or bool(excess.any()):  # compilers and transforms cannot read the values
+            if needs_autograd() or bool(excess.any()):  # compilers and transforms cannot read values
                 self.rotate = SinkRotation(self.rotate, rotation(position=layout.position - excess))
                 self.halves = key_halves(sinks, dtype)
 
     @property
     def is_flash(self) -> bool:
-        """Whether the implementation is a flash attention."""
+        """Returns whether the implementation is a flash attention."""
         return "flash" in (self.implementation or "")
 
     def _blocks(
         self, columns: Columns, keys: Columns, sinks: Tensor | None, causal: bool, size: int, dtype: torch.dtype
     ) -> list[Block]:
-        """Of queries in these columns, so many at a time, and of keys; `causal` if all is one document without gaps."""
+        """Returns blocks of `size` queries with their keys. `causal`: one document without gaps and without a state."""
         (window, number), length = self.reach, columns.count.shape[1]
         if self.is_flash:
             several, given = bool((keys.documents != keys.documents[:, :1]).any()), self.implementation
@@ -270,7 +270,7 @@ class AttentionPlan(OnDevice):
         before, blocks = keys.count.shape[1] - length, []
         for start in range(0, length, size):
             queries, own = slice(start, min(start + size, length)), slice(None)
-            if length > size:  # otherwise without numbers that change with the past: a program is used again
+            if length > size:  # a single block takes all columns, so that a compiled program is reused as the past grows
                 own = _seen(columns, keys, sinks, window, start, before + queries.stop)
             shown = None if sinks is None else sinks[:, own]
             seen = visible(columns.of_columns(queries), keys.of_columns(own), window, shown)
@@ -287,14 +287,14 @@ class AttentionPlan(OnDevice):
         scaling: float,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention of new tokens to what the state holds and to each other. The state reads the new tokens.
+        """Stores the new tokens in the state, and computes their attention to the stored tokens and to each other.
 
         Args:
-            module: a layer with the attributes that the attention functions of transformers ask for.
+            module: a layer with the attributes that transformers' attention functions read.
             scaling: factor on the scores.
 
         Returns:
-            Outputs (B, T, H, V), and weights (B, H, T, S) where the implementation returns them.
+            Outputs (B, T, H, V), and weights (B, H, T, S) if the implementation returns them.
         """
         if past is not None:
             key, value = past.update(key, value, self.reading)
@@ -302,7 +302,7 @@ class AttentionPlan(OnDevice):
         key, value, outputs = key.to(query.dtype), value.to(query.dtype), []
         size = value.shape[-1]
         if self.halves is not None:
-            key, value = split_keys(key, self.halves), pad(value, (0, size))  # fast kernels want them of one size
+            key, value = split_keys(key, self.halves), pad(value, (0, size))  # fast kernels need keys and values of one size
         for queries, keys, mask in self.blocks:
             parts = query[:, :, queries], key[:, :, keys], value[:, :, keys]
             outputs.append(function(module, *parts, mask, scaling=scaling, sliding_window=self.reach.window, **kwargs))
@@ -313,18 +313,18 @@ class AttentionPlan(OnDevice):
 
 
 class AttentionOfState(OnDevice):
-    """The plan of softmax attention whose state computes it, as in a serving engine that keeps keys and values itself."""
+    """Plan of softmax attention that the state computes, as in a serving engine that stores keys and values itself."""
 
     def __init__(self, rotate: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
         self.rotate = rotate
 
     def attend(self, module, query, key, value, past, scaling, **kwargs) -> tuple[Tensor, None]:
-        """As `AttentionPlan.attend`."""
+        """Returns the output of the state's attention, and None instead of weights."""
         return past.attend(query, key, value), None
 
 
 def _seen(columns: Columns, keys: Columns, sinks: Tensor | None, window: int, query: int, end: int) -> slice | Tensor:
-    """The columns before `end` that a query, or a later one, may see in any row."""
+    """Returns the columns before `end` that this query or a later one may see in any row."""
     within = (keys.count > columns.count[:, query, None] - window).any(dim=0)
     first = int(within.to(torch.int8).argmax())
     if sinks is not None:
@@ -336,7 +336,7 @@ def _seen(columns: Columns, keys: Columns, sinks: Tensor | None, window: int, qu
 
 
 def _as_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where a key is seen, and the lowest number elsewhere."""
+    """Returns a bias on the scores: 0 where a key is seen, and the lowest finite number elsewhere."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)
 
 
@@ -349,7 +349,7 @@ def attention_plans(
     layers: list[StateLayer] | None,
     output_maps: bool = False,
 ) -> dict[str, AttentionPlan]:
-    """A plan for each kind of softmax attention in a model, by `layer_types`; none for a model without softmax attention.
+    """Returns a plan for each type of softmax attention in `config.layer_types`; an empty dict if there is none.
 
     Args:
         layers: the state of each layer; None without a state. Other arguments as in `AttentionPlan`.

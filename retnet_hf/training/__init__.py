@@ -1,3 +1,3 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Streams and carried states, state tuning, sequences split over ranks."""
+"""Training on streams with carried states, state tuning, and sequences split over ranks."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Sequences longer than the memory of one device: each rank of a group reads a part of every sequence."""
+"""Context parallelism, for sequences longer than the memory of one device: each rank reads a part of every sequence."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,23 +15,23 @@ from ..retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 from ..state.retention_state import require_retention_alone
 
 
-IGNORED = -100  # a label that is not predicted
+IGNORED = -100  # label of tokens that do not enter the loss
 
 
 def context_parallel(model: RetNetModel | RetNetForCausalLM, group: Any, order: str = "contiguous") -> None:
-    """From here on, what the model is given is this rank's part of sequences that the ranks of a group share.
+    """Splits sequences over the ranks of a group: from now on, the model's inputs are this rank's part of each sequence.
 
-    Outputs, losses and gradients are those of this rank's tokens, exactly as in one process: the gradients of parameters are
-    to be summed over the group. A state that is given, or kept with `use_cache=True`, is that of the whole sequence, and the
-    same on all ranks. In each layer a rank hands on one state, of fixed size, forwards, and its gradient backwards.
+    Outputs, losses and gradients belong to this rank's tokens, exactly as in one process: sum the gradients of parameters
+    over the group. A state that is passed in, or returned with `use_cache=True`, is the state of the whole sequence, equal
+    on all ranks. In each layer, a rank passes one state of fixed size to the next rank, and its gradient back.
 
     Args:
-        group: a process group or a device mesh of one dimension; None: from here on the model reads whole sequences again.
-        order: of the parts: "contiguous", or "head_to_tail", in which `context_parallel` of torch deals them out.
-            `shard_sequence` cuts in either.
+        group: a process group or a device mesh of one dimension. None: the model reads whole sequences again.
+        order: order of the parts: "contiguous", or "head_to_tail", the order of torch's `context_parallel`.
+            `shard_sequence` supports both.
 
     Raises:
-        ValueError: for another order, a model with softmax attention, an encoder, or one with another head.
+        ValueError: for another order or another class of models, a model with softmax attention, or an encoder.
         RuntimeError: without a process group.
     """
     if not isinstance(model, RetNetModel | RetNetForCausalLM):
@@ -42,23 +42,23 @@ def context_parallel(model: RetNetModel | RetNetForCausalLM, group: Any, order: 
         return
     require_retention_alone(model.config)
     if model.config.bidirectional:
-        raise ValueError("bidirectional must be False where sequences are split over ranks: a state knows what was before.")
+        raise ValueError("bidirectional must be False to split sequences over ranks: a state contains only earlier tokens.")
     network.context = Context(_process_group(group), _checked(order))
 
 
 def shard_sequence(
     inputs: Mapping[str, Tensor], group: Any, order: str = "contiguous", ignore_index: int = IGNORED
 ) -> dict[str, Any]:
-    """This rank's part of inputs that all ranks of a group have, (B, T) or (B, T, ...) each.
+    """Returns this rank's part of inputs that all ranks of a group have, (B, T) or (B, T, ...) each.
 
-    Where there are labels, `shift_labels` stand beside them, shifted before the cut, and `num_items_in_batch` makes the mean
-    over ranks of their losses the loss of the whole, as data parallelism takes it of gradients.
+    With labels, the result also has `shift_labels`, the labels shifted before the split, and `num_items_in_batch`, with
+    which the mean of the losses over ranks is the loss of the whole, since data parallelism averages gradients.
 
     Args:
-        inputs: of a model, by name. group, order: as in `context_parallel`. ignore_index: of labels.
+        inputs: inputs of a model, by name. group, order: as in `context_parallel`. ignore_index: label without a loss.
 
     Raises:
-        ValueError: for inputs of different lengths, or a length that is not a multiple of the number of parts.
+        ValueError: if the inputs differ in length, or if the length is not a multiple of the number of parts.
     """
     context = Context(_process_group(group), _checked(order))
     parts = context.ranks * context.segments
@@ -66,8 +66,8 @@ def shard_sequence(
     lengths = {name: tensor.shape[1] for name, tensor in inputs.items()}
     if len(set(lengths.values())) != 1 or next(iter(lengths.values())) % parts:
         raise ValueError(
-            f"inputs must have one length, a multiple of {parts} for {context.ranks} ranks in {order} order, got {lengths}: "
-            "pad them, with attention_mask 0, as pad_to_multiple_of does."
+            f"inputs must have one length, a multiple of {parts} for {context.ranks} ranks in {order} order, got {lengths}. "
+            "Pad them, with attention_mask 0, as pad_to_multiple_of does."
         )
     items = None
     if "labels" in inputs:
@@ -90,18 +90,18 @@ def _checked(order: str) -> str:
 
 
 def _process_group(group: Any) -> dist.ProcessGroup:
-    """The group itself, of a mesh too.
+    """Returns the process group, which may be given as a mesh.
 
     Raises:
         RuntimeError: without a process group. ValueError: for a mesh of several dimensions.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
-            "a sequence is split over the ranks of a process group: start with torchrun or accelerate launch."
+            "Splitting sequences over ranks needs a process group. Start the program with torchrun or accelerate launch."
         )
     if hasattr(group, "get_group"):
         if group.ndim != 1:
-            raise ValueError(f"a mesh must have one dimension, as mesh['cp'] has, got {group.ndim}.")
+            raise ValueError(f"A mesh must have one dimension, such as mesh['cp'], got {group.ndim}.")
         return group.get_group()
     return group
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""State tuning: of a language model only the state that it begins a text with is learned.
+"""State tuning: training only the initial state of a language model.
 
-A model that begins with a learned state behaves as if it had read a text that asks for a task. All weights stay as they are,
-the state is a small file (2 MB for 37 million parameters), and inference costs what it did.
+A model with a learned initial state behaves as if it had read a text that asks for a task. All weights stay unchanged, the
+state is a small file (2 MB for 37 million parameters), and inference costs the same.
 """
 
 import os
@@ -18,19 +18,19 @@ from ..state.retention_state import RetNetState, require_retention_alone
 
 
 class StateTuning(nn.Module):
-    """A language model with frozen weights and a learned initial state. Trainer trains it as it trains the model.
+    """A language model with frozen weights and a learned initial state. Trainer trains it like the model.
 
-    Its `state_dict` has the state alone, which is what checkpoints hold. `save` writes a file that `RetNetState.load` reads,
-    for `generate`, exports and everything else that takes a state.
+    Its `state_dict`, and so every checkpoint, contains only the state. `save` writes a file that `RetNetState.load` reads,
+    for `generate`, exports and everything else that accepts a state.
 
     Args:
-        model: whose layers are all retention. Its parameters no longer ask for gradients.
+        model: a model with retention in all layers. Its parameters are set to require no gradients.
 
     Raises:
-        ValueError: for a model with softmax attention, whose state has no fixed size.
+        ValueError: for a model with softmax attention, since its state has no fixed size.
 
     Attributes:
-        states: (M, K, V) of each layer, float32, which begin with zeros: as the model without a state.
+        states: (M, K, V) for each layer, float32. Initially they are zero, which equals a model without a state.
 
     Example:
 
@@ -49,7 +49,7 @@ class StateTuning(nn.Module):
 
     def __init__(self, model: RetNetForCausalLM) -> None:
         super().__init__()
-        self._keys_to_ignore_on_save = None  # which Trainer asks for when it resumes
+        self._keys_to_ignore_on_save = None  # Trainer reads this attribute when it resumes
         require_retention_alone(model.config)
         self.model, self.config = model.requires_grad_(False), model.config
         shapes = [model.config.state_shape(layer) for layer in range(model.config.num_hidden_layers)]
@@ -57,7 +57,7 @@ class StateTuning(nn.Module):
         self.register_load_state_dict_post_hook(_without_weights)
 
     def state(self, batch: int = 1) -> RetNetState:
-        """The initial state of so many texts. Gradients flow into `states` where they are enabled."""
+        """Returns the initial state of `batch` texts. If gradients are enabled, they flow into `states`."""
         state = RetNetState.zeros(self.config, batch, self.states[0].device)
         for layer, own in zip(state.layers, self.states):
             layer.recurrent_states = own.expand(batch, *own.shape).clone()
@@ -72,21 +72,21 @@ class StateTuning(nn.Module):
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """What the model returns for texts (B, T) that begin with the learned state.
+        """Returns the model's outputs for texts (B, T) that begin with the learned state.
 
         Raises:
-            ValueError: for packed documents, of which only the first one would begin with it.
+            ValueError: for packed documents, since only the first document of a row would begin with it.
         """
         packed = [name for name in ("seq_idx", "cu_seq_lens_q") if kwargs.get(name) is not None]
         if position_ids is not None and bool((position_ids[..., 1:] <= position_ids[..., :-1]).any()):
-            packed.append("position_ids that begin anew")
+            packed.append("position_ids that restart")
         if packed:
-            raise ValueError(f"a learned state begins a row: packed documents ({packed[0]}) have to be rows of their own.")
+            raise ValueError(f"Packed documents ({packed[0]}) must be separate rows, since a learned state begins a row.")
         options = {"labels": labels, "position_ids": position_ids, "use_cache": False, **kwargs}
         return self.model(input_ids, attention_mask, past_key_values=self.state(len(input_ids)), **options)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The learned state alone."""
+        """Returns only the learned state."""
         entries = super().state_dict(*args, **kwargs)
         frozen = f"{kwargs.get('prefix', '')}model."
         for name in [name for name in entries if name.startswith(frozen)]:
@@ -95,9 +95,9 @@ class StateTuning(nn.Module):
 
     def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
         """Raises ValueError: PyTorch's reentrant checkpointing passes no gradient to a state."""
-        raise ValueError("gradient_checkpointing must be False for StateTuning: a state may get no gradient through it.")
+        raise ValueError("gradient_checkpointing must be False for StateTuning, since it may pass no gradient to the state.")
 
-    activation_checkpointing_enable = gradient_checkpointing_enable  # the name from transformers 5.24 on
+    activation_checkpointing_enable = gradient_checkpointing_enable  # the name since transformers 5.24
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the state as a file that `RetNetState.load(path, model)` reads."""
@@ -108,7 +108,7 @@ register_causal(StateTuning)
 
 
 def _without_weights(tuning: StateTuning, keys: Any) -> None:
-    """The frozen weights of the model are in no checkpoint, and nobody misses them."""
+    """Removes the frozen weights from the missing keys, since no checkpoint contains them."""
     frozen = tuple(f"model.{name}" for name in tuning.model.state_dict())
     inner = tuple(f".{name}" for name in frozen)
     keys.missing_keys[:] = [name for name in keys.missing_keys if name not in frozen and not name.endswith(inner)]

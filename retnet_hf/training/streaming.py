@@ -2,8 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """Texts longer than memory: exact scores in one pass, and training with the state carried from segment to segment.
 
-A RetNet needs nothing of what it has read but its state, so a text is walked in segments, in constant memory, and the result
-is that of reading it at once.
+A RetNet needs only its state of the tokens that it has read. It reads a text in segments, in constant memory, with the same
+result as reading the text at once.
 """
 
 import itertools
@@ -27,12 +27,12 @@ from ..state.retention_state import RetNetState
 
 @dataclass
 class StreamScore:
-    """What `score_stream` found.
+    """Result of `score_stream`.
 
     Attributes:
-        log_likelihood: sum of ln p(token | all before it), in nats.
-        tokens: number of tokens that were predicted.
-        state: the state after the last token, to read on from.
+        log_likelihood: sum of ln p(token | all earlier tokens), in nats.
+        tokens: number of predicted tokens.
+        state: the state after the last token, with which to continue.
     """
 
     log_likelihood: float
@@ -41,15 +41,15 @@ class StreamScore:
 
     @property
     def perplexity(self) -> float:
-        """exp of the negative log-likelihood per token."""
+        """Returns exp of the negative log-likelihood per token, or NaN if no token was predicted."""
         return math.exp(-self.log_likelihood / self.tokens) if self.tokens else float("nan")
 
 
 def segments(tokens: Tensor | Iterable, segment_length: int) -> Iterator[Tensor]:
-    """Cuts a stream of tokens into int64 tensors (1, segment_length), the last one shorter.
+    """Splits a stream of tokens into int64 tensors (1, segment_length). The last one may be shorter.
 
     Args:
-        tokens: a tensor of ids, or anything that yields ids, or lists or tensors of ids; read no further than needed.
+        tokens: a tensor of ids, or an iterable of ids or of lists or tensors of ids, which is read only as far as needed.
 
     Raises:
         ValueError: for a tensor of several texts.
@@ -61,7 +61,7 @@ def segments(tokens: Tensor | Iterable, segment_length: int) -> Iterator[Tensor]
         yield from (segment[None].long() for segment in tokens.flatten().split(segment_length) if len(segment))
         return
     if isinstance(tokens, str):
-        raise TypeError("tokens must be ids, got a str: tokenize the text first.")
+        raise TypeError("tokens must be ids, got a str. Tokenize the text first.")
     ids = itertools.chain.from_iterable(_ids(piece) for piece in tokens)
     while segment := list(itertools.islice(ids, segment_length)):
         yield torch.tensor([segment])
@@ -80,14 +80,14 @@ def score_stream(
     segment_length: int = 4096,
     state: Cache | None = None,
 ) -> StreamScore:
-    """The exact log-likelihood of a stream of any length, in memory that does not depend on it.
+    """Returns the exact log-likelihood of a stream of any length, with memory that does not depend on the length.
 
     Args:
-        model: a causal language model with a constant-size state. It reads in eval mode, whatever mode it is in.
-        tokens: ids: a tensor, or any iterable of ids or of sequences of ids, a generator included.
-        segment_length: tokens read at a time; the score does not depend on it.
-        state: what was read before; updated in place. The first token is then not scored, since the logits that predict it
-            went with the earlier call.
+        model: a causal language model with a constant-size state. It is set to eval mode during the call.
+        tokens: a tensor of ids, or any iterable (such as a generator) of ids or of sequences of ids.
+        segment_length: tokens read at a time. The score does not depend on it.
+        state: the state after earlier tokens; updated in place. The first token is then not scored, since its logits were
+            an output of the earlier call.
 
     Raises:
         ValueError: for an empty stream, a tensor of several texts, or segment_length < 1.
@@ -117,19 +117,19 @@ def score_stream(
 
 
 class TokenStreams(IterableDataset):
-    """One long text as training examples, such that row b of every batch continues row b of the batch before.
+    """Training examples from one long text: row b of every batch continues row b of the previous batch.
 
-    The text is cut into `batch_size * processes` streams of equal length, and these into segments, which come out in the
-    order in which the data loaders of a `Trainer` need them, also if they have several workers. Use it with `CarryState`.
+    The text is split into `batch_size * processes` streams of equal length, and each stream into segments. Segments are
+    yielded in the order that the data loaders of a `Trainer` need, also with several workers. Use it with `CarryState`.
 
     Args:
         tokens: (all tokens,) int64.
-        batch_size: that of a data loader: `per_device_train_batch_size`.
+        batch_size: batch size of a data loader, `per_device_train_batch_size`.
         segment_length: tokens in an example.
-        processes: that train side by side, each on `batch_size` streams of its own.
+        processes: number of processes. Each process trains on `batch_size` streams.
 
     Raises:
-        ValueError: for a text too short for one batch.
+        ValueError: if the text is too short for one batch.
     """
 
     def __init__(self, tokens: Tensor, batch_size: int, segment_length: int, processes: int = 1) -> None:
@@ -137,7 +137,7 @@ class TokenStreams(IterableDataset):
         length = len(tokens) // streams // segment_length
         if length < 1:
             raise ValueError(
-                f"tokens must be at least batch_size * processes * segment_length = {streams * segment_length}, "
+                f"len(tokens) must be at least batch_size * processes * segment_length = {streams * segment_length}, "
                 f"got {len(tokens)}."
             )
         self.batch_size = batch_size
@@ -158,20 +158,19 @@ class TokenStreams(IterableDataset):
 
 
 class CarryState(TrainerCallback):
-    """Truncated back-propagation through time: each training step starts from the state that the last one ended with.
+    """Truncated back-propagation through time: each training step starts from the final state of the previous step.
 
-    The state is detached between steps, begins anew with every epoch, is left alone by evaluation, and is kept in every
-    checkpoint, so that a resumed run goes on with it. Each of several processes carries the state of its own rows; a run may
-    be resumed by another number of them with as many rows in all. Hand it to a `Trainer` along with `TokenStreams`:
-
-        Trainer(model, args, train_dataset=TokenStreams(tokens, batch_size, 512), callbacks=[CarryState()])
+    The state is detached between steps and reset at every epoch. Evaluation does not change it. Every checkpoint contains
+    it, so that a resumed run continues with it. Each of several processes carries the state of its own rows. A run may be
+    resumed with another number of processes if the total number of rows is the same. Pass it to a `Trainer` with
+    `TokenStreams`: `Trainer(model, args, train_dataset=TokenStreams(tokens, batch_size, 512), callbacks=[CarryState()])`.
 
     Raises:
-        ValueError: when training begins with another dataset, another batch size or number of processes, so that rows would
-            not continue each other; or from a checkpoint without a state of these rows.
+        ValueError: when training begins, if the dataset is no `TokenStreams` or was made for another batch size or number
+            of processes, or if the checkpoint to resume has no state of these rows.
     """
 
-    FILE = "carried_state.safetensors"  # of one process; of several, carried_state.1-of-2.safetensors
+    FILE = "carried_state.safetensors"  # for one process; several processes write carried_state.1-of-2.safetensors etc.
 
     def __init__(self) -> None:
         self.state: RetNetState | None = None
@@ -179,37 +178,37 @@ class CarryState(TrainerCallback):
 
     def on_train_begin(self, args, state, control, model: nn.Module = None, train_dataloader=None, **kwargs) -> None:
         dataset = getattr(train_dataloader, "dataset", None)
-        dataset = getattr(dataset, "dataset", dataset)  # within that of accelerate which shares it out
+        dataset = getattr(dataset, "dataset", dataset)  # accelerate's dataset for several processes wraps ours
         if not isinstance(dataset, TokenStreams):
             raise ValueError(f"CarryState needs a train_dataset of type TokenStreams, got {type(dataset).__name__}.")
         batch_size, streams = args.train_batch_size, dataset.streams.shape[0]
         if dataset.batch_size != batch_size or streams != batch_size * args.world_size:
             raise ValueError(
                 f"TokenStreams was made for batch_size {dataset.batch_size} and {streams // dataset.batch_size} processes, "
-                f"but the Trainer runs with {batch_size} and {args.world_size}: its rows would not continue each other."
+                f"but the Trainer runs with {batch_size} and {args.world_size}. Make it for the same numbers."
             )
         if args.world_size > 1 and args.dataloader_num_workers > 1 and args.accelerator_config.dispatch_batches is False:
             raise ValueError(
-                "dispatch_batches must not be False where several processes have several data loader workers each: rows "
-                "would not continue each other."
+                "dispatch_batches must not be False if several processes have several data loader workers each: rows "
+                "would not continue the rows of the previous batch."
             )
         if args.world_size > 1 and args.accelerator_config.split_batches:
-            raise ValueError("split_batches must be off with several processes: rows would not continue each other.")
+            raise ValueError("split_batches must be False: rows would not continue the rows of the previous batch.")
         self._remove_hooks()
         self.state = None
         if _is_within_epoch(state):
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             whole = self._load(folder, model)
             if whole.layers[0].batch_size != streams:
-                raise ValueError(f"{folder} has the state of {whole.layers[0].batch_size} rows, and this run has {streams}.")
+                raise ValueError(f"{folder} has the state of {whole.layers[0].batch_size} rows, but this run has {streams}.")
             first = args.process_index * batch_size
             self.state = whole.select(list(range(first, first + batch_size)))
 
     def _load(self, folder: Path, model: nn.Module) -> RetNetState:
-        """The state of all rows, of however many processes."""
+        """Returns the state of all rows, from the files of any number of processes."""
         any_of_them = next(self._files(folder), None)
         if any_of_them is None:
-            raise ValueError(f"{folder} has no {self.FILE}: it was not written by a run with CarryState.")
+            raise ValueError(f"{folder} has no {self.FILE}, so it was not written by a run with CarryState.")
         of_several = re.search(r"-of-(\d+)", any_of_them.name)
         files = self._files_of(folder, int(of_several[1]) if of_several else 1)
         return RetNetState.concatenate(
@@ -217,7 +216,7 @@ class CarryState(TrainerCallback):
         )
 
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
-        if not _is_within_epoch(state):  # as it is where a run is resumed
+        if not _is_within_epoch(state):  # a resumed run continues within an epoch, with the loaded state
             self.state = None
 
     def on_step_begin(self, args, state, control, model: nn.Module = None, **kwargs) -> None:
@@ -234,19 +233,19 @@ class CarryState(TrainerCallback):
         if self.state is None:
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        folder.mkdir(parents=True, exist_ok=True)  # Trainer makes it in its first process
+        folder.mkdir(parents=True, exist_ok=True)  # Trainer creates it in the first process only
         own = self._files_of(folder, args.world_size)
         self.state.save(own[args.process_index])
-        if args.process_index == 0:  # of a run with another number of processes, which wrote its checkpoint here before
+        if args.process_index == 0:  # removes files that a run with another number of processes wrote here earlier
             for file in set(self._files(folder)) - set(own):
                 file.unlink()
 
     def _files(self, folder: Path) -> Iterator[Path]:
-        """All that are there."""
+        """Returns all state files in the folder."""
         return folder.glob(f"{Path(self.FILE).stem}*")
 
     def _files_of(self, folder: Path, processes: int) -> list[Path]:
-        """Those of a run with so many processes, in their order."""
+        """Returns the state files of a run with `processes` processes, in order."""
         whole = folder / self.FILE
         several = [whole.with_stem(f"{whole.stem}.{process}-of-{processes}") for process in range(processes)]
         return several if processes > 1 else [whole]
@@ -269,7 +268,7 @@ class CarryState(TrainerCallback):
 
 
 def _is_within_epoch(state: TrainerState) -> bool:
-    return (state.epoch or 0.0) % 1 > 0  # Trainer counts the epochs that are over, with the share of the last one
+    return (state.epoch or 0.0) % 1 > 0  # Trainer counts epochs with their fraction
 
 
 __all__ = ["CarryState", "StreamScore", "TokenStreams", "score_stream", "segments"]

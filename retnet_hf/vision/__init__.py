@@ -1,3 +1,3 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""ViR, RMT and MetaFormer, and what images share."""
+"""ViR, RMT and MetaFormer, and code common to image models."""

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""MetaFormer configuration: stages described by lists, a token mixer named for each, and PoolFormer's sizes by name."""
+"""Configuration of MetaFormer: lists with a value per stage, a token mixer for each stage, and PoolFormer's named sizes."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ MIXERS_WITH_DECAY = ("retention", "manhattan")
 _SIZES = {
     name: {"hidden_sizes": sizes, "depths": depths, "layer_scale_init_value": layer_scale, "drop_path_rate": drop_path_rate}
     for name, sizes, depths, layer_scale, drop_path_rate in (
-        # small ones for experiments, in the proportions of S12
+        # small sizes for experiments, in the proportions of S12
         ("tiny", [16, 32, 80, 128], [2, 2, 6, 2], 1e-5, 0.0),
         ("mini", [32, 64, 160, 256], [2, 2, 6, 2], 1e-5, 0.0),
         # PoolFormer, arXiv 2111.11418 table 1, with the stochastic depth of its training runs
@@ -35,51 +35,51 @@ _SIZES = {
 
 @strict
 class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
-    r"""Configuration of a MetaFormer (arXiv 2111.11418). The defaults are those of PoolFormer-S12.
+    r"""Configuration of a MetaFormer (arXiv 2111.11418). The defaults describe PoolFormer-S12.
 
-    Every list has one value per stage. The presets have pooling in every stage.
+    Every list has one value per stage. The presets use pooling in every stage.
 
     Args:
         num_channels (`int`): colour channels of the images.
-        image_size (`int` or a pair): size of the training images, for tools that ask. The model accepts any size.
-        token_mixers (`str` or `list[str]`): the mixer of the tokens of each stage, one name for all or a list:
-            "pooling", the mean of a window less the token itself (PoolFormer);
+        image_size (`int` or a pair): size of the training images, for tools that read it. The model accepts any size.
+        token_mixers (`str` or `list[str]`): the token mixer of each stage, one name for all stages or a list:
+            "pooling", the mean of a window minus the token itself (PoolFormer);
             "retention", over the tokens row by row, with decay γ^|n-m|;
             "manhattan", retention over the grid, with decay γ^(|Δx| + |Δy|);
-            "attention", softmax attention; "identity", nothing.
-        depths (`list[int]`): blocks of each stage. hidden_sizes (`list[int]`): width of each stage.
-        num_attention_heads (`list[int]`, *optional*): heads of each stage whose mixer has any. Absent, heads are about 32
-            wide.
-        patch_sizes, strides, padding (`list[int]`): of the convolution with which a stage begins.
+            "attention", softmax attention; "identity", no mixing.
+        depths (`list[int]`): number of blocks in each stage. hidden_sizes (`list[int]`): width of each stage.
+        num_attention_heads (`list[int]`, *optional*): number of heads in each stage, for mixers with heads. If absent, heads
+            are about 32 wide.
+        patch_sizes, strides, padding (`list[int]`): kernel size, stride and padding of the first convolution of each stage.
         pool_size (`int`): side of the window of "pooling", odd.
-        mlp_ratio (`float`): width of the feed-forward over that of the stage, rounded down.
+        mlp_ratio (`float`): inner width of the feed-forward network divided by the stage's width, rounded down.
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
-        key_expansion, value_expansion (`float`): size of all queries, and of all values, over that of the stage.
+        key_expansion, value_expansion (`float`): total size of the queries, and of the values, divided by the stage's width.
         qkv_bias (`bool`): whether the projections to queries, keys, values and gate have biases.
-        bidirectional (`bool`): False: a token sees itself and earlier tokens in "retention" and "attention". Must be True
-            with "manhattan".
-        decay_schedule (`str` or `list[list[float]]`): γ of head i of H of "retention" and "manhattan":
-            "rmt", 1 - 2^(-2 - 4 i / H), as RMT has it in its first stages; "power_of_two", 1 - 2^(-5 - i), and "log_linear",
-            1 - exp(linspace(ln 1/32, ln 1/512)), as RetNet has it; "geometric", exp(-1/τ), whose time constants τ grow by
-            one factor from head to head; "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1; or for each stage one
-            number in (0, 1] per head.
-        decay_range (pair of `float`): τ of the first and of the last head of "geometric", in tokens, or steps of the grid.
+        bidirectional (`bool`): if False, a token in "retention" and "attention" sees only itself and earlier tokens. Must be
+            True with "manhattan".
+        decay_schedule (`str` or `list[list[float]]`): γ of head i of H heads in "retention" and "manhattan":
+            "rmt", 1 - 2^(-2 - 4 i / H), the decays of RMT's first stages; "power_of_two", 1 - 2^(-5 - i), and "log_linear",
+            1 - exp(linspace(ln 1/32, ln 1/512)), as in RetNet; "geometric", exp(-1/τ), with time constants τ in geometric
+            progression over the heads; "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1; or a list that has, for each
+            stage, one number in (0, 1] per head.
+        decay_range (pair of `float`): τ of the first and the last head of "geometric", in tokens or in steps on the grid.
         use_output_gate (`bool`), output_gate_act (`str`): the gate on the output of "retention" and "manhattan", and its
             activation.
-        use_head_norm (`bool`): RMS norm of each head's output of "retention" and "manhattan".
+        use_head_norm (`bool`): RMS norm on the output of each head in "retention" and "manhattan".
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise".
-        use_layer_scale (`bool`), layer_scale_init_value (`float`): factors on the branches of a block, and their initial
-            value.
+        use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on the branches of a block, and their
+            initial value.
         layer_norm_eps (`float`): epsilon of every norm.
-        drop_path_rate (`float`): stochastic depth of the last block; it rises linearly from 0 at the first.
+        drop_path_rate (`float`): stochastic depth of the last block. The rate rises linearly from 0 in the first block.
         initializer_range (`float`): standard deviation of the weights.
-        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among
+        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, from
             "stem", "stage1", … ; the last stage if both are absent.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or one that is not allowed, in a sentence
-            that names the field, the value and what is allowed.
-        ValueError: for out_features and out_indices that do not fit the stages.
+        huggingface_hub.errors.StrictDataclassError: if a value has the wrong type or is not allowed. The message names the
+            field, the value and what is allowed.
+        ValueError: if out_features and out_indices do not fit the stages.
 
     Example:
 
@@ -134,7 +134,7 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def _tensor_parallel_plan(self) -> dict[str, str]:
-        """How tensor parallelism shares out the weights. Each rank has the projections of all heads, any number of them."""
+        """Returns the tensor-parallel style of each weight. Outputs are gathered, so heads need not divide among ranks."""
         plan = {"mlp.fc1": "colwise", "mlp.fc2": "rowwise"}
         if set(self.token_mixers) & set(MIXERS_WITH_HEADS):
             gates = self.use_output_gate and set(self.token_mixers) & set(MIXERS_WITH_DECAY)
@@ -143,7 +143,7 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         return {f"stages.*.blocks.*.{name}": style for name, style in plan.items()}
 
     def decays(self, stage: int) -> list[float]:
-        """γ of each head of a stage, in double precision."""
+        """Returns γ of each head of a stage, in double precision."""
         heads = self.num_attention_heads[stage]
         if self.decay_schedule == "rmt":
             return [1 - 2.0 ** (-2 - 4 * head / heads) for head in range(heads)]
@@ -151,19 +151,19 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         return scheduled_decays(self.decay_schedule if by_name else self.decay_schedule[stage], heads, self.decay_range)
 
     def validate_architecture(self) -> None:
-        """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
+        """Checks the fields, each alone and together, as part of `@strict` validation."""
         check = FieldChecks(self)
         self._check_stages(check)
         sizes, stages = self.hidden_sizes, list(zip(self.token_mixers, self.hidden_sizes, self.num_attention_heads))
         known = all(name in TOKEN_MIXERS for name in self.token_mixers)
         check.require(known, "token_mixers", f"a list of {', '.join(TOKEN_MIXERS)}")
         both_ways = self.bidirectional or "manhattan" not in self.token_mixers
-        check.require(both_ways, "bidirectional", "True where token_mixers names manhattan, which looks both ways")
+        check.require(both_ways, "bidirectional", "True if token_mixers contains manhattan, which is bidirectional")
         check.positive_integers("depths", "hidden_sizes", "num_attention_heads", "patch_sizes", "strides")
         check.require(all(number >= 0 for number in self.padding), "padding", "0 or positive")
         check.require(self.pool_size > 0 and self.pool_size % 2 == 1, "pool_size", "odd and positive")
         not_empty = all(int(self.mlp_ratio * size) > 0 for size in sizes)
-        check.require(not_empty, "mlp_ratio", f"such that times each of hidden_sizes ({sizes}) it is 1 or more")
+        check.require(not_empty, "mlp_ratio", f"large enough that times each of hidden_sizes ({sizes}) it is at least 1")
         check.positive("key_expansion", "value_expansion")
         for field, what in (("key_expansion", "queries"), ("value_expansion", "values")):
             expansion = getattr(self, field)
@@ -171,8 +171,8 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
             check.require(
                 all(abs(size - round(size)) < 1e-6 and round(size) > 0 and round(size) % n == 0 for size, n in expanded),
                 "num_attention_heads",
-                f"such that each divides the size of its stage (hidden_sizes is {sizes}) times {field} ({expansion}) into "
-                f"{what} of whole size",
+                f"for each stage a divisor of its hidden size (hidden_sizes is {sizes}) times {field} ({expansion}), which "
+                f"is the size of the {what} of all heads",
             )
         check.activation("hidden_act", "output_gate_act")
         check.one_of("retention_form", FORMS)
@@ -189,12 +189,12 @@ class MetaFormerConfig(StagedConfigMixin, PreTrainedConfig):
         check.require(
             all(len(decays) == heads and all(0 < decay <= 1 for decay in decays) for decays, heads in decaying),
             "decay_schedule",
-            f"for each stage one number in (0, 1] per head (num_attention_heads is {self.num_attention_heads})",
+            f"for each stage a list of one number in (0, 1] per head (num_attention_heads is {self.num_attention_heads})",
         )
 
 
 def _heads_of_about_32(size: int) -> int:
-    """The largest number of heads, each at least 32 wide, that divides a hidden size; 1 if there is none."""
+    """Returns the largest number of heads, each at least 32 wide, that divides a hidden size; 1 if there is none."""
     return next((heads for heads in range(size // 32, 1, -1) if size % heads == 0), 1)
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""RMT configuration: four stages described by lists of numbers, and the published sizes by name."""
+"""Configuration of RMT: lists with a value per stage, and the published sizes by name."""
 
 from huggingface_hub.dataclasses import strict
 from transformers.configuration_utils import PreTrainedConfig
@@ -40,41 +40,41 @@ _TOKEN_LABEL = {
 
 @strict
 class RMTConfig(StagedConfigMixin, PreTrainedConfig):
-    r"""Configuration of an RMT (arXiv 2309.11523). The defaults are those of RMT-T.
+    r"""Configuration of an RMT (arXiv 2309.11523). The defaults describe RMT-T.
 
-    Every list has one value per stage. The presets have their names in the paper too, "T" to "L"; a star marks training with
-    token labels.
+    Every list has one value per stage. The presets also have their names of the paper, "T" to "L"; a star marks training
+    with token labels.
 
     Args:
         num_channels (`int`): colour channels of the images.
-        image_size (`int` or a pair): size of the training images, for tools that ask. The model accepts any size.
-        hidden_sizes (`list[int]`): width of each stage; the first is even, as the stem begins with half of it.
-        depths (`list[int]`): blocks of each stage.
-        num_attention_heads (`list[int]`): heads of each stage, each with its own decay.
-        mlp_ratios (`list[float]`): width of the feed-forward over the stage's width, rounded down.
-        attention_types (`list[str]`): "whole", all tokens attend to all with decay γ^(|Δrow| + |Δcolumn|), or
-            "decomposed", along the rows with γ^|Δcolumn|, then along the columns with γ^|Δrow|.
+        image_size (`int` or a pair): size of the training images, for tools that read it. The model accepts any size.
+        hidden_sizes (`list[int]`): width of each stage. The first must be even, because the stem begins with half of it.
+        depths (`list[int]`): number of blocks in each stage.
+        num_attention_heads (`list[int]`): number of heads in each stage. Each head has its own decay.
+        mlp_ratios (`list[float]`): inner width of the feed-forward network divided by the stage's width, rounded down.
+        attention_types (`list[str]`): "whole": all tokens attend to all tokens, with decay γ^(|Δrow| + |Δcolumn|).
+            "decomposed": tokens attend along the rows with γ^|Δcolumn|, then along the columns with γ^|Δrow|.
         decay_exponents (`list[float]`), decay_exponent_ranges (`list[float]`): γ of head i of N is
             1 - 2^(-exponent - range · i / N).
         rope_theta (`float`): the tokens, counted row by row, are rotated by frequencies rope_theta^(-linspace(0, 1, K/2)).
-        use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): factors on the branches of a block, and their
-            initial value.
+        use_layer_scale (`list[bool]`), layer_scale_init_value (`float`): learned factors on the branches of a block, and
+            their initial value.
         projection_size (`int`): width of the classifier's hidden layer.
-        token_classifier_input (`str`, *optional*): adds the classifier of single tokens of the token-label releases (the
-            starred ones), on the last stage's "hidden_states" or on their "projection".
+        token_classifier_input (`str`, *optional*): adds the classifier of single tokens that the token-label (starred)
+            releases have, on the last stage's "hidden_states" or on their "projection".
         hidden_act (`str`): activation of stem and feed-forward, a name of `transformers.activations.ACT2FN`.
         projection_act (`str`): activation of the classifier's hidden layer.
-        layer_norm_eps (`float`), batch_norm_eps (`float`): epsilons of the norms, but for those of feature maps in a
-            backbone, which is 1e-5.
-        drop_path_rate (`float`): stochastic depth of the last block; it rises linearly from 0 at the first.
+        layer_norm_eps (`float`), batch_norm_eps (`float`): epsilons of the norms. The norms of feature maps in a backbone
+            have 1e-5.
+        drop_path_rate (`float`): stochastic depth of the last block. The rate rises linearly from 0 in the first block.
         initializer_range (`float`): standard deviation of the weights of linear layers.
-        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among
+        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, from
             "stem", "stage1", … ; the last stage if both are absent.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or one that is not allowed, in a sentence
-            that names the field, the value and what is allowed.
-        ValueError: for out_features and out_indices that do not fit the stages.
+        huggingface_hub.errors.StrictDataclassError: if a value has the wrong type or is not allowed. The message names the
+            field, the value and what is allowed.
+        ValueError: if out_features and out_indices do not fit the stages.
 
     Example:
 
@@ -103,7 +103,7 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
         "use_layer_scale",
     )
 
-    # outputs are gathered, because convolutions between the sharded weights read the channels of all ranks
+    # Outputs are gathered, because convolutions between the sharded layers read the channels of all ranks.
     base_model_tp_plan = {
         **{f"stages.*.blocks.*.attention.{name}_proj": "colwise_gather_output" for name in "qkv"},
         "stages.*.blocks.*.attention.o_proj": "rowwise_split_input",
@@ -135,24 +135,24 @@ class RMTConfig(StagedConfigMixin, PreTrainedConfig):
     _out_indices: list[int] | None = None
 
     def decays(self, stage: int) -> list[float]:
-        """γ of each head of a stage, in double precision."""
+        """Returns γ of each head of a stage, in double precision."""
         heads = self.num_attention_heads[stage]
         exponent, span = self.decay_exponents[stage], self.decay_exponent_ranges[stage]
         return [1 - 2.0 ** (-exponent - span * head / heads) for head in range(heads)]
 
     def validate_architecture(self) -> None:
-        """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
+        """Checks the fields, each alone and together, as part of `@strict` validation."""
         check = FieldChecks(self)
         self._check_stages(check)
         sizes, heads = self.hidden_sizes, self.num_attention_heads
         check.positive_integers("hidden_sizes", "depths", "num_attention_heads")
         even_half = sizes[0] % 2 == 0
-        check.require(even_half, "hidden_sizes", "even in the first stage, whose half is the width of the stem")
+        check.require(even_half, "hidden_sizes", "even in the first stage, because the stem begins with half that width")
         even = all(size % (2 * number) == 0 for size, number in zip(sizes, heads))
-        allowed = f"such that each of hidden_sizes ({sizes}) divides into heads of even size"
+        allowed = f"for each stage a divisor of half its hidden size (hidden_sizes is {sizes}), since head sizes are even"
         check.require(even, "num_attention_heads", allowed)
         not_empty = all(int(ratio * size) > 0 for ratio, size in zip(self.mlp_ratios, sizes))
-        check.require(not_empty, "mlp_ratios", f"such that times hidden_sizes ({sizes}) it is 1 or more")
+        check.require(not_empty, "mlp_ratios", f"large enough that times hidden_sizes ({sizes}) each is at least 1")
         known = all(name in ATTENTION_TYPES for name in self.attention_types)
         check.require(known, "attention_types", f"a list of {' and '.join(ATTENTION_TYPES)}")
         between = all(0 < decay < 1 for stage in range(len(self.depths)) for decay in self.decays(stage))

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Base classes of the configurations of image models: feature maps of a backbone, and lists with a value per stage."""
+"""Base classes for configurations of image models: feature maps of a backbone, and lists with a value per stage."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from ..arguments.configuration_checks import FieldChecks, KnownFieldsMixin, Pres
 
 
 class VisionConfigMixin(PresetsMixin, KnownFieldsMixin, BackboneConfigMixin):
-    """Names the outputs of the stem and of `stages` stages, and chooses the feature maps of a backbone among them."""
+    """Names the outputs of the stem and the stages, and chooses a backbone's feature maps among them."""
 
     def _name_stages(self, stages: int, kwargs: dict[str, Any]) -> None:
         self.stage_names = ["stem"] + [f"stage{number}" for number in range(1, stages + 1)]
@@ -20,7 +20,7 @@ class VisionConfigMixin(PresetsMixin, KnownFieldsMixin, BackboneConfigMixin):
 
 
 class StagedConfigMixin(VisionConfigMixin):
-    """`_per_stage` names the fields with one value per stage, depths and hidden_sizes among them."""
+    """Base class with a value per stage in the fields named by `_per_stage`, which include depths and hidden_sizes."""
 
     base_model_fsdp_plan = {"stages.*.blocks.*": "free_full_weight"}
 
@@ -32,17 +32,17 @@ class StagedConfigMixin(VisionConfigMixin):
 
     @property
     def num_hidden_layers(self) -> int:
-        """Number of hidden states that the model returns after the stem's: one per stage."""
+        """Returns the number of stages. The model returns one hidden state per stage, after the stem's."""
         return len(self.depths)
 
     @property
     def hidden_size(self) -> int:
-        """Width of the last stage."""
+        """Returns the width of the last stage."""
         return self.hidden_sizes[-1]
 
     def _check_stages(self, check: FieldChecks) -> None:
         stages = len(self.depths)
-        check.require(stages > 0, "depths", "a list of one number or more")
+        check.require(stages > 0, "depths", "a list of at least one number")
         for field in self._per_stage:
             allowed = f"a list of one value per stage (depths has {stages})"
             check.require(len(getattr(self, field)) == stages, field, allowed)

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""ViR configuration: the options of both public implementations, and named sizes."""
+"""Configuration of ViR: the options of both public implementations, and named sizes."""
 
 from typing import Any
 
@@ -43,53 +43,53 @@ _PAPER_NAMES = {f"ViR-{name[0].upper()}/{name[-2:]}": name for name in _SIZES if
 
 @strict
 class ViRConfig(VisionConfigMixin, PreTrainedConfig):
-    r"""Configuration of a ViR, a vision retention network (arXiv 2310.19731). The defaults are those of ViR-B/16, without
-    layer scale.
+    r"""Configuration of a ViR, a vision retention network (arXiv 2310.19731). The defaults describe ViR-B/16 without layer
+    scale.
 
-    The presets "tiny-16" to "large-14" follow the authors' code, and those that begin with "pulfer" follow
+    The presets "tiny-16" to "large-14" follow the authors' code. The presets "pulfer-…" follow
     BrianPulfer/vision-retention-networks.
 
     Args:
-        image_size (`int` or a pair): height and width of the images that the positions are learned for.
+        image_size (`int` or a pair): height and width of the images for which positions are learned.
         patch_size (`int` or a pair): height and width of a patch.
         num_channels (`int`): colour channels of the images.
         hidden_size (`int`), num_hidden_layers (`int`): width and number of the blocks.
-        num_attention_heads (`int`): heads of each retention, each with its own decay.
-        intermediate_size (`int`, *optional*): width of the feed-forward, four times the hidden size if absent; or
-            `mlp_ratio` times the hidden size, if that is given instead.
+        num_attention_heads (`int`): number of heads in each block. Each head has its own decay.
+        intermediate_size (`int`, *optional*): inner width of the feed-forward network. If absent, `mlp_ratio` (another
+            argument, 4 if absent) times the hidden size.
         hidden_act (`str`): activation of the feed-forward, a name of `transformers.activations.ACT2FN`.
-        pooling (`str`): `pooler_output`, which the classifier reads. "class_token": a learned token after all patches, the
-            last of the sequence; "last_patch"; "mean" of the patches, with the last norm after the mean; "mean_but_first",
-            the same without the first patch, as in the authors' code.
-        decay_schedule (`str` or `list[float]`): γ of each head: "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)) (the
-            authors' code); "power_of_two", 1 - 2^(-5-i) (RetNet's, equation 8); "geometric", exp(-1/τ), whose time constants
-            τ grow by one factor from head to head; "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none", 1; or one number in
-            (0, 1] per head.
-        decay_range (pair of `float`): τ of the first and of the last head of "geometric", in patches.
-        bidirectional (`bool`): every token sees later tokens too, with decay γ^|n-m|.
-        mirror_sequence (`bool`): the sequence is every token, and then every token again in reverse, so that its second half
-            sees all tokens: the authors' bidirectional mode. It needs a pooling of patches.
-        qkv_bias (`bool`): biases of queries, keys and values.
-        use_per_head_projections (`bool`): queries, keys and values of a head read only its slice of the hidden state.
-        use_retention_norm (`bool`), retention_act (`str`, *optional*): layer norm over all heads' outputs, and the
+        pooling (`str`): computation of `pooler_output`, the input of the classifier. "class_token": a learned token after
+            all patches; "last_patch"; "mean": the last norm of the mean of the patches; "mean_but_first": the same without
+            the first patch, as in the authors' code.
+        decay_schedule (`str` or `list[float]`): γ of head i of H heads: "log_linear", 1 - exp(linspace(ln 1/32, ln 1/512)),
+            as in the authors' code; "power_of_two", 1 - 2^(-5-i), as in RetNet, equation 8; "geometric", exp(-1/τ), with
+            time constants τ in geometric progression over the heads; "alibi", exp(-2^(-8(i+1)/H)), ALiBi's slopes; "none",
+            1; or a list of one number in (0, 1] per head.
+        decay_range (pair of `float`): τ of the first and the last head of "geometric", in patches.
+        bidirectional (`bool`): whether a token also sees later tokens, with decay γ^|n-m|.
+        mirror_sequence (`bool`): whether all tokens are repeated in reverse order after the sequence, so that the second
+            half sees all tokens. This is the authors' bidirectional mode. It needs a pooling of patches.
+        qkv_bias (`bool`): whether the projections to queries, keys and values have biases.
+        use_per_head_projections (`bool`): whether each head's projections read only its slice of the hidden state.
+        use_retention_norm (`bool`), retention_act (`str`, *optional*): layer norm over the outputs of all heads, and the
             activation after it, a name of ACT2FN.
-        use_layer_scale (`bool`), layer_scale_init_value (`float`): factors on the branches of a block, and their initial
-            value.
+        use_layer_scale (`bool`), layer_scale_init_value (`float`): learned factors on the branches of a block, and their
+            initial value.
         layer_norm_eps (`float`): epsilon of every norm.
         embedding_dropout (`float`), hidden_dropout (`float`), activation_dropout (`float`): dropout of the embeddings, of
-            the output of each branch, and inside the feed-forward.
-        drop_path_rate (`float`): stochastic depth of the last block; it rises linearly from 0 at the first.
-        initializer_range (`float`): standard deviation of the truncated normal distribution that weights are drawn from.
+            the output of each branch, and inside the feed-forward network.
+        drop_path_rate (`float`): stochastic depth of the last block. The rate rises linearly from 0 in the first block.
+        initializer_range (`float`): standard deviation of the truncated normal distribution of the initial weights.
         retention_form (`str`): "auto", "parallel", "recurrent" or "chunkwise"; also an argument of `forward`.
         chunk_size (`int`, *optional*): tokens in a chunk of the chunkwise form; chosen from the head size if absent.
-        apply_layernorm (`bool`): whether the feature maps of a backbone go through the last norm.
-        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, among
+        apply_layernorm (`bool`): whether the last norm is applied to the feature maps of a backbone.
+        out_features (`list[str]`, *optional*), out_indices (`list[int]`, *optional*): feature maps of a backbone, from
             "stem", "stage1", … ; the last stage if both are absent.
 
     Raises:
-        huggingface_hub.errors.StrictDataclassError: for a value of the wrong type or one that is not allowed, in a sentence
-            that names the field, the value and what is allowed.
-        ValueError: for out_features and out_indices that do not fit the blocks.
+        huggingface_hub.errors.StrictDataclassError: if a value has the wrong type or is not allowed. The message names the
+            field, the value and what is allowed.
+        ValueError: if out_features and out_indices do not fit the blocks.
 
     Example:
 
@@ -144,7 +144,7 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def _tensor_parallel_plan(self) -> dict[str, str]:
-        """How tensor parallelism shares out the weights. Each rank computes all heads: a norm may span them."""
+        """Returns the tensor-parallel style of each weight. Each rank computes all heads, since a norm may span them."""
         plan = {"retention.o_proj": "rowwise_split_input", "mlp.fc1": "colwise", "mlp.fc2": "rowwise"}
         if not self.use_per_head_projections:
             plan |= {f"retention.{name}_proj": "colwise_gather_output" for name in "qkv"}
@@ -152,34 +152,34 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
 
     @property
     def head_dim(self) -> int:
-        """K, the size of a query, key and value head."""
+        """Returns K, the size of the queries, keys and values of a head."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def image_shape(self) -> tuple[int, int]:
-        """Height and width of the images."""
+        """Returns height and width of the images."""
         return _pair(self.image_size)
 
     @property
     def patch_shape(self) -> tuple[int, int]:
-        """Height and width of a patch."""
+        """Returns height and width of a patch."""
         return _pair(self.patch_size)
 
     @property
     def grid_shape(self) -> tuple[int, int]:
-        """Rows and columns of patches in an image."""
+        """Returns the numbers of rows and columns of patches in an image."""
         return self.grid_of(self.image_shape)
 
     def grid_of(self, image_shape: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns of patches in an image of that height and width."""
+        """Returns the numbers of rows and columns of patches in an image of this height and width."""
         return image_shape[0] // self.patch_shape[0], image_shape[1] // self.patch_shape[1]
 
     def decays(self) -> list[float]:
-        """γ of each head, in double precision."""
+        """Returns γ of each head, in double precision."""
         return scheduled_decays(self.decay_schedule, self.num_attention_heads, self.decay_range)
 
     def validate_architecture(self) -> None:
-        """Part of `@strict` validation: the fields fit each other, and each is one of the allowed values."""
+        """Checks the fields, each alone and together, as part of `@strict` validation."""
         check = FieldChecks(self)
         heads, patch_size = self.num_attention_heads, self.patch_size
         check.positive_integer(
@@ -187,7 +187,7 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         )
         for field in ("image_size", "patch_size"):
             size = _pair(getattr(self, field))
-            check.require(len(size) == 2 and min(size) > 0, field, "a positive integer, or height and width")
+            check.require(len(size) == 2 and min(size) > 0, field, "a positive integer, or a pair of height and width")
         whole_patches = all(image % patch == 0 for image, patch in zip(self.image_shape, self.patch_shape))
         check.require(whole_patches, "image_size", f"a multiple of patch_size ({patch_size})")
         check.positive_integer_or_none("chunk_size")
@@ -198,9 +198,9 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
         check.activation("hidden_act")
         check.activation("retention_act", allowed="None, or a name of transformers.activations.ACT2FN")
         if self.mirror_sequence:
-            allowed = "False where bidirectional is True: each of the two lets a token see later ones"
+            allowed = "False if bidirectional is True, since either option lets tokens see later tokens"
             check.require(not self.bidirectional, "mirror_sequence", allowed)
-            allowed = "last_patch, mean or mean_but_first where mirror_sequence is True"
+            allowed = "last_patch, mean or mean_but_first if mirror_sequence is True"
             check.require(self.pooling != "class_token", "pooling", allowed)
         check.rate("embedding_dropout", "hidden_dropout", "activation_dropout", "drop_path_rate")
         check.positive("layer_norm_eps", "initializer_range", "layer_scale_init_value")
@@ -209,7 +209,7 @@ class ViRConfig(VisionConfigMixin, PreTrainedConfig):
 
 
 def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, ...]:
-    """Height and width, where one number stands for both."""
+    """Returns height and width; a single number is both."""
     return (size, size) if isinstance(size, int) else tuple(size)
 
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""From pictures to `pixel_values`: the image processors of ViR, RMT and MetaFormer.
+"""Image processors of ViR, RMT and MetaFormer, which compute `pixel_values` from pictures.
 
-Every processor comes twice, as in transformers: the class with the plain name computes with torchvision if that is installed
-and else with Pillow and NumPy, the class ending in "Pil" with Pillow and NumPy everywhere.
+As in transformers, every processor has two classes. The class with the plain name uses torchvision if it is installed, and
+otherwise Pillow and NumPy. The class with a name that ends in "Pil" always uses Pillow and NumPy.
 """
 
 import numpy as np
@@ -28,16 +28,16 @@ from ..hub.saving import SavedWithCode
 
 
 def rgb_of_picture(picture: PIL.Image.Image) -> np.ndarray:
-    """A picture of any mode -> (3, height, width) uint8. Transparent pixels become white, and 16 bits become 8.
+    """Returns a picture of any mode as (3, height, width) uint8. Transparent pixels become white; 16 bits become 8.
 
-    The conversion of transformers clips 16 bits to white, and does not composite every mode with transparency.
+    transformers' own conversion clips 16-bit values to white, and ignores transparency in some modes.
 
     Raises:
-        ValueError: for a picture without pixels.
+        ValueError: if the picture has no pixels.
     """
     if 0 in picture.size:
         raise ValueError(f"An image must have pixels, got one of width and height {picture.size}.")
-    if picture.mode.startswith("I"):  # "I;16" in its byte orders, and "I", to which Pillow widens 8 and 16 bits
+    if picture.mode.startswith("I"):  # "I;16" in any byte order, and "I", to which Pillow widens 8 and 16 bits
         grey = np.asarray(picture).clip(0, 65535)
         if picture.mode != "I" or grey.max() > 255:
             grey = (grey / 257).round()
@@ -49,15 +49,15 @@ def rgb_of_picture(picture: PIL.Image.Image) -> np.ndarray:
 
 
 def rgb_of_array(image: np.ndarray | Tensor, input_data_format: ChannelDimension | str | None = None) -> Tensor:
-    """An array with 1, 3 or 4 channels, first or last -> (3, height, width), float32 for floats and uint8 for all else.
+    """Returns an array with 1, 3 or 4 channels, first or last, as (3, height, width): floats as float32, all else as uint8.
 
-    Booleans, uint16, and wider integers where one is above 255, are scaled to 256 levels. Transparent pixels become white,
-    which is 1.0 among floats.
+    Booleans, uint16, and wider integers with a value above 255 are scaled to 256 levels. Transparent pixels become white;
+    for floats, white is 1.0.
 
     Raises:
-        ValueError: for no pixels, another number of channels, or four channels of floats outside of [0, 1].
+        ValueError: if the image has no pixels or another number of channels, or four channels of floats outside [0, 1].
     """
-    if isinstance(image, np.ndarray):  # torch takes neither foreign byte orders nor negative strides
+    if isinstance(image, np.ndarray):  # torch accepts neither foreign byte orders nor negative strides
         image = torch.from_numpy(np.array(image, dtype=image.dtype.newbyteorder("="), order="C"))
     image = image.detach()
     if not image.numel():
@@ -93,28 +93,28 @@ def rgb_of_array(image: np.ndarray | Tensor, input_data_format: ChannelDimension
 class RetentionImageProcessorKwargs(ImagesKwargs, total=False):
     """
     crop_pct (`float`, *optional*):
-        Share of the resized image, along its shorter side, that the centre crop keeps. None: no crop.
+        Fraction of the resized image, along its shorter side, that the centre crop keeps. None for no crop.
     """
 
     crop_pct: float | int | None
 
 
-# transformers looks for the options of a processor under its own name
+# transformers looks up the options of a processor by a name derived from the class name.
 ViRImageProcessorKwargs = RMTImageProcessorKwargs = MetaFormerImageProcessorKwargs = RetentionImageProcessorKwargs
 
 
 class RetentionImageProcessing(SavedWithCode):
-    """The part that both backends have in common; it comes before the backend in the base classes of an image processor.
+    """Image processing common to both backends. In an image processor's base classes, it stands before the backend.
 
     Images are converted to RGB, resized to `size`, rescaled by 1/255 and normalised by the mean and standard deviation of
     ImageNet. `size` is always the size of the output, {"height": …, "width": …} or one number for both.
 
-    With `crop_pct`, an image keeps its proportions, as in the evaluation of timm: it is resized until it covers
-    `size` / `crop_pct`, and the centre of size `size` is cut out of it. Without, it is stretched to `size`.
+    With `crop_pct`, an image keeps its proportions, as in timm's evaluation: it is resized so that it just covers
+    `size` / `crop_pct`, and the centre of size `size` is cropped. Without `crop_pct`, it is stretched to `size`.
 
-    Images may be of PIL, in any mode; NumPy arrays or torch tensors, (height, width) or with 1, 3 or 4 channels, first or
-    last; or a list, or a four-dimensional array, of them. Floats are rescaled like any other numbers: pass
-    `do_rescale=False` for those in [0, 1].
+    An image may be a PIL image of any mode, or a NumPy array or torch tensor of shape (height, width) or with 1, 3 or 4
+    channels, first or last. Several images may be a list or a four-dimensional array. Floats are rescaled like integers:
+    pass `do_rescale=False` if they are in [0, 1] already.
     """
 
     valid_kwargs = RetentionImageProcessorKwargs
@@ -129,9 +129,9 @@ class RetentionImageProcessing(SavedWithCode):
     image_mean = IMAGENET_DEFAULT_MEAN
     image_std = IMAGENET_DEFAULT_STD
 
-    # transformers documents this method and `_preprocess` as the places where a processor adds options
+    # transformers documents to_dict and `_preprocess` as the methods in which a processor adds options.
     def to_dict(self) -> dict:
-        """As in transformers, without what `save_pretrained` asks."""
+        """Returns the options as transformers does, without the `_auto_class` that `save_pretrained` sets."""
         return {name: value for name, value in super().to_dict().items() if name != "_auto_class"}
 
     def _standardize_kwargs(self, size=None, crop_pct: float | None = None, **kwargs) -> dict:
@@ -139,7 +139,7 @@ class RetentionImageProcessing(SavedWithCode):
         height, width = (kwargs["size"].height, kwargs["size"].width) if size is not None else (None, None)
         if size is not None and not (height and width and height > 0 and width > 0):
             raise ValueError(
-                'size must be {"height": …, "width": …}, the size of the output, or one positive number for both, '
+                'size must be the size of the output, {"height": …, "width": …} or one positive number for both, '
                 f"got {size!r}."
             )
         if crop_pct is not None and not 0 < crop_pct <= 1:
@@ -147,7 +147,7 @@ class RetentionImageProcessing(SavedWithCode):
         return kwargs | {"crop_pct": crop_pct}
 
     def fetch_images(self, images: ImageInput) -> ImageInput:
-        """Images, or lists of them, with a first dimension of channels also for (height, width)."""
+        """Returns images, or lists of images, each with a dimension of channels. (height, width) gets one in front."""
         images = super().fetch_images(images)
         return images[None] if getattr(images, "ndim", None) == 2 else images
 
@@ -158,7 +158,7 @@ class RetentionImageProcessing(SavedWithCode):
         input_data_format: ChannelDimension | str | None = None,
         **kwargs,
     ) -> np.ndarray | Tensor:
-        """One image -> (channels, height, width), in the type of the backend, converted by the two functions above."""
+        """Returns an image as (channels, height, width), in the type of the backend, in RGB if `do_convert_rgb`."""
         if do_convert_rgb:
             is_picture = isinstance(image, PIL.Image.Image)
             image = rgb_of_picture(image) if is_picture else rgb_of_array(image, input_data_format)
@@ -175,7 +175,7 @@ class RetentionImageProcessing(SavedWithCode):
 
 
 def covering(image_size: tuple[int, int], size: SizeDict, crop_pct: float) -> SizeDict:
-    """The size, in the proportions of an image of `image_size` (height, width), that just covers `size` / `crop_pct`."""
+    """Returns the smallest size with the proportions of `image_size` (height, width) that covers `size` / `crop_pct`."""
     height, width = image_size
     target_height, target_width = int(size.height / crop_pct), int(size.width / crop_pct)
     if height * target_width <= width * target_height:
@@ -184,7 +184,7 @@ def covering(image_size: tuple[int, int], size: SizeDict, crop_pct: float) -> Si
 
 
 class RetentionImageProcessorPil(RetentionImageProcessing, PilBackend):
-    """With Pillow and NumPy."""
+    """Image processor that uses Pillow and NumPy."""
 
     def resize(self, image: np.ndarray, size: SizeDict, resample: int | None = None, **kwargs) -> np.ndarray:
         """Resizes (channels, height, width) to `size`: uint8 in 256 levels, any other type as float32."""
@@ -198,13 +198,13 @@ _WITH_TORCHVISION = (RetentionImageProcessing, TorchvisionBackend)
 
 
 class RetentionImageProcessor(*(_WITH_TORCHVISION if is_torchvision_available() else (RetentionImageProcessorPil,))):
-    """With torchvision, or with Pillow and NumPy if torchvision is not installed."""
+    """Image processor that uses torchvision, or Pillow and NumPy if torchvision is not installed."""
 
 
 class ViRImageProcessor(RetentionImageProcessor):
-    """Prepares images for ViR, whose authors evaluate on a centre crop of 0.9, resized bicubically.
+    """Prepares images for ViR. Its authors evaluate on a centre crop of 0.9, resized bicubically.
 
-    The arguments are those of `RetentionImageProcessing`.
+    The arguments are the arguments of `RetentionImageProcessing`.
 
     Example:
 
@@ -228,9 +228,9 @@ class ViRImageProcessorPil(RetentionImageProcessorPil):
 
 
 class RMTImageProcessor(RetentionImageProcessor):
-    """Prepares images for RMT, whose authors evaluate 224 pixels on a centre crop of 0.875, and larger sizes on one of 1.
+    """Prepares images for RMT. Its authors evaluate on a centre crop of 0.875 at 224 pixels, and of 1 at larger sizes.
 
-    The arguments are those of `RetentionImageProcessing`.
+    The arguments are the arguments of `RetentionImageProcessing`.
     """
 
     crop_pct = 0.875
@@ -243,9 +243,9 @@ class RMTImageProcessorPil(RetentionImageProcessorPil):
 
 
 class MetaFormerImageProcessor(RetentionImageProcessor):
-    """Prepares images for MetaFormer; 0.9 is the centre crop of PoolFormer up to S36, its M36 and M48 have 0.95.
+    """Prepares images for MetaFormer. The centre crop of 0.9 is PoolFormer's up to S36; for M36 and M48 it is 0.95.
 
-    The arguments are those of `RetentionImageProcessing`.
+    The arguments are the arguments of `RetentionImageProcessing`.
     """
 
     crop_pct = 0.9

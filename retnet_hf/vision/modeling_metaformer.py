@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""MetaFormer: norm, token mixer, norm, feed-forward, in stages that each name their mixer (arXiv 2111.11418).
+"""MetaFormer: blocks of norm, token mixer, norm and feed-forward, with a mixer for each stage (arXiv 2111.11418).
 
-With pooling in every stage it is PoolFormer.
+With pooling in every stage, it is PoolFormer.
 
 Shapes in comments: B images, R rows and L columns of tokens, T = R · L tokens counted row by row, H heads, K key size,
 V value size, C channels of a stage.
@@ -39,7 +39,7 @@ from .vision_blocks import (
 
 
 class MetaFormerPooling(nn.Module):
-    """The mean of the window around a token, less the token itself: equation 4 of the paper."""
+    """Subtracts each token from the mean of the window around it: equation 4 of the paper."""
 
     def __init__(self, config: MetaFormerConfig, stage: int) -> None:
         super().__init__()
@@ -47,13 +47,13 @@ class MetaFormerPooling(nn.Module):
         self.pool = nn.AvgPool2d(size, stride=1, padding=size // 2, count_include_pad=False)
 
     def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> tuple[Tensor, None]:
-        """(B, R, L, C) -> (B, R, L, C)."""
+        """Returns the mixed tokens (B, R, L, C), and None instead of a map."""
         mean = self.pool(hidden_states.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
         return mean - hidden_states, None
 
 
 class MetaFormerIdentity(nn.Module):
-    """Leaves the tokens as they are."""
+    """Returns the tokens unchanged."""
 
     def __init__(self, config: MetaFormerConfig, stage: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class MetaFormerIdentity(nn.Module):
 
 
 class MetaFormerHeads(nn.Module):
-    """Base of the mixers with heads: projections to queries, keys and values, and back."""
+    """Base class of the mixers with heads: projections to queries, keys and values, and of the output."""
 
     def __init__(self, config: MetaFormerConfig, stage: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class MetaFormerHeads(nn.Module):
         self.o_proj = nn.Linear(value_size, size)
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, R, L, C) -> query, key (B, H, R, L, K) and value (B, H, R, L, V)."""
+        """Returns query and key (B, H, R, L, K) and value (B, H, R, L, V) of tokens (B, R, L, C)."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         return tuple(
             projection(hidden_states).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4) for projection in projections
@@ -86,7 +86,7 @@ class MetaFormerHeads(nn.Module):
 
 
 class MetaFormerRetention(MetaFormerHeads):
-    """Multi-scale retention over the tokens row by row, with RetNet's norm of each head and its gate."""
+    """Multi-scale retention over the tokens row by row, with RetNet's gate and norm of each head."""
 
     def __init__(self, config: MetaFormerConfig, stage: int) -> None:
         super().__init__(config, stage)
@@ -98,7 +98,7 @@ class MetaFormerRetention(MetaFormerHeads):
     def forward(
         self, hidden_states: Tensor, output_attentions: bool | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, R, L, C) -> the mixed tokens (B, R, L, C) and, if asked for, the retention map (B, H, T, T)."""
+        """Returns the mixed tokens (B, R, L, C), and the retention map (B, H, T, T) if the call asks for it, else None."""
         query, key, value = self.project(hidden_states)
         log_decay = self.decay(query.dtype, query.device)
         output_maps = asks_for_maps(self.config, output_attentions)
@@ -113,10 +113,10 @@ class MetaFormerRetention(MetaFormerHeads):
     def retain(
         self, query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, output_maps: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Retention among the tokens of (B, H, R, L, K or V) and, with `output_maps`, its map (B, H, T, T)."""
+        """Returns the retention (B, H, R, L, V) of the tokens and, with `output_maps`, its map (B, H, T, T), else None."""
         grid, form, both_ways, maps = query.shape[2:4], self.config.retention_form, self.config.bidirectional, None
         query, key, value = (tensor.flatten(2, 3) for tensor in (query, key, value))  # (B, H, T, .)
-        if output_maps:  # the output is made of the map, so that a gradient reaches it
+        if output_maps:  # the output is computed from the map, so that a gradient reaches the map
             maps = retention_map(query, key, decay_map(log_decay, query.shape[2], bidirectional=both_ways))
             output = map_times_values(maps, value)
         elif both_ways:
@@ -148,7 +148,7 @@ class MetaFormerAttention(MetaFormerHeads):
     def forward(
         self, hidden_states: Tensor, output_attentions: bool | None = None, **kwargs: Unpack[TransformersKwargs]
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, R, L, C) -> the mixed tokens (B, R, L, C) and, if asked for, the attention (B, H, T, T)."""
+        """Returns the mixed tokens (B, R, L, C), and the attention map (B, H, T, T) if the call asks for it, else None."""
         query, key, value = (tensor.flatten(2, 3) for tensor in self.project(hidden_states))  # (B, H, T, .)
         gives_map = asks_for_maps(self.config, output_attentions)
         implementation = "eager" if gives_map else self.config._attn_implementation
@@ -168,14 +168,14 @@ MIXER_CLASSES = {
 
 
 class MetaFormerNorm(ChannelsLast, nn.GroupNorm):
-    """Norm over all tokens and channels of an image, with one weight and bias per channel, on (B, R, L, C)."""
+    """Normalises (B, R, L, C) over all tokens and channels of an image, with one weight and bias per channel."""
 
     def __init__(self, config: MetaFormerConfig, size: int) -> None:
         super().__init__(1, size, eps=config.layer_norm_eps)
 
 
 class MetaFormerBlock(GradientCheckpointingLayer):
-    """Token mixer and feed-forward, each a branch of the residual stream."""
+    """Token mixer and feed-forward network, each a branch of the residual stream."""
 
     def __init__(self, config: MetaFormerConfig, stage: int, drop_path_rate: float) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class MetaFormerBlock(GradientCheckpointingLayer):
 
 
 class MetaFormerPatchEmbedding(nn.Conv2d):
-    """The overlapping patches with which a stage begins: (B, C of the stage before, R, L) -> (B, C, R, L)."""
+    """Overlapping patches at the start of a stage: (B, channels of the previous stage, rows, columns) -> (B, C, R, L)."""
 
     def __init__(self, config: MetaFormerConfig, stage: int = 0) -> None:
         super().__init__(
@@ -212,7 +212,7 @@ class MetaFormerPatchEmbedding(nn.Conv2d):
 
 
 class MetaFormerStage(nn.Module):
-    """The blocks of one resolution and, in all stages but the first, the patches before them."""
+    """The blocks of one resolution, after a patch embedding in all stages but the first."""
 
     def __init__(self, config: MetaFormerConfig, stage: int) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class MetaFormerStage(nn.Module):
         self.blocks = nn.ModuleList([MetaFormerBlock(config, stage, rate) for rate in rates])
 
     def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
-        """(B, C, R, L) of the stage before -> (B, C, R, L)."""
+        """Returns (B, C, R, L) from the output of the previous stage."""
         if self.patch_embedding is not None:
             hidden_states = self.patch_embedding(hidden_states)
         hidden_states = hidden_states.permute(0, 2, 3, 1).contiguous()
@@ -252,7 +252,7 @@ class MetaFormerPreTrainedModel(VisionPreTrainedModel):
 class MetaFormerModel(StagedModelMixin, MetaFormerPreTrainedModel):
     """Stem and stages, without a head.
 
-    With PoolFormer's patches, the last stage has a 32nd of the image's height and width, rounded up.
+    With PoolFormer's patches, the last stage has 1/32 of the image's height and width, rounded up.
     """
 
     stem_class, stage_class = MetaFormerPatchEmbedding, MetaFormerStage
@@ -275,7 +275,7 @@ class MetaFormerForImageClassification(ImageClassifierMixin, MetaFormerPreTraine
 
 
 class MetaFormerBackbone(StagedBackboneMixin, MetaFormerPreTrainedModel):
-    """MetaFormer as a pyramid of feature maps, each under a norm of its own, for detection and segmentation."""
+    """MetaFormer as a pyramid of feature maps, each with its own norm, for detection and segmentation."""
 
     model_class = MetaFormerModel
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""RMT: a vision transformer of four stages whose attention fades with Manhattan distance (arXiv 2309.11523).
+"""RMT: a vision transformer of four stages, with attention that decays with Manhattan distance (arXiv 2309.11523).
 
 Shapes in comments: B images, R rows and L columns of tokens, T = R · L tokens counted row by row, H heads, K head size,
 C channels of a stage.
@@ -46,9 +46,9 @@ class RMTGeometry:
 
     Attributes:
         cos, sin: (T, 1, K/2), float32 or wider.
-        decay: (1, H, T, T) ln γ^(|Δrow| + |Δcolumn|), added to the scores; None in a decomposed stage.
-        row_decay: (1, H, L, L) ln γ^|Δcolumn|, between the tokens of a row; None in a whole stage.
-        column_decay: (1, H, R, R) ln γ^|Δrow|, between the tokens of a column; None in a whole stage.
+        decay: (1, H, T, T), ln γ^(|Δrow| + |Δcolumn|), added to the scores; None in a decomposed stage.
+        row_decay: (1, H, L, L), ln γ^|Δcolumn| between the tokens of a row; None in a whole stage.
+        column_decay: (1, H, R, R), ln γ^|Δrow| between the tokens of a column; None in a whole stage.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RMTGeometry:
         self.decay, self.row_decay, self.column_decay = decay, row_decay, column_decay
 
     def to(self, device: torch.device, **kwargs: Any) -> "RMTGeometry":
-        """The same on another device; accelerate calls this where the blocks of a stage are on several."""
+        """Returns a copy on another device. accelerate calls this if the blocks of a stage are on several devices."""
         moved = copy.copy(self)
         for name, tensor in vars(self).items():
             setattr(moved, name, None if tensor is None else tensor.to(device, **kwargs))
@@ -70,7 +70,7 @@ class RMTGeometry:
 
 
 class RMTPositions(ComputedBuffer):
-    """Decay of each head and rotation of each position, for a grid of any size."""
+    """Computes the decay of each head and the rotation of each position, for a grid of any size."""
 
     COMPUTED = "frequency"
 
@@ -83,13 +83,13 @@ class RMTPositions(ComputedBuffer):
         self.frequency = nn.Buffer(self.compute(), persistent=False)
 
     def compute(self, device: torch.device | None = None) -> Tensor:
-        """(K/2,) int64, the `integer_frequencies` of theta^(-linspace(0, 1, K/2))."""
+        """Returns the `integer_frequencies` of theta^(-linspace(0, 1, K/2)), (K/2,) int64."""
         pairs = self.config.hidden_sizes[self.stage] // self.config.num_attention_heads[self.stage] // 2
         radians = [self.config.rope_theta ** (-pair / max(pairs - 1, 1)) for pair in range(pairs)]
         return integer_frequencies(radians, device)
 
     def forward(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> RMTGeometry:
-        """The geometry of a grid of rows x columns tokens, computed in float32 or wider; its decays are of type `dtype`."""
+        """Returns the geometry of a grid of rows x columns tokens, computed in float32 or wider. Decays have `dtype`."""
         angle = angles(torch.arange(rows * columns, device=device)[:, None], self.frequency, dtype)
         log_decay = self.decay(dtype, device)[:, None, None]
 
@@ -108,8 +108,8 @@ class RMTPositions(ComputedBuffer):
 class RMTAttention(nn.Module):
     """Manhattan self-attention, whole or decomposed, with locally enhanced position encoding (LePE).
 
-    The scores get the logarithm of the decay before the softmax, as in the released models; the paper multiplies the softmax
-    by the decay.
+    As in the released models, the logarithm of the decay is added to the scores before the softmax. The paper multiplies the
+    softmax by the decay.
     """
 
     def __init__(self, config: RMTConfig, stage: int) -> None:
@@ -133,7 +133,7 @@ class RMTAttention(nn.Module):
         output_attentions: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the mixed tokens (B, R, L, C) and, if asked for, which token attends to which, (B, H, T, T)."""
+        """Returns the mixed tokens (B, R, L, C), and the attention map (B, H, T, T) if the call asks for it, else None."""
         batch, rows, columns, size = hidden_states.shape
         value = self.v_proj(hidden_states)
         position_encoding = self.lepe(value)
@@ -144,7 +144,7 @@ class RMTAttention(nn.Module):
         query = rotate(heads(self.q_proj(hidden_states)), geometry.cos, geometry.sin).to(value.dtype)
         key = rotate(heads(self.k_proj(hidden_states)), geometry.cos, geometry.sin).to(value.dtype)
         value, attention = heads(value), None
-        if asks_for_maps(self.config, output_attentions):  # the output depends on the map, so that a gradient reaches it
+        if asks_for_maps(self.config, output_attentions):  # computes the output from the map, so that gradients reach it
             attention = self._map(query, key, geometry, (rows, columns))
             output = torch.einsum("bhts,bshk->bthk", attention, value)
         elif self.decomposed:
@@ -157,7 +157,7 @@ class RMTAttention(nn.Module):
         return self.o_proj(output.reshape(batch, rows, columns, size) + position_encoding), attention
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor) -> Tensor:
-        """Attention among the T tokens of (..., T, H, K), separately for each index of the dimensions before T."""
+        """Returns the attention among the T tokens of (..., T, H, K), separately for each index of leading dimensions."""
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         shape = value.shape
         query, key, value = (tensor.reshape(-1, *shape[-3:]).transpose(1, 2) for tensor in (query, key, value))
@@ -165,10 +165,10 @@ class RMTAttention(nn.Module):
         return output.reshape(shape)
 
     def _map(self, query: Tensor, key: Tensor, geometry: RMTGeometry, grid: tuple[int, int]) -> Tensor:
-        """Which token attends to which, (B, H, T, T).
+        """Returns the attention map (B, H, T, T).
 
-        A decomposed stage attends along the rows, then along the columns. The product of both maps is one map, since a token
-        reaches another in one way only: along its own column to the row of the other, then along that row.
+        A decomposed stage attends along the rows, then along the columns. Both steps together have one map, the product of
+        two, because there is a single path from a token to another: along its own column, then along the other's row.
         """
         if not self.decomposed:
             return attention_map(query.transpose(1, 2), key.transpose(1, 2), geometry.decay, self.scaling)
@@ -181,14 +181,14 @@ class RMTAttention(nn.Module):
 
 
 class RMTDepthwiseConvolution(ChannelsLast, nn.Conv2d):
-    """A convolution of each channel separately, over tokens (B, R, L, C)."""
+    """A depthwise convolution over tokens (B, R, L, C)."""
 
     def __init__(self, channels: int, kernel_size: int) -> None:
         super().__init__(channels, channels, kernel_size, padding=kernel_size // 2, groups=channels)
 
 
 class RMTMLP(nn.Module):
-    """Feed-forward network with a convolution in its middle."""
+    """Feed-forward network with a convolution of the inner activations."""
 
     def __init__(self, config: RMTConfig, stage: int) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class RMTMLP(nn.Module):
 
 
 class RMTBlock(GradientCheckpointingLayer):
-    """Conditional position encoding, attention and feed-forward, each a branch of the residual stream."""
+    """Conditional position encoding, attention and feed-forward network, each a branch of the residual stream."""
 
     def __init__(self, config: RMTConfig, stage: int, drop_path_rate: float) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class RMTBlock(GradientCheckpointingLayer):
 
 
 class RMTConvolution(nn.Module):
-    """3x3 convolution and batch norm; a stride of 2 halves the size, rounded up."""
+    """3x3 convolution and batch norm. A stride of 2 halves height and width, rounded up."""
 
     def __init__(
         self, config: RMTConfig, in_channels: int, out_channels: int, stride: int = 1, activate: bool = False
@@ -247,7 +247,7 @@ class RMTConvolution(nn.Module):
 
 
 class RMTStem(nn.Module):
-    """Images to tokens of a quarter of their size, by four convolutions."""
+    """Computes tokens at a quarter of the image's height and width, with four convolutions."""
 
     def __init__(self, config: RMTConfig) -> None:
         super().__init__()
@@ -262,14 +262,14 @@ class RMTStem(nn.Module):
         )
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """(B, num_channels, height, width) -> (B, C, R, L)."""
+        """Returns tokens (B, C, R, L) of images (B, num_channels, height, width)."""
         for layer in self.layers:
             pixel_values = layer(pixel_values)
         return pixel_values
 
 
 class RMTStage(nn.Module):
-    """Patch merging, but in the first stage, and the blocks of one resolution."""
+    """The blocks of one resolution, after patch merging in all stages but the first."""
 
     def __init__(self, config: RMTConfig, stage: int) -> None:
         super().__init__()
@@ -281,7 +281,7 @@ class RMTStage(nn.Module):
         self.blocks = nn.ModuleList([RMTBlock(config, stage, rate) for rate in rates])
 
     def forward(self, hidden_states: Tensor, **kwargs: Unpack[TransformersKwargs]) -> Tensor:
-        """(B, C, R, L) of the stage before -> (B, C, R, L)."""
+        """Returns (B, C, R, L) from the output of the previous stage."""
         if self.merging is not None:
             hidden_states = self.merging(hidden_states)
         geometry = self.positions(*hidden_states.shape[2:], hidden_states.dtype, hidden_states.device)
@@ -310,13 +310,13 @@ class RMTPreTrainedModel(VisionPreTrainedModel):
 
 
 class RMTModel(StagedModelMixin, RMTPreTrainedModel):
-    """Stem and stages, without a head. The last stage has a 32nd of the image's height and width, rounded up."""
+    """Stem and stages, without a head. The last stage has 1/32 of the image's height and width, rounded up."""
 
     stem_class, stage_class = RMTStem, RMTStage
 
 
 class RMTProjection(nn.Module):
-    """The classifier's hidden layer, on each token."""
+    """The classifier's hidden layer, applied to each token."""
 
     def __init__(self, config: RMTConfig) -> None:
         super().__init__()
@@ -325,7 +325,7 @@ class RMTProjection(nn.Module):
         self.act_fn = ACT2FN[config.projection_act]
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """(B, R, L, C) -> (B, R, L, projection size)."""
+        """Returns (B, R, L, projection_size) from tokens (B, R, L, C)."""
         projected = self.norm(self.dense(hidden_states).permute(0, 3, 1, 2))
         return self.act_fn(projected).permute(0, 2, 3, 1)
 
@@ -333,7 +333,7 @@ class RMTProjection(nn.Module):
 class RMTForImageClassification(ImageClassifierMixin, RMTPreTrainedModel):
     """RMT with a classifier of images and, in the token-label releases, a classifier of tokens.
 
-    With a token classifier, the logits are those of the image plus half of the largest over its tokens, in training too.
+    With a token classifier, half of the largest token logit of each label is added to the image's logits, in training too.
     """
 
     model_class = RMTModel
@@ -361,12 +361,12 @@ class RMTForImageClassification(ImageClassifierMixin, RMTPreTrainedModel):
 
 
 class RMTBackbone(StagedBackboneMixin, RMTPreTrainedModel):
-    """RMT as a pyramid of feature maps, each under a layer norm of its own, for detection and segmentation."""
+    """RMT as a pyramid of feature maps, each with its own layer norm, for detection and segmentation."""
 
     model_class = RMTModel
 
     def new_norm(self, size: int) -> nn.Module:
-        return nn.LayerNorm(size)  # with PyTorch's own epsilon, as the authors' backbones for dense prediction
+        return nn.LayerNorm(size)  # the authors' backbones for dense prediction have PyTorch's default epsilon, too
 
 
 __all__ = ["RMTBackbone", "RMTForImageClassification", "RMTModel", "RMTPreTrainedModel"]

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""ViR: a vision transformer whose attention is retention over the patches, row by row (arXiv 2310.19731).
+"""ViR: a vision transformer with retention over the patches, row by row, instead of attention (arXiv 2310.19731).
 
 Shapes in comments: B images, R rows and L columns of patches, P = R · L patches counted row by row, T tokens (the patches,
 then the class token if the model has one), H heads, K head size, D hidden size.
@@ -43,24 +43,24 @@ from .vision_blocks import (
 )
 
 
-# Patches that a block reads at a time where no gradient is recorded, so that what it computes between stays in the cache.
+# Without gradients, a block reads this many patches at a time, so that its intermediate results stay in the CPU's cache.
 PIECE_SIZE = 2048
 
 
 class ViRState:
-    """The state (B, H, K, K) of one layer, None before the first token."""
+    """The retention state (B, H, K, K) of one layer. It is None before the first token."""
 
     def __init__(self) -> None:
         self.state: Tensor | None = None
 
     def update(self, key: Tensor, value: Tensor, query: Tensor, plan: Plan, layer_idx: int) -> Tensor:
-        """The retention of new tokens, which the state then has read."""
+        """Returns the retention of new tokens, and updates the state."""
         output, self.state = plan.operators[layer_idx](query, key, value, self.state)
         return output
 
 
 class ViREmbeddings(nn.Module):
-    """Images to tokens: patches, their positions, and the class token after them."""
+    """Computes the tokens of images: patches with learned positions, and the class token after them."""
 
     def __init__(self, config: ViRConfig, use_mask_token: bool = False) -> None:
         super().__init__()
@@ -79,11 +79,11 @@ class ViREmbeddings(nn.Module):
         first_row: int = 0,
         bool_masked_pos: Tensor | None = None,  # (B, P)
     ) -> Tensor:
-        """The tokens (B, T, D) of whole images, or of a band of them.
+        """Returns the tokens (B, T, D) of whole images, or of a band of rows of the images.
 
         Args:
             image_shape: height and width of the whole images.
-            first_row: row of patches of the whole image at which `pixel_values` begin.
+            first_row: index of the first row of patches in `pixel_values`, counted in the whole images.
         """
         pixel_values = pixel_values.to(self.patch_embeddings.weight.dtype)
         patches = self.patch_embeddings(pixel_values)  # (B, D, R, L)
@@ -100,10 +100,10 @@ class ViREmbeddings(nn.Module):
         return torch.cat([hidden_states, hidden_states.flip(1)], dim=1) if self.config.mirror_sequence else hidden_states
 
     def positions(self, rows: int, columns: int, first_row: int, last_row: int) -> Tensor:
-        """The learned positions of some rows of a grid of rows x columns patches, (1, (last_row - first_row) · L, D).
+        """Returns the learned positions of some rows of a grid of rows x columns patches: (1, (last_row - first_row) L, D).
 
-        On another grid than the learned one they are interpolated bicubically, as in ViT. This is a product with one matrix
-        for the rows and one for the columns, so the cost of a few rows does not depend on the height of the image.
+        For another grid than the learned one, they are interpolated bicubically, as in ViT. One matrix interpolates the rows
+        and one the columns, so that the cost of a few rows does not depend on the height of the image.
         """
         own_rows, own_columns = self.config.grid_shape
         if (rows, columns) == (own_rows, own_columns):
@@ -123,7 +123,7 @@ class ViREmbeddings(nn.Module):
 
 
 class ViRPerHeadLinear(nn.Module):
-    """A projection of each head's slice of the hidden state, (B, T, D) -> (B, T, D)."""
+    """Projects each head's slice of the hidden state separately, (B, T, D) -> (B, T, D)."""
 
     def __init__(self, heads: int, head_dim: int, bias: bool) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class ViRPerHeadLinear(nn.Module):
 
 
 class ViRRetentionLayerNorm(nn.LayerNorm):
-    """A layer norm that computes in the precision of its input, which for a retention's output is float32 or wider."""
+    """A layer norm that computes in the dtype of its input, which is float32 or wider for the output of retention."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         dtype = hidden_states.dtype
@@ -170,7 +170,7 @@ class ViRRetention(nn.Module):
         past: ViRState | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the mixed tokens (B, T, D) and, if the call asks for it, the retention map (B, H, T, T)."""
+        """Returns the mixed tokens (B, T, D), and the retention map (B, H, T, T) if the call asks for it, else None."""
 
         def heads(projected: Tensor) -> Tensor:  # (B, T, D) -> (B, H, T, K)
             return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -184,7 +184,7 @@ class ViRRetention(nn.Module):
 
 
 class ViRBlock(GradientCheckpointingLayer):
-    """Retention and feed-forward, each a branch of the residual stream."""
+    """Retention and feed-forward network, each a branch of the residual stream."""
 
     def __init__(self, config: ViRConfig, layer_idx: int, drop_path_rate: float) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class ViRBlock(GradientCheckpointingLayer):
         self,
         hidden_states: Tensor,  # (B, T, D)
         plans: list[Plan],  # one for each piece of the tokens
-        past: ViRState | None = None,  # what the layer has read before
+        past: ViRState | None = None,  # the state after earlier tokens
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         if len(plans) == 1:
@@ -212,7 +212,7 @@ class ViRBlock(GradientCheckpointingLayer):
         return output
 
     def read(self, hidden_states: Tensor, plan: Plan, past: ViRState | None, **kwargs: Any) -> Tensor:
-        """The block on one piece, (B, T, D) -> (B, T, D)."""
+        """Returns the output of the block for one piece of the tokens, (B, T, D) -> (B, T, D)."""
         branch, _ = self.retention(self.retention_norm(hidden_states), plan=plan, past=past, **kwargs)
         hidden_states = hidden_states + self.retention_branch(branch)
         return hidden_states + self.mlp_branch(self.mlp(self.mlp_norm(hidden_states)))
@@ -246,7 +246,7 @@ class ViRModel(ViRPreTrainedModel):
     """Embeddings and blocks, without a head.
 
     Args:
-        use_mask_token: whether the model has a token that replaces masked patches.
+        use_mask_token: whether the model has a learned token that replaces masked patches.
     """
 
     def __init__(self, config: ViRConfig, use_mask_token: bool = False) -> None:
@@ -274,18 +274,18 @@ class ViRModel(ViRPreTrainedModel):
         Args:
             pixel_values: (B, num_channels, height, width).
             bool_masked_pos: (B, P) bool, True for patches that the mask token replaces.
-            interpolate_pos_encoding: accepts images of any whole number of patches, and interpolates the positions.
+            interpolate_pos_encoding: interpolates the positions, so that images may have any whole number of patches.
             retention_form: "auto", "parallel", "recurrent" or "chunkwise"; `config.retention_form` if absent. Memory is
                 quadratic in the number of patches in the parallel form, linear in the others.
             output_attentions: returns the retention maps Q Kᵀ ⊙ D of every layer, (B, H, T, T), in the parallel form.
 
         Returns:
-            last_hidden_state: (B, T, D), after the last norm: the patches row by row and, with a `config.pooling` of
-            "class_token", that token; twice as many with `config.mirror_sequence`. pooler_output: (B, D), by
-            `config.pooling`.
+            last_hidden_state: (B, T, D), after the last norm: the patches row by row, then the class token if
+            `config.pooling` is "class_token"; twice as many tokens with `config.mirror_sequence`. pooler_output: (B, D),
+            as `config.pooling` says.
 
         Raises:
-            ValueError: for inputs that do not fit the configuration or each other.
+            ValueError: if the inputs do not fit the configuration or each other.
         """
         require_known_arguments(self, kwargs)
         self._check(pixel_values)
@@ -294,11 +294,11 @@ class ViRModel(ViRPreTrainedModel):
         if not interpolate_pos_encoding and image_shape != self.config.image_shape:
             raise ValueError(
                 f"pixel_values must be of height and width {self.config.image_shape}, the image_size of the configuration, "
-                f"got {image_shape}; with interpolate_pos_encoding=True any size is taken."
+                f"got {image_shape}. Pass interpolate_pos_encoding=True for other sizes."
             )
         if bool_masked_pos is not None and self.embeddings.mask_token is None:
             raise ValueError(
-                "bool_masked_pos must be None in a model without a mask token (use_mask_token=True gives it one)."
+                "bool_masked_pos must be None in a model without a mask token. Create the model with use_mask_token=True."
             )
         mask_shape = (pixel_values.shape[0], math.prod(self.config.grid_of(image_shape)))
         if bool_masked_pos is not None and bool_masked_pos.shape != mask_shape:
@@ -306,7 +306,7 @@ class ViRModel(ViRPreTrainedModel):
                 f"bool_masked_pos must be of shape (batch, patches), {mask_shape} for these images, "
                 f"got {tuple(bool_masked_pos.shape)}."
             )
-        # not a variable, so that the embeddings are freed after the first block
+        # No variable holds the embeddings, so that they are freed after the first block.
         hidden_states = self._read(self.embeddings(pixel_values, image_shape, 0, bool_masked_pos), retention_form, kwargs)
         tokens = self.norm(hidden_states)
         pooled = self.norm(self._averaged(hidden_states).mean(dim=1)) if self._pools_mean else tokens[:, -1]
@@ -317,22 +317,22 @@ class ViRModel(ViRPreTrainedModel):
         self, bands: Iterable[Tensor], image_size: tuple[int, int], retention_form: str | None = None
     ) -> Iterator[BaseModelOutputWithPooling]:
         r"""
-        Reads images from top to bottom in bands of rows, in memory that does not grow with their height.
+        Reads images from top to bottom in bands of rows, with memory that does not grow with the height of the images.
 
-        Only the state of each layer, (B, H, K, K), is kept from one band to the next. The outputs are those of `forward` for
-        the whole images, with interpolated positions if `image_size` is not that of the configuration.
+        Only the state of each layer, (B, H, K, K), is kept from one band to the next. The outputs equal the outputs of
+        `forward` for the whole images, with interpolated positions if `image_size` differs from the configuration's.
 
         Args:
-            bands: (B, num_channels, band height, width) each, their heights multiples of the patch height.
+            bands: bands of (B, num_channels, band height, width), with heights that are multiples of the patch height.
             image_size: height and width of the whole images.
             retention_form: as in `forward`.
 
         Yields:
-            for each band, last_hidden_state: (B, T, D) its patches and, in the last band, the class token if the model has
-                one. pooler_output: (B, D) with the last band, None before.
+            for each band, last_hidden_state: (B, T, D), its patches and, in the last band, the class token if the model has
+                one. pooler_output: (B, D) for the last band, None before.
 
         Raises:
-            ValueError: for bands that do not fit the configuration or `image_size`, and in a model whose tokens see later
+            ValueError: if the bands do not fit the configuration or `image_size`, or if the model lets tokens see later
                 tokens.
 
         Example:
@@ -360,7 +360,7 @@ class ViRModel(ViRPreTrainedModel):
         for band in bands:
             self._check(band)
             if batch is not None and len(band) != batch:
-                raise ValueError(f"bands must be of the same images, got one of {len(band)} images after bands of {batch}.")
+                raise ValueError(f"bands must all have the same batch size, got {len(band)} images after bands of {batch}.")
             batch = len(band)
             if band.shape[3] != width or top + band.shape[2] > height:
                 raise ValueError(
@@ -386,11 +386,11 @@ class ViRModel(ViRPreTrainedModel):
         return self.config.pooling in ("mean", "mean_but_first")
 
     def _averaged(self, hidden_states: Tensor) -> Tensor:
-        """The tokens whose mean is pooled, among all tokens from the first."""
+        """Returns the tokens whose mean is pooled, from tokens that begin with the first of the image."""
         return hidden_states[:, 1:] if self.config.pooling == "mean_but_first" else hidden_states
 
     def _check(self, pixel_values: Tensor | None) -> None:
-        """Raises ValueError for anything but a batch of images, or of bands of images, that consist of whole patches."""
+        """Raises ValueError unless `pixel_values` is a batch of images, or of bands of images, of whole patches."""
         check_pixel_values(pixel_values, self.config.num_channels)
         patch_shape = self.config.patch_shape
         if any(size % patch or size == 0 for size, patch in zip(pixel_values.shape[2:], patch_shape)):
@@ -400,19 +400,19 @@ class ViRModel(ViRPreTrainedModel):
             )
 
     def _check_mean(self, argument: str, image_shape: tuple[int, int]) -> None:
-        """Raises ValueError where `pooling` would be the mean of no patch."""
+        """Raises ValueError if `pooling` would be the mean of no patches."""
         config = self.config
         if config.pooling == "mean_but_first" and not config.mirror_sequence and config.grid_of(image_shape) == (1, 1):
-            raise ValueError(f"{argument} must have more than one patch with a pooling of mean_but_first.")
+            raise ValueError(f"{argument} must have more than one patch if pooling is mean_but_first.")
 
     def _read(
         self,
         hidden_states: Tensor,  # (B, T, D)
         retention_form: str | None,
         kwargs: dict[str, Any],  # further arguments of `forward`
-        states: list[ViRState] | None = None,  # of each layer, from the tokens before these
+        states: list[ViRState] | None = None,  # state of each layer after earlier tokens
     ) -> Tensor:
-        """The outputs of all blocks, (B, T, D)."""
+        """Returns the output of the last block, (B, T, D)."""
         config, length = self.config, hidden_states.shape[1]
         maps = asks_for_maps(config, kwargs.get("output_attentions"))
         form = form_of_call(retention_form or config.retention_form, maps)
@@ -420,7 +420,7 @@ class ViRModel(ViRPreTrainedModel):
         log_decays = [self.decay(hidden_states.dtype, hidden_states.device)] * len(self.layers)
         whole = config.bidirectional or self.training or torch.is_grad_enabled() or form in ("parallel", "recurrent")
         lengths = [length]
-        if not (whole or maps) and isinstance(length, int):  # a program may leave it open
+        if not (whole or maps) and isinstance(length, int):  # in an exported program, the length may be symbolic
             size = math.ceil(length / (math.ceil(length / PIECE_SIZE) * chunk_size)) * chunk_size  # whole chunks
             lengths = [min(size, length - start) for start in range(0, length, size)]
         with_final = states is not None or len(lengths) > 1
@@ -453,7 +453,7 @@ class ViRForImageClassification(ImageClassifierMixin, ViRPreTrainedModel):
     def classify_bands(
         self, bands: Iterable[Tensor], image_size: tuple[int, int], retention_form: str | None = None
     ) -> ImageClassifierOutput:
-        """The logits of images that are read in bands of rows, from top to bottom: see `ViRModel.stream_bands`."""
+        """Returns the logits of images that are read in bands of rows, from top to bottom: see `ViRModel.stream_bands`."""
         [outputs] = deque(self.vir.stream_bands(bands, image_size, retention_form), maxlen=1)
         return ImageClassifierOutput(logits=self.classify(outputs))
 
@@ -514,9 +514,9 @@ class ViRForMaskedImageModeling(ViRPreTrainedModel):
 
 
 class ViRBackbone(VisionBackboneMixin, ViRPreTrainedModel):
-    """The patches after some of the blocks as feature maps, for detection and segmentation, for images of any size.
+    """ViR as feature maps after some of the blocks, for detection and segmentation, for images of any size.
 
-    The last norm is applied to each map if `config.apply_layernorm`.
+    The last norm is applied to each map if `config.apply_layernorm` is set.
     """
 
     model_class = ViRModel
@@ -534,13 +534,13 @@ class ViRBackbone(VisionBackboneMixin, ViRPreTrainedModel):
 
 
 def require_one_token_per_patch(model: ViRPreTrainedModel) -> None:
-    """Raises ValueError if the model's configuration puts every patch into the sequence twice."""
+    """Raises ValueError if the model's configuration has every patch twice in the sequence."""
     if model.config.mirror_sequence:
-        raise ValueError(f"mirror_sequence must be False for {type(model).__name__}, which needs one token for each patch.")
+        raise ValueError(f"mirror_sequence must be False for {type(model).__name__}, which needs one token per patch.")
 
 
 def feature_map(config: ViRConfig, tokens: Tensor, pixel_values: Tensor) -> Tensor:
-    """The patches among the tokens (B, T, D) of these images, as a map (B, D, R, L)."""
+    """Returns the patches among the tokens (B, T, D) of these images, as a map (B, D, R, L)."""
     rows, columns = config.grid_of(pixel_values.shape[2:])
     return tokens[:, : rows * columns].transpose(1, 2).unflatten(2, (rows, columns))
 

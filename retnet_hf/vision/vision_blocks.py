@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What ViR, RMT and MetaFormer have in common: parts of their blocks, and the forward passes of their heads.
+"""Modules common to ViR, RMT and MetaFormer: parts of their blocks, and the forward passes of their heads.
 
 Shapes in comments: B images, R rows and L columns of tokens, T tokens, C channels.
 """
@@ -35,7 +35,7 @@ class ChannelsLast:
 
 
 class FeedForward(nn.Module):
-    """Feed-forward network on each token."""
+    """Applies a feed-forward network to each token."""
 
     def __init__(self, size: int, inner_size: int, activation: str, dropout: float = 0.0) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class FeedForward(nn.Module):
 
 
 class ResidualBranch(nn.Module):
-    """Dropout, layer scale and stochastic depth per image, between a branch and the residual stream.
+    """Applies dropout, layer scale, and stochastic depth per image to the output of a branch.
 
     Args:
         layer_scale: initial value of the factor of each channel; None for no factors.
@@ -63,7 +63,7 @@ class ResidualBranch(nn.Module):
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((size,), float(layer_scale)))
 
     def forward(self, branch: Tensor) -> Tensor:
-        """(B, ..., C) -> (B, ..., C)."""
+        """Returns (B, ..., C), to be added to the residual stream."""
         branch = self.dropout(branch)
         if self.scale is not None:
             branch = branch * self.scale
@@ -79,28 +79,28 @@ class ResidualBranch(nn.Module):
 
 
 def drop_path_rates(last: float, depths: Sequence[int]) -> list[list[float]]:
-    """The rate of stochastic depth of each block of each stage: from 0 to `last`, linearly over all blocks."""
+    """Returns the rate of stochastic depth of each block of each stage. It rises linearly from 0 to `last`."""
     blocks, last_block = itertools.count(), max(sum(depths) - 1, 1)
     return [[last * next(blocks) / last_block for _ in range(depth)] for depth in depths]
 
 
 def asks_for_maps(config: PreTrainedConfig, output_attentions: bool | None) -> bool:
-    """Whether a call returns attention or retention maps: by its argument or, without one, by the configuration."""
+    """Returns whether a call returns maps: the argument decides or, if it is None, the configuration."""
     return bool(config.output_attentions if output_attentions is None else output_attentions)
 
 
 def classifier(size: int, num_labels: int) -> nn.Module:
-    """The last layer of a classifier; without labels, a layer that returns its input."""
+    """Returns the last layer of a classifier, which is the identity without labels."""
     return nn.Linear(size, num_labels) if num_labels > 0 else nn.Identity()
 
 
 def check_pixel_values(pixel_values: Tensor | None, num_channels: int) -> None:
-    """Raises ValueError unless `pixel_values` is a batch of images with that number of channels."""
+    """Raises ValueError unless `pixel_values` is a batch of images with this number of channels."""
     if pixel_values is None:
         raise ValueError("You have to specify pixel_values.")
     if pixel_values.dim() != 4 or pixel_values.shape[1] != num_channels:
         raise ValueError(
-            f"pixel_values must be of shape (batch, {num_channels}, height, width), {num_channels} being the num_channels "
+            f"pixel_values must be of shape (batch, {num_channels}, height, width), since {num_channels} is num_channels "
             f"of the configuration, got {tuple(pixel_values.shape)}."
         )
     if 0 in pixel_values.shape:
@@ -108,7 +108,7 @@ def check_pixel_values(pixel_values: Tensor | None, num_channels: int) -> None:
 
 
 class VisionPreTrainedModel(SavedWithCard, PreTrainedModel):
-    """Facts about every family for transformers, and the initial values of the parts above."""
+    """Base class of the image models: attributes that transformers reads, and initial values of the modules above."""
 
     main_input_name = "pixel_values"
     input_modalities = ("image",)
@@ -125,7 +125,7 @@ class VisionPreTrainedModel(SavedWithCard, PreTrainedModel):
 
 
 class StagedModelMixin:
-    """A model of a stem, `stem_class`, and stages, `stage_class`, as RMT and MetaFormer are."""
+    """A model with a stem of type `stem_class` and stages of type `stage_class`, such as RMT and MetaFormer."""
 
     stem_class: type[nn.Module]
     stage_class: type[nn.Module]
@@ -144,9 +144,9 @@ class StagedModelMixin:
     ) -> BaseModelOutputWithPooling:
         r"""
         Args:
-            pixel_values: (B, num_channels, height, width), of any height and width that the stem can read.
+            pixel_values: (B, num_channels, height, width), of any height and width that the stem accepts.
             output_hidden_states: returns the outputs of the stem and of each stage, (B, C, R, L).
-            output_attentions: returns the attention or retention map of each block that has one, (B, H, T, T), which takes
+            output_attentions: returns the attention or retention map (B, H, T, T) of each block that has one. This takes
                 memory quadratic in T.
 
         Returns:
@@ -154,7 +154,7 @@ class StagedModelMixin:
             pooler_output: (B, C), its mean over the tokens.
 
         Raises:
-            ValueError: for missing pixel_values, or another number of channels than the configuration has.
+            ValueError: if pixel_values is missing or has another number of channels than the configuration.
         """
         require_known_arguments(self, kwargs)
         check_pixel_values(pixel_values, self.config.num_channels)
@@ -165,7 +165,7 @@ class StagedModelMixin:
 
 
 class ImageClassifierMixin:
-    """An image classifier on the outputs of a base model, `model_class`, by default on its pooler_output."""
+    """An image classifier on the outputs of a base model of type `model_class`, by default on its pooler_output."""
 
     model_class: type[PreTrainedModel]
     accepts_loss_kwargs = False
@@ -187,11 +187,11 @@ class ImageClassifierMixin:
         **kwargs: Unpack[TransformersKwargs],
     ) -> ImageClassifierOutput:
         r"""
-        Takes all arguments of the base model's `forward`, by name, and
+        Takes all arguments of the base model's `forward`, by name, and labels.
 
         Args:
-            labels: (B,) class numbers; (B,) numbers for a regression; (B, num_labels) zeros and ones for several labels per
-                image. `config.problem_type` decides, or else `config.num_labels` and the type of the labels.
+            labels: (B,) class indices; (B,) values for a regression; (B, num_labels) zeros and ones for several labels per
+                image. `config.problem_type` decides, or else `config.num_labels` and the dtype of the labels.
 
         Returns:
             logits: (B, num_labels). loss: with labels, the mean over the images.
@@ -215,15 +215,15 @@ class ImageClassifierMixin:
         )
 
     def classify(self, outputs: BaseModelOutputWithPooling) -> Tensor:
-        """The logits (B, num_labels)."""
+        """Returns the logits (B, num_labels)."""
         return self.classifier(outputs.pooler_output)
 
 
 class VisionBackboneMixin(BackboneMixin):
-    """A backbone on the hidden states of a base model, `model_class`, which gets `model_arguments`.
+    """A backbone on the hidden states of a base model of type `model_class`, called with `model_arguments`.
 
-    A family defines `feature_map(name, hidden_states, pixel_values)`, the map (B, C, R, L) of a stage. A saved backbone must
-    be loaded by its own class: `AutoBackbone.from_pretrained` takes names of the Hub only, not folders.
+    A subclass defines `feature_map(name, hidden_states, pixel_values)`, which returns the map (B, C, R, L) of a stage. Load
+    a saved backbone with its own class: `AutoBackbone.from_pretrained` accepts names on the Hub, but no folders.
     """
 
     model_class: type[PreTrainedModel]
@@ -240,8 +240,8 @@ class VisionBackboneMixin(BackboneMixin):
         Takes all arguments of the base model's `forward`, by name.
 
         Returns:
-            feature_maps: (B, C, R, L) for each of `config.out_features`. hidden_states: those of the base model, which the
-            norms of the feature maps do not change.
+            feature_maps: (B, C, R, L) for each of `config.out_features`. hidden_states: the hidden states of the base model,
+            without the norms of the feature maps.
 
         Example:
 
@@ -264,7 +264,7 @@ class VisionBackboneMixin(BackboneMixin):
 
 
 class StagedBackboneMixin(VisionBackboneMixin):
-    """A backbone of stages. A family defines `new_norm(size)`, the norm of a feature map of that many channels."""
+    """A backbone with stages. A subclass defines `new_norm(size)`, which returns the norm of a map of `size` channels."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)

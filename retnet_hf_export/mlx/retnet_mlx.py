@@ -1,9 +1,9 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""RetNet (arXiv 2307.08621) for mlx-lm, which loads this file by `model_file` of config.json, beside weights as they are.
+"""RetNet (arXiv 2307.08621) for mlx-lm. mlx-lm loads this file by the key `model_file` of config.json.
 
-Shapes: B batch, T tokens, M states, R heads that share a state, K key size, V value size. What a configuration comes to,
-decays, angles and sizes, is under `mlx` in config.json.
+Shapes: B batch, T tokens, M states, R heads that share a state, K key size, V value size. The decays, angles and sizes of a
+model are under the key `mlx` in config.json. The weights are unchanged.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache
 
 
-CHUNK = 128  # tokens whose scores are computed at a time
+CHUNK = 128  # scores are computed for this many tokens at a time
 DIGITS, BASE = 4, 256
 ACTIVATIONS = {
     None: lambda x: x,
@@ -31,7 +31,7 @@ ACTIVATIONS = {
 
 @dataclass
 class ModelArgs:
-    """Of config.json: `mlx` alone, which says all that decides the function."""
+    """The part of config.json that determines the function: `mlx`."""
 
     model_type: str
     mlx: dict
@@ -42,7 +42,7 @@ class ModelArgs:
 
 
 class Norm(nn.Module):
-    """RMS norm, with a weight or without."""
+    """RMS norm with or without a weight."""
 
     def __init__(self, size: int, eps: float, affine: bool = True) -> None:
         super().__init__()
@@ -55,9 +55,9 @@ class Norm(nn.Module):
 
 
 class Rotation:
-    """Cosines and sines of a position times each frequency, exact at any position below 2^32.
+    """Computes cosines and sines of a position times each frequency, accurately at any position below 2^32.
 
-    A position is a sum of digits d 256^i. The rotation is the product of those by each digit, which are in tables.
+    A position is a sum of digits d 256^i. The rotation is the product of the rotations by each digit, from tables.
     """
 
     def __init__(self, frequencies: list, scaling: float) -> None:
@@ -69,7 +69,7 @@ class Rotation:
         self.cos, self.sin = (mx.array(table.astype(np.float32)) for table in (np.cos(angle), np.sin(angle)))
 
     def __call__(self, position: mx.array) -> tuple:
-        """(…) -> cos, sin (…, K/2)."""
+        """Returns cos, sin (…, K/2) of positions (…)."""
         digits = [(position // BASE**power) % BASE for power in range(DIGITS)]
         cos, sin = self.cos[0][digits[0]], self.sin[0][digits[0]]
         for power in range(1, DIGITS):
@@ -79,16 +79,16 @@ class Rotation:
 
 
 def rotated(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
-    """Turns the pairs (i, i + K/2) of (…, T, K)."""
+    """Returns vectors (…, T, K) with the pairs (i, i + K/2) rotated."""
     first, second = mx.split(x, 2, axis=-1)
     return mx.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
 
 
 def retention(q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, state: mx.array, count: mx.array) -> tuple:
-    """The chunkwise form: q (B, M, R, T, K), k (B, M, T, K), v (B, M, T, V), state (B, M, K, V) -> (B, M, R, T, V), state.
+    """Computes the chunkwise form: q (B, M, R, T, K), k (B, M, T, K), v (B, M, T, V), state -> (B, M, R, T, V), state.
 
-    R heads share a state; `log_decay` (M,) is of each state. `count` (B|1, T) is how many tokens a row has up to each one.
-    Padding is not counted, and its keys are 0: then it changes neither the state nor the outputs of tokens.
+    R heads share a state (B, M, K, V), and `log_decay` (M,) has a value for each state. `count` (B|1, T) counts the tokens
+    of a row up to each one. Padding is not counted and has zero keys, so that it changes neither the state nor outputs.
     """
     outputs, log_decay = [], log_decay[:, None]  # (M, 1)
     before = mx.zeros_like(count[:, :1])
@@ -141,7 +141,7 @@ class Retention(nn.Module):
         if turn is not None:
             query, key = rotated(query, *turn), rotated(key, *turn)
         query = (query * sizes["head_dim"] ** -0.5).reshape(batch, states, heads // states, length, -1)
-        if states > groups:  # heads that share keys and values, but not a decay
+        if states > groups:  # heads share keys and values, but have different decays
             key, value = (mx.repeat(each, states // groups, axis=1) for each in (key, value))
         if mask is not None:
             key = mx.where(mask[:, None, :, None], key, 0)
@@ -204,9 +204,9 @@ class Stack(nn.Module):
 
     def __call__(self, ids: mx.array, cache: list) -> mx.array:
         batch, length = ids.shape
-        mask = cache[0].make_mask(length)  # (B, T): which are no padding; None where none is
+        mask = cache[0].make_mask(length)  # (B, T), False for padding; None without padding
         count = mx.arange(1, length + 1)[None] if mask is None else mx.cumsum(mask.astype(mx.int32), axis=1)
-        read = mx.zeros((batch,), mx.int32) if cache[0][1] is None else cache[0][1]  # (B,) tokens before
+        read = mx.zeros((batch,), mx.int32) if cache[0][1] is None else cache[0][1]  # (B,), number of earlier tokens
         position = mx.maximum(read[:, None] + count - 1, 0)
         turn = None if self._rotation is None else [each[:, None] for each in self._rotation(position)]
         x = self.embed_tokens(ids) * self.sizes["embedding_multiplier"]
@@ -219,7 +219,7 @@ class Stack(nn.Module):
 
 
 class Model(nn.Module):
-    """The language model, as mlx-lm calls it."""
+    """The language model with the interface of mlx-lm."""
 
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
@@ -237,5 +237,5 @@ class Model(nn.Module):
         return self.model.layers
 
     def make_cache(self) -> list:
-        """Of each layer the state, and how many tokens it has read."""
+        """Returns a cache for each layer, for the state and the number of tokens read."""
         return [ArraysCache(size=2) for _ in self.layers]

@@ -1,12 +1,12 @@
-// The page: panes with a text each, which a model reads and writes, and whose states are saved, taken back and branched.
+// The page. Each pane has a text that a model reads and continues. Its state can be saved, loaded, rewound and branched.
 
 import { Tokenizer } from "./vendor/tokenizers.min.mjs";
 import { Model, draw, download, pause } from "./model.js";
 import { readState, writeState } from "./state_file.js";
 
-const SHOWN = 20_000; // characters of a text that stand in the page
-const KEPT = 8; // states of a text that Rewind goes back to,
-const KEPT_BYTES = 128e6; // which take no more than this
+const SHOWN = 20_000; // largest number of characters of a text in the page
+const KEPT = 8; // number of states to which Rewind can go back
+const KEPT_BYTES = 128e6; // largest total size of these states
 const $ = (selector, root = document) => root.querySelector(selector);
 const size = (bytes) => {
   const unit = bytes < 1e3 ? 0 : Math.min(3, Math.floor(Math.log10(bytes) / 3));
@@ -15,20 +15,20 @@ const size = (bytes) => {
 const words = (number, one) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
 
 let model, tokenizer, info;
-let busy = null; // the pane that the model works for
+let busy = null; // the pane for which the model is running
 
-/** A number that a user has set. */
+/** Returns a number that the user has set. Throws an Error if it is out of range. */
 function setting(name) {
   const input = $(`#${name}`), { min, max, valueAsNumber: value } = input;
   const isWhole = name === "length";
-  const fits = value >= Number(min) && value <= Number(max) && (!isWhole || Number.isInteger(value)); // or it is not a number
+  const fits = value >= Number(min) && value <= Number(max) && (!isWhole || Number.isInteger(value)); // false for NaN
   input.setAttribute("aria-invalid", !fits);
   if (fits) return value;
   input.focus();
   throw new Error(`${input.labels[0].textContent.trim()} must be a ${isWhole ? "whole " : ""}number from ${min} to ${max}.`);
 }
 
-/** A text beside its state. Its last token is not read yet: the model is asked what follows when it is. */
+/** A text and its state. The last token is not in the state yet: reading it gives the logits of the next token. */
 class Pane {
   constructor() {
     this.element = $("#pane").content.firstElementChild.cloneNode(true);
@@ -36,7 +36,7 @@ class Pane {
     this.state = model.start();
     this.unread = []; // token ids
     this.written = 0; // tokens
-    this.past = []; // what Rewind goes back to
+    this.past = []; // earlier texts and states, for Rewind
     for (const button of this.element.querySelectorAll("[data-action]"))
       button.addEventListener("click", () => this.act(button.dataset.action));
     $("input[type=file]", this.element).addEventListener("change", (event) => this.open(event.target));
@@ -52,7 +52,7 @@ class Pane {
   async act(action) {
     if (action === "stop") return void (this.stopped = true);
     if (action === "load") return void $("input[type=file]", this.element).click();
-    if (busy) return this.say("The model is at work: stop it first.", true);
+    if (busy) return this.say("The model is running. Stop it first.", true);
     try {
       await this[action]();
     } catch (error) {
@@ -66,7 +66,7 @@ class Pane {
     place.classList.toggle("error", isError);
   }
 
-  /** Text, state and figures as they are now. */
+  /** Updates the shown text, state and figures. */
   show(speed = null) {
     const text = $(".text", this.element);
     text.replaceChildren(
@@ -94,7 +94,7 @@ class Pane {
     for (const pane of panes) pane.allow();
   }
 
-  /** Which buttons can be pressed now. */
+  /** Enables the buttons that can be used now. */
   allow() {
     for (const button of this.element.querySelectorAll("[data-action]")) {
       const { action } = button.dataset;
@@ -104,7 +104,7 @@ class Pane {
     }
   }
 
-  /** Adds to the text that is shown, the end of which stays in the page. */
+  /** Adds to the shown text. Only its end stays in the page. */
   add(text, written) {
     const last = this.parts.at(-1);
     if (last && last.written === written && !last.note) last.text += text;
@@ -119,7 +119,7 @@ class Pane {
     }
   }
 
-  /** What a text is at this moment. */
+  /** Returns a copy of the text with its state. */
   now() {
     const { state, unread, written } = this;
     return { state, unread, written, parts: this.parts.map((part) => ({ ...part })) };
@@ -130,14 +130,14 @@ class Pane {
     while (this.past.reduce((sum, { state }) => sum + state.bytes, 0) > KEPT_BYTES) this.past.shift();
   }
 
-  /** Takes what was typed, and reads all of the text but its last token. */
+  /** Takes the typed text, and reads all unread tokens except the last one. */
   async take() {
     const text = this.input.value;
     const begins = this.state.position === 0 && this.unread.length === 0;
     const ids = [...this.unread, ...(begins ? info.begin : []), ...tokenizer.encode(text, { add_special_tokens: false }).ids];
-    if (ids.length === 0) throw new Error("Add some words first: the state does not say which word comes next.");
+    if (ids.length === 0) throw new Error("Add some words first: the state alone does not tell which word comes next.");
     const foreign = ids.find((id) => id >= info.vocabulary);
-    if (foreign !== undefined) throw new Error(`The model has no word for “${tokenizer.decode([foreign])}”: its tokenizer knows more words than it.`);
+    if (foreign !== undefined) throw new Error(`The model does not know “${tokenizer.decode([foreign])}”: its tokenizer has more tokens than the model.`);
     this.remember();
     if (text) this.add(text, false);
     this.input.value = "";
@@ -156,13 +156,13 @@ class Pane {
     this.say(finished ? `Read ${words(ids.length, "token")} in ${seconds.toFixed(1)} s.` : `Stopped after ${words(read, "token")}.`);
   }
 
-  /** Runs a task for which the model is needed. */
+  /** Runs a task that needs the model. */
   async work(task) {
     const focused = document.activeElement, stop = $("[data-action=stop]", this.element);
     busy = this;
     this.stopped = false;
     this.show();
-    if (focused.disabled) stop.focus(); // a button that is disabled loses the keyboard
+    if (focused.disabled) stop.focus(); // a disabled button loses the keyboard focus
     try {
       await task();
     } finally {
@@ -182,7 +182,7 @@ class Pane {
     return this.work(async () => {
       await this.take();
       const start = performance.now();
-      let written = this.unread.slice(-1), shown = tokenizer.decode(written); // a token knows its space by the last
+      let written = this.unread.slice(-1), shown = tokenizer.decode(written); // a token's leading space depends on the token before
       let count = 0, ends = false;
       while (count < most && !this.stopped) {
         const { state, logits } = await model.readAll(this.state, this.unread);
@@ -202,22 +202,22 @@ class Pane {
         this.show((1000 * count) / (performance.now() - start));
         await pause();
       }
-      this.add(tokenizer.decode(written).slice(shown.length), true); // half a character
-      if (count) this.say(`Wrote ${words(count, "token")}${ends ? " and ended" : ""}. The state has ${size(this.state.bytes)}.`);
+      this.add(tokenizer.decode(written).slice(shown.length), true); // the text may end in half a character
+      if (count) this.say(`Wrote ${words(count, "token")}${ends ? " and ended" : ""}. The state takes ${size(this.state.bytes)}.`);
     });
   }
 
   rewind() {
     const before = this.past.pop();
     if (before) Object.assign(this, before);
-    this.say("As it was before.");
+    this.say("Went back to the earlier text and state.");
     this.show();
   }
 
   restart() {
     this.remember();
     Object.assign(this, { state: model.start(), unread: [], written: 0, parts: [] });
-    this.say("Started again: nothing is read. Rewind goes back.");
+    this.say("Started again with no text. Rewind brings the old text back.");
     this.show();
     this.input.focus();
   }
@@ -227,7 +227,7 @@ class Pane {
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      getSelection().selectAllChildren($(".text", this.element)); // without https
+      getSelection().selectAllChildren($(".text", this.element)); // needed without https
       document.execCommand("copy");
     }
     this.say(this.parts[0].note ? "Copied the end of the text, which is all that the page keeps." : "Copied the text.");
@@ -236,7 +236,7 @@ class Pane {
   branch() {
     const twin = new Pane();
     Object.assign(twin, this.now());
-    twin.say("A branch: both go on from here by themselves.");
+    twin.say("This is a branch. Both texts continue independently from here.");
     twin.show();
     this.show();
     twin.input.focus();
@@ -253,7 +253,7 @@ class Pane {
   save() {
     return this.work(async () => {
       const { state } = await model.readAll(this.state, this.unread);
-      if (state.position === 0) throw new Error("There is nothing to save: nothing was read.");
+      if (state.position === 0) throw new Error("There is nothing to save, since no text was read.");
       const text = [...this.parts.map((part) => part.text).join("")].slice(-2000).join(""); // without half characters
       const link = document.createElement("a");
       link.href = URL.createObjectURL(await writeState(state, info, text));
@@ -273,7 +273,7 @@ class Pane {
       this.remember();
       this.parts = [{ text: text ? `[…] ${text}` : `[${file.name}]`, written: false }];
       Object.assign(this, { state, unread: [], written: 0 });
-      this.say(`Loaded the state of ${words(state.position, "token")}. Add some words and go on.`);
+      this.say(`Loaded the state of ${words(state.position, "token")}. Add some words to continue.`);
     } catch (error) {
       this.say(error.message, true);
     }
@@ -296,8 +296,8 @@ async function start() {
   $("#theme").addEventListener("click", theme);
   document.addEventListener("keydown", (event) => event.key === "Escape" && busy?.act("stop"));
   $("#settings").addEventListener("input", (event) => event.target.removeAttribute("aria-invalid"));
-  $("#kept").textContent = `Each text keeps up to ${KEPT} states to rewind, of ${size(KEPT_BYTES)} together at most.`;
-  const version = Date.now(); // small files are always fetched; info.json names the weights by their contents
+  $("#kept").textContent = `Each text keeps up to ${KEPT} states to rewind, with at most ${size(KEPT_BYTES)} in total.`;
+  const version = Date.now(); // small files are always fetched again; the weights are cached by the digest in info.json
   const json = async (name) => JSON.parse(new TextDecoder().decode(await download(`model/${name}?${version}`)));
   let config;
   [info, tokenizer, config] = await Promise.all(["info.json", "tokenizer.json", "tokenizer_config.json"].map(json));

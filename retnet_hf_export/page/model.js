@@ -1,16 +1,16 @@
-// A language model in ONNX Runtime, and the state of a text: all that it has read, in a few megabytes that do not grow.
+// A language model in ONNX Runtime, and the state of a text, which holds all that was read in constant memory.
 
 import * as ort from "./vendor/ort.wasm.bundle.min.mjs";
 
 ort.env.wasm.wasmPaths = { wasm: new URL("./vendor/ort-wasm-simd-threaded.wasm", import.meta.url).href };
-if (!globalThis.crossOriginIsolated) ort.env.wasm.numThreads = 1; // threads need two headers of the server
+if (!globalThis.crossOriginIsolated) ort.env.wasm.numThreads = 1; // threads need two HTTP headers from the server
 
-const PIECE = 32; // tokens that are read at a time
+const PIECE = 32; // tokens read at a time
 
-/** Reads a file, and calls `told(bytes)` as it comes. */
+/** Downloads a file, and calls `told(bytes)` with the number of bytes so far. */
 export async function download(url, told = () => {}) {
   const response = await fetch(url);
-  if (!response.ok) throw new Error(`${url} is not there (${response.status}).`);
+  if (!response.ok) throw new Error(`${url} could not be downloaded (${response.status}).`);
   const parts = [];
   let bytes = 0;
   for (const reader = response.body.getReader(); ; ) {
@@ -22,7 +22,7 @@ export async function download(url, told = () => {}) {
   return new Uint8Array(await new Blob(parts).arrayBuffer());
 }
 
-/** The state of one text: tensors by the names of the model's inputs, and how many tokens they have read. */
+/** The state of one text: tensors by the names of the model's inputs, and the number of tokens read. */
 export class State {
   constructor(tensors, position) {
     this.tensors = tensors; // {name: {data: Float32Array, dims: [1, …]}}, never changed in place
@@ -44,10 +44,10 @@ export class Model {
   constructor(session, info) {
     this.session = session;
     this.info = info;
-    this.initial = null; // a learned state that texts begin with
+    this.initial = null; // a learned initial state of texts, or null
   }
 
-  /** The state before the first token. */
+  /** Returns the state before the first token. */
   start() {
     if (this.initial) return this.initial;
     const tensors = {};
@@ -58,14 +58,14 @@ export class Model {
     return new State(tensors, 0);
   }
 
-  /** Reads tokens (numbers), and returns the state after them and the logits of the next token. */
+  /** Reads token ids, and returns the state after them and the logits of the next token. */
   async read(state, ids) {
     const long = (numbers) => new ort.Tensor("int64", BigInt64Array.from(numbers, BigInt), [1, numbers.length]);
     const feeds = { input_ids: long(ids), position_ids: long(ids.map((_, index) => state.position + index)) };
     for (const [name, { data, dims }] of Object.entries(state.tensors))
       feeds[`past_key_values.${name}`] = new ort.Tensor("float32", data, dims);
     for (const name of this.session.inputNames)
-      feeds[name] ??= new ort.Tensor("float32", new Float32Array(1), [1, 1, 1]); // that other runtimes ask for
+      feeds[name] ??= new ort.Tensor("float32", new Float32Array(1), [1, 1, 1]); // inputs that only other runtimes need
     const outputs = await this.session.run(feeds);
     const tensors = {};
     for (const name of Object.keys(state.tensors)) {
@@ -76,7 +76,7 @@ export class Model {
     return { state: new State(tensors, state.position + ids.length), logits: data.subarray(data.length - dims[2]) };
   }
 
-  /** Reads a text of any length, some tokens at a time; stops where `goesOn(tokens read)` says so. */
+  /** Reads a text of any length, some tokens at a time. Stops if `goesOn(tokens read)` returns false. */
   async readAll(state, ids, goesOn = () => true) {
     let logits = null;
     for (let first = 0; first < ids.length && goesOn(first); first += PIECE) {
@@ -87,10 +87,10 @@ export class Model {
   }
 }
 
-/** Lets the page draw and hear clicks. */
+/** Lets the browser draw the page and handle clicks. */
 export const pause = () => new Promise((resolve) => setTimeout(resolve, 0));
 
-/** Draws a token: the likeliest at temperature 0, else one of the 64 likeliest. */
+/** Returns a token: the likeliest at temperature 0, otherwise a random one of the 64 likeliest. */
 export function draw(logits, temperature, random = Math.random) {
   let best = 0;
   for (let token = 1; token < logits.length; token++) if (logits[token] > logits[best]) best = token;

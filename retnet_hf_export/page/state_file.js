@@ -1,4 +1,4 @@
-// A state as a file: the format of RetNetState.save and RetNetState.load in Python, a safetensors file with a checksum.
+// State files in the format of Python's RetNetState.save and RetNetState.load: safetensors files with a checksum.
 
 import { State } from "./model.js";
 
@@ -10,10 +10,10 @@ const TYPES = {
   F16: { name: "torch.float16", size: 2 },
   I64: { name: "torch.int64", size: 8 },
 };
-const MOST_TOKENS = 2 ** 32; // beyond which the model's rotation is not exact
-const MOST_TEXT = 4000; // characters beside a state
+const MOST_TOKENS = 2 ** 32; // the model's rotation is exact below this position
+const MOST_TEXT = 4000; // largest number of characters of the text in a file
 
-/** Numbers of a file as the page has them: those of half precision are widened. */
+/** Returns the values of a tensor in a file as a typed array. Half precision is widened to float32. */
 function numbers(type, bytes) {
   if (type === "I64") return new BigInt64Array(bytes.buffer);
   if (type === "F64") return new Float64Array(bytes.buffer);
@@ -26,14 +26,14 @@ function numbers(type, bytes) {
   });
 }
 
-/** The columns of softmax attention: how many tokens stood there, counted from 1; some first ones, and the last ones. */
+/** Returns the index of the token in each column of softmax attention, from 1: the sinks, then the last tokens. */
 function counts(columns, position, sinks) {
   return BigInt64Array.from({ length: columns }, (_, column) =>
     BigInt(column < sinks ? column + 1 : position - columns + column + 1),
   );
 }
 
-/** The tensors of a file, by name, from those of the page. */
+/** Returns the tensors of a file by name, made from the page's tensors. */
 function toFile(state, info) {
   const tensors = {};
   const number = (value, shape) => ({ type: "I64", shape, data: BigInt64Array.of(BigInt(value)) });
@@ -58,7 +58,7 @@ function toFile(state, info) {
   return tensors;
 }
 
-/** SHA-256 of the metadata and the tensors, as Python computes it. */
+/** Returns the SHA-256 of metadata and tensors, computed as in Python. */
 async function checksum(metadata, tensors) {
   const parts = [];
   for (const name of Object.keys(metadata).sort()) {
@@ -75,7 +75,7 @@ async function checksum(metadata, tensors) {
   return Array.from(new Uint8Array(digest), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** A file with the state of a text. `text` is kept beside it: what was read last, for a person to see. */
+/** Returns a file with the state of a text. It also holds `text`, the last text that was read, for users to see. */
 export async function writeState(state, info, text) {
   const tensors = toFile(state, info);
   const metadata = { format: FORMAT, fingerprint: info.fingerprint, text };
@@ -93,8 +93,8 @@ export async function writeState(state, info, text) {
   return new Blob([length.buffer, json, padding, ...Object.values(tensors).map(({ data }) => data)]);
 }
 
-/** The state that a file holds, and the text beside it. Throws an Error with a sentence for any other file.
- * A file of the page itself needs no check of its values, for which a browser asks for https. */
+/** Returns the state and the text in a file. Throws an Error with a sentence for any other file.
+ * `isOwn` skips the checksum for a file of the page itself, since browsers compute it only over https. */
 export async function readState(bytes, model, isOwn = false) {
   const { info } = model;
   const { metadata, tensors } = parse(bytes);
@@ -105,24 +105,24 @@ export async function readState(bytes, model, isOwn = false) {
   if (!(position >= 0 && position < MOST_TOKENS)) throw new Error("The file does not say how many tokens of one text the state has read.");
   const state = new State(fromFile(tensors, info), position);
   const expected = toFile(state, info), types = {};
-  for (const name of Object.keys(tensors)) if (!expected[name]) throw new Error(`The file holds ${name}, which is no part of a state.`);
+  for (const name of Object.keys(tensors)) if (!expected[name]) throw new Error(`The file holds ${name}, which is not part of a state.`);
   for (const [name, { shape, data, type }] of Object.entries(expected)) {
     const found = tensors[name], part = name.split(".").at(-1);
-    const isOfType = type === "I64" || part === "recurrent_states" ? type : (types[part] ??= found?.type); // one for all layers
+    const isOfType = type === "I64" || part === "recurrent_states" ? type : (types[part] ??= found?.type); // one type for all layers
     if (found?.type !== isOfType || found.type === "F64" || found.shape.join() !== shape.join())
-      throw new Error(`The file does not fit this model: ${name} is missing, or of another shape or type.`);
+      throw new Error(`The file does not fit this model: ${name} is missing, or has another shape or type.`);
     if (type === "I64" && data.some((value, index) => value < 0n || value !== found.data[index]))
-      throw new Error("This state is of several texts, or of a text with gaps, which this page cannot go on with.");
+      throw new Error("This page cannot continue the state of several texts, or of a text with gaps.");
     if (type !== "I64" && !found.data.every(Number.isFinite)) throw new Error(`The file holds ${name} with values that are not finite.`);
   }
   if (!isOwn && metadata.sha256 !== (await checksum(metadata, tensors)))
-    throw new Error("The file is damaged: its contents are not those that were saved.");
+    throw new Error("The file is damaged: its contents differ from what was saved.");
   if (metadata.weights && info.weights && !sameWeights(metadata.weights, info.weights))
-    throw new Error("This state was computed by other weights.");
+    throw new Error("This state was computed with other weights.");
   return { state, text: (metadata.text ?? "").slice(-MOST_TEXT) };
 }
 
-/** The tensors of the page, by name, from those of a file. */
+/** Returns the page's tensors by name, made from the tensors of a file. */
 function fromFile(tensors, info) {
   const state = {};
   for (const { name, shape } of info.state) {
@@ -139,7 +139,7 @@ function fromFile(tensors, info) {
   return state;
 }
 
-/** Metadata and tensors of a safetensors file, whose tensors fill it without gaps. */
+/** Returns the metadata and tensors of a safetensors file. The tensors must fill the file without gaps. */
 function parse(bytes) {
   try {
     const length = Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
@@ -157,11 +157,11 @@ function parse(bytes) {
     if (filled !== bytes.length || Object.values(metadata).some((value) => typeof value !== "string")) throw new RangeError();
     return { metadata, tensors };
   } catch {
-    throw new Error("The file is not a whole safetensors file of states.");
+    throw new Error("The file is not a complete safetensors file of a state.");
   }
 }
 
-/** Whether two marks are of equal weights, or of weights that were rounded to different types. */
+/** Returns whether two marks belong to equal weights, or to weights that were rounded to different types. */
 function sameWeights(one, other) {
   try {
     const [first, second] = [one, other].map(JSON.parse);
@@ -170,6 +170,6 @@ function sameWeights(one, other) {
       [[sum, otherSum], [norm, otherNorm]].every(([a, b]) => Math.abs(a - b) <= tolerance * norm);
     return first.sums.length === second.sums.length && first.sums.every((pair, index) => close(pair, second.sums[index]));
   } catch {
-    return false; // a file may hold anything
+    return false; // the mark of a file may be malformed
   }
 }

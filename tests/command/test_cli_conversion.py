@@ -348,7 +348,7 @@ def infinite_width(folder: Path) -> None:
 
 
 BROKEN = {
-    cut: "tensor .* is incomplete: .* ends .* bytes before it does",
+    cut: "tensor .* is incomplete: .* ends .* bytes before its end",
     cut_header: "cut off within its header",
     cut_pickle: "pytorch_model.bin (is damaged|holds more)",
     wrong_shape: r"tensor model.layers.1.attn.k_proj.weight has shape \(16, 32\), but .* it is \(32, 32\)",
@@ -356,19 +356,19 @@ BROKEN = {
     extra_tensor: "tensor model.layers.1.attn.surplus.weight has no place",
     nan: "tensor model.layers.0.mlp.up_proj.weight holds values that are not finite",
     wrong_vocabulary: r"tensor .*(embeddings|lm_head).weight has shape \(96, 32\), but .* it is \(50, 32\)",
-    pickled_code: "running code in it, which is refused",
-    pickled_code_by_torch: "running code in it, which is refused",
+    pickled_code: "run code in it, and is therefore refused",
+    pickled_code_by_torch: "run code in it, and is therefore refused",
     empty_folder: "holds no weights",
-    other_model: "model_type 'llama', is of none of the formats .*: `retnet-hf linearize` makes a RetNet of a llama",
-    unknown_model: "model_type 'gpt2', is of none of the formats .* first tensor is model.layers.0.self_attn.q_proj.weight",
+    other_model: "model_type 'llama'.* has none of .*: `retnet-hf linearize` makes a RetNet from a llama",
+    unknown_model: "model_type 'gpt2'.* has none of .* first tensor is model.layers.0.self_attn.q_proj.weight",
     adapter: "holds an adapter of PEFT, not a model: load it with peft's AutoPeftModelForCausalLM",
-    nested_tensors: "tensor .* in .*pytorch_model.bin is a list of tensors of several shapes",
-    values_elsewhere: "tensor .* in .*pytorch_model.bin is on the device meta, and has no values here",
+    nested_tensors: "tensor .* in .*pytorch_model.bin is a nested tensor, which cannot be a parameter",
+    values_elsewhere: "tensor .* in .*pytorch_model.bin is on the device meta, and has no values",
     opcodes_of_no_pickle: "pytorch_model.bin (is damaged|holds more)",
     tensor_in_the_place_of_weights: "first tensor is model",
     vocabulary_without_end: "the configuration of .*source does not fit the format fla|1000000000000, 32",
     vocabulary_beyond_integers: "the configuration of .*source does not fit the format fla",
-    layers_without_end: "config.json has a num_hidden_layers of 1000000000, which no model has",
+    layers_without_end: "config.json has a num_hidden_layers of 1000000000, but at most 65536 is allowed",
     deep_config: "config.json cannot be read as JSON: (RecursionError|maximum recursion)",
     deep_index: "index.json cannot be read as JSON: (RecursionError|maximum recursion)",
     text_for_a_number: "the configuration of .*source does not fit the format fla",
@@ -382,9 +382,9 @@ BROKEN = {
     unreadable_config: "config.json cannot be read as JSON",
     impossible_config: "the configuration of .*source does not fit the format fla: .*expansion must be",
     no_config: "the format fla needs a config.json",
-    lost_shard: "tensor .* is missing: model-00001-of-00001.safetensors",
+    lost_shard: "tensor .* is missing: the file model-00001-of-00001.safetensors",
     git_lfs_pointer: "is a pointer of git-lfs, not the weights: run 'git lfs pull'",
-    quantised: r"tensor model.layers.0.attn.k_proj.weight is of type torch.int8, which .*k_proj.weight cannot have",
+    quantised: r"tensor model.layers.0.attn.k_proj.weight has dtype torch.int8, but .*k_proj.weight cannot have it",
     quantised_to_floats: "tensor model.layers.0.attn.k_proj.weight is of type torch.float8_e4m3fn: only",
     complex_numbers: "tensor model.layers.0.attn.k_proj.weight is of type torch.complex64: only",
     nonsense_index: "index.json has no weight_map from tensors to files",
@@ -446,17 +446,17 @@ def test_a_result_is_never_lost(retnet_hf, source):
 
 def test_what_needs_no_conversion_and_what_is_unknown_is_said(retnet_hf, source):
     small_model().save_pretrained("ours")
-    assert "from_pretrained loads it as it is" in retnet_hf("convert", "ours", "made").err
+    assert "ours is already a model of retnet_hf: from_pretrained loads it" in retnet_hf("convert", "ours", "made").err
     assert "must be one of vir_official" in retnet_hf("convert", "source", "made", "--from", "bla").err
     wrong = " ".join(retnet_hf("convert", "source", "made", "--from", "syncdoth").err.split())
     assert wrong.endswith("source looks like the format fla, not syncdoth")
     assert "source looks like the format fla, not minimax" in " ".join(
         retnet_hf("convert", "source", "made", "--from", "minimax").err.split()
     )
-    assert "ours is one of our own" in retnet_hf("convert", "ours", "other", "--from", "syncdoth").err
+    assert "ours is a model of retnet_hf" in retnet_hf("convert", "ours", "other", "--from", "syncdoth").err
     assert "does not exist" in retnet_hf("convert", "./nothing", "made").err
     Path("notes.txt").write_text("no weights")
-    assert "no file of weights" in retnet_hf("convert", "notes.txt", "made").err
+    assert "is not a weights file" in retnet_hf("convert", "notes.txt", "made").err
 
 
 def test_inspect_says_what_a_checkpoint_is(retnet_hf, source):
@@ -644,7 +644,7 @@ def test_a_tensor_in_two_shards_is_refused(retnet_hf, source):
     (source / "model.safetensors.index.json").write_text(json.dumps(index))
     answer = retnet_hf("convert", "source", "made")
     assert answer.code == 2
-    assert "tensor lm_head.weight is in more than one file, the second being second.safetensors" in answer.err
+    assert "tensor lm_head.weight is in more than one file; the second one is second.safetensors" in answer.err
 
 
 def test_of_mixed_types_the_most_frequent_is_the_models(retnet_hf, source):
@@ -698,7 +698,7 @@ def test_the_line_that_loads_a_backbone_loads_it(retnet_hf, tmp_path, monkeypatc
     assert type(scope["loaded"]) is RMTBackbone
 
 
-@pytest.mark.parametrize(("content", "words"), [(b"", "is empty"), (b"just a text", "is damaged, or no file of PyTorch")])
+@pytest.mark.parametrize(("content", "words"), [(b"", "is empty"), (b"just a text", "is damaged, or not a PyTorch file")])
 def test_a_file_that_is_none_of_pytorch_is_called_so(retnet_hf, tmp_path, content, words):
     (tmp_path / "weights.pt").write_bytes(content)
     answer = retnet_hf("inspect", tmp_path / "weights.pt")

@@ -133,7 +133,7 @@ def test_an_adapter_is_told_from_a_model_and_how_to_merge_it(retnet_hf, workplac
 
 
 def test_a_llama_is_not_converted_but_linearized(retnet_hf, workplace):
-    refused(retnet_hf("convert", "llama", "made"), "model_type 'llama'", "`retnet-hf linearize` makes a RetNet of a llama")
+    refused(retnet_hf("convert", "llama", "made"), "model_type 'llama'", "`retnet-hf linearize` makes a RetNet from a llama")
 
 
 def test_a_system_message_without_a_template_says_what_to_do(retnet_hf, workplace):

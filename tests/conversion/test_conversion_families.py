@@ -101,7 +101,7 @@ def test_there_and_back_is_bit_exact_under_the_authors_names(case):
 @pytest.mark.parametrize("family", WRITERS)
 def test_a_plain_model_is_refused_by_the_writers_of_hybrids(family):
     plain = RetNetForCausalLM(RetNetConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
-    with pytest.raises(ValueError, match=f"the format {family} takes a RetNetHybridForCausalLM, got a RetNetForCausalLM"):
+    with pytest.raises(ValueError, match=f"the format {family} needs a RetNetHybridForCausalLM, got a RetNetForCausalLM"):
         WRITERS[family](plain)
 
 
@@ -352,9 +352,9 @@ def test_the_bias_of_a_router_stays_in_float32(tmp_path):
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        ("hypenet", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters in config.json must be of"),
-        ("hypenet", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters in config.json must be of"),
-        ("hypenet", {"quantization_config": {"quant_method": "gptq"}}, "load the weights that are not quantised"),
+        ("hypenet", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters in config.json must have"),
+        ("hypenet", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters in config.json must have"),
+        ("hypenet", {"quantization_config": {"quant_method": "gptq"}}, "load weights that are not quantised"),
         ("ring", {"rotary_dim": 2}, "rotary_dim in config.json must be partial_rotary_factor"),
         ("ring", {"layer_group_size": 0}, "layer_group_size in config.json must be at least 1"),
         ("ring", {"hidden_size": None}, "hidden_size is missing in config.json"),
@@ -478,7 +478,7 @@ def test_factors_on_branches_of_a_minimax_are_for_convert(plain_minimax, tmp_pat
 
 def test_minicpm_sala_is_refused_in_a_sentence_that_says_where_it_would_differ(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "minicpm_sala"}))
-    with pytest.raises(ValueError, match="block-sparse beyond the dense_len \\(8192\\) tokens"):
+    with pytest.raises(ValueError, match="block-sparse beyond dense_len \\(8192\\) tokens"):
         RetNetHybridForCausalLM.from_pretrained(tmp_path)
 
 

@@ -80,11 +80,11 @@ def test_of_two_values_with_one_meaning_the_last_is_written():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"heads": None}, "heads is missing in config.json, which the format table has"),
+        ({"heads": None}, "heads is missing in config.json, but the format table requires it"),
         ({"activation": "relu"}, "activation in config.json must be one of swish, silu, gelu, got 'relu'"),
         ({"bias": True}, "bias in config.json must be False or absent for the format table, got True"),
         ({"cap": 30.0}, "cap in config.json must be None or absent for the format table, got 30.0"),
-        ({"sinks": 4}, "sinks in config.json, 4, is no field that the format table is known to have"),
+        ({"sinks": 4}, "sinks in config.json, 4, is not a known field of the format table"),
     ],
 )
 def test_a_file_that_the_table_does_not_cover_is_refused_naming_the_key_and_the_value(changed, message):
@@ -131,7 +131,7 @@ def test_a_checkpoint_without_a_config_json_is_recognised_by_its_names_and_refus
     state_dict, _ = TABLE.write(model_of())
     assert TABLE.recognises(state_dict, None)
     assert TABLE.recognises((), {"model_type": "table_2"})
-    with pytest.raises(CheckpointError, match="the format table needs a config.json beside the weights"):
+    with pytest.raises(CheckpointError, match="the format table needs a config.json next to the weights"):
         TABLE.plan({}, None)
 
 

@@ -175,5 +175,5 @@ def test_broken_checkpoints_are_named():
         broken = {name: tensor for name, tensor in (good | change).items() if tensor is not None}
         with pytest.raises(CheckpointError, match=sentence):
             from_poolformer(broken)
-    with pytest.raises(CheckpointError, match="needs a config.json beside the weights: strides are in no tensor"):
+    with pytest.raises(CheckpointError, match="needs a config.json next to the weights: no tensor shows strides"):
         from_poolformer(theirs.state_dict())

@@ -117,7 +117,7 @@ def test_files_as_released(tmp_path, wrapped):
     torch.save({"model": weights, "epoch": 3} if wrapped else weights, tmp_path / "rmt.pth")
     checkpoint = Checkpoint(tmp_path / "rmt.pth")
     assert format_of(checkpoint) == "rmt"
-    with pytest.raises(CheckpointError, match=r"widths \[8, 12, 16, 16\] and depths \[1, 1, 2, 1\] are of no released RMT"):
+    with pytest.raises(CheckpointError, match=r"no released RMT has the widths \[8, 12, 16, 16\] and depths \[1, 1, 2, 1\]"):
         plan_of(checkpoint)
     (tmp_path / "config.json").write_text(json.dumps(arguments))
     checkpoint = Checkpoint(tmp_path / "rmt.pth")

@@ -189,7 +189,7 @@ def test_other_image_sizes_read_other_rows_of_the_table():
 
 def test_what_cannot_be_expressed_is_refused():
     weights, arguments = to_vir_official(small_vir())
-    with pytest.raises(CheckpointError, match="a hidden size of 16 is of no ViR of the authors.* num_heads"):
+    with pytest.raises(CheckpointError, match="no ViR of the authors has a hidden size of 16.* num_heads"):
         from_vir_official(weights)
     with pytest.raises(CheckpointError, match="global_pool 'token' .* the first token sees no other"):
         from_vir_official(weights, arguments | {"global_pool": "token"})
@@ -204,7 +204,7 @@ def test_what_cannot_be_expressed_is_refused():
         from_vir_official(weights, arguments)
 
     weights, arguments = to_vir_pulfer(small_vir("pulfer", patch_size=6, intermediate_size=64))
-    with pytest.raises(CheckpointError, match="decay_mask holds other values than those that follow from the configuration"):
+    with pytest.raises(CheckpointError, match="decay_mask holds other values than the configuration implies"):
         from_vir_pulfer(weights, arguments | {"alphas": None})
     buffers = ("dim_sqrt", "decay_mask", "causal_mask")
     without = {name: tensor for name, tensor in weights.items() if not name.endswith(buffers)}

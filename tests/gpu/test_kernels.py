@@ -254,7 +254,7 @@ def test_a_kernel_that_does_not_compile_is_left_to_pytorch_with_one_warning(devi
     for _ in range(2):
         same(results_of(model), expected)
     (message,) = heard
-    assert "they fail with RuntimeError: PassManager::run failed. Please report it" in message
+    assert "they fail with RuntimeError: PassManager::run failed. Please report this" in message
 
 
 def test_kernels_that_are_asked_for_are_checked_too(monkeypatch, expected, heard):

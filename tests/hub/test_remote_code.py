@@ -332,9 +332,9 @@ CLASS = "class Own(RetNetForCausalLM):\n    pass\n"
         (
             "from retnet_hf import RetNetForCausalLM\n" + CLASS,
             "modeling_retnet",
-            "modeling_retnet.py is a file of retnet_hf, too",
+            "modeling_retnet.py is also a file of retnet_hf",
         ),
-        ("from retnet_hf import RetNetForCausalLM, ViRModel\n" + CLASS, "own", "retnet_gpu.py would be of two families"),
+        ("from retnet_hf import RetNetForCausalLM, ViRModel\n" + CLASS, "own", "retnet_gpu.py would belong to two families"),
     ],
 )
 def test_code_that_would_not_load_is_not_saved(source, name, sentence, tmp_path, monkeypatch):
@@ -354,7 +354,7 @@ def test_a_warning_names_what_needs_the_package(line, tmp_path, monkeypatch, cap
         monkeypatch.setattr(travelling_code.logger, "propagate", True)
         monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
         model.save_pretrained(tmp_path / "saved")
-    assert "which needs retnet_hf installed where the model is loaded" in caplog.text
+    assert "Loading the model will need retnet_hf installed" in caplog.text
 
 
 @pytest.mark.parametrize(("arguments", "options"), [((False,), {}), ((), {"is_main_process": False})])

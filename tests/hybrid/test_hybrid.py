@@ -320,19 +320,19 @@ def test_flash_attention_is_refused_where_documents_share_a_row():
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"layer_types": ["full_attention"]}, r"layer_types must be for each layer \(num_hidden_layers is 4\) one of"),
-        ({"layer_types": ["chunked_attention"] * 4}, "layer_types must be for each layer"),
+        ({"layer_types": ["full_attention"]}, r"layer_types must be a list of num_hidden_layers \(4\) names, each one of"),
+        ({"layer_types": ["chunked_attention"] * 4}, "layer_types must be a list of"),
         ({"sliding_window": None}, "sliding_window must be a positive number of tokens.*, got None"),
-        ({"attention_sinks": -1}, "attention_sinks must be a number of tokens beside .*, or 0, got -1"),
+        ({"attention_sinks": -1}, "attention_sinks must be 0, or a positive number of tokens if .*, got -1"),
         (
             {"attention_sinks": 4, "layer_types": None, "sliding_window": None},
-            "attention_sinks must be a number of tokens beside layers of sliding_attention, or 0, got 4",
+            "attention_sinks must be 0, or a positive number of tokens if layer_types has sliding_attention, got 4",
         ),
         (
             {"attention_sinks": 3, "attention_sink_distance": 7},
-            r"attention_sink_distance must be 8 \(the window and attention_sinks, minus 1\) or more, or None, got 7",
+            r"attention_sink_distance must be 8 \(sliding_window \+ attention_sinks - 1\) or more, or None, got 7",
         ),
-        ({"attention_sink_distance": 9}, "attention_sink_distance must be None without attention_sinks, got 9"),
+        ({"attention_sink_distance": 9}, "attention_sink_distance must be None if attention_sinks is 0, got 9"),
         ({"bidirectional": True}, "layer_types must be all linear_attention in an encoder"),
     ],
 )

@@ -140,7 +140,7 @@ def test_packed_documents_are_refused():
         {"seq_idx": torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]])},
         {"cu_seq_lens_q": torch.tensor([0, 4, 8])},
     ):
-        with pytest.raises(ValueError, match="packed documents .* have to be rows of their own"):
+        with pytest.raises(ValueError, match="Packed documents .* must be separate rows"):
             tuned(ids, **packed)
     assert tuned(ids, position_ids=torch.arange(8)[None]).logits.equal(tuned(ids).logits)
 

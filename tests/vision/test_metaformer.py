@@ -379,19 +379,19 @@ def test_configuration_survives_saving(tmp_path):
         ({"depths": [1, 1, 1]}, r"token_mixers must be a list of one value per stage \(depths has 3\), got \['pooling',"),
         ({"depths": [1, 0, 1, 1]}, r"depths must be positive integers, got \[1, 0, 1, 1\]"),
         ({"strides": [4, 2, 2, 0]}, r"strides must be positive integers, got \[4, 2, 2, 0\]"),
-        ({"bidirectional": False}, "bidirectional must be True where token_mixers names manhattan, .*, got False"),
+        ({"bidirectional": False}, "bidirectional must be True if token_mixers contains manhattan, .*, got False"),
         ({"padding": [4, 2, -2, 0]}, r"padding must be 0 or positive, got \[4, 2, -2, 0\]"),
         (
             {"num_attention_heads": [2, 2, 4, 5]},
-            r"num_attention_heads must be such that .* queries of whole size, got \[2, 2",
+            r"num_attention_heads must be for each stage a divisor .* the queries of all heads, got \[2, 2",
         ),
         (
             {"value_expansion": 1.3},
-            r"num_attention_heads must be such that .* value_expansion \(1.3\) into values of whole size",
+            r"num_attention_heads must be .* value_expansion \(1.3\), which is the size of the values of all heads",
         ),
         ({"key_expansion": 0.0}, "key_expansion must be positive, got 0.0"),
         ({"pool_size": 4}, "pool_size must be odd and positive, got 4"),
-        ({"mlp_ratio": 0.1}, "mlp_ratio must be such that .* it is 1 or more, got 0.1"),
+        ({"mlp_ratio": 0.1}, "mlp_ratio must be large enough that .* it is at least 1, got 0.1"),
         (
             {"decay_schedule": "slow"},
             "decay_schedule must be one of rmt, .*, geometric, none, got 'slow'",
@@ -399,7 +399,7 @@ def test_configuration_survives_saving(tmp_path):
         ({"decay_schedule": [[0.5]]}, r"decay_schedule must be a list of one list per stage \(depths has 4\)"),
         (
             {"decay_schedule": [[], [0.5, 2], [], []]},
-            r"decay_schedule must be for each stage one number in \(0, 1\] per head",
+            r"decay_schedule must be for each stage a list of one number in \(0, 1\] per head",
         ),
         ({"retention_form": "fast"}, "retention_form must be one of auto, parallel, recurrent, chunkwise, got 'fast'"),
         ({"hidden_act": "gelo"}, "hidden_act must be a name of transformers.activations.ACT2FN, got 'gelo'"),

@@ -425,9 +425,9 @@ def test_configuration_survives_saving(tmp_path):
         ),
         ({"depths": [1, 0, 1, 1]}, r"depths must be positive integers, got \[1, 0, 1, 1\]"),
         ({"hidden_sizes": [9, 12, 16, 16]}, "hidden_sizes must be even in the first stage"),
-        ({"num_attention_heads": [2, 2, 3, 4]}, r"divides into heads of even size, got \[2, 2, 3, 4\]"),
-        ({"num_attention_heads": [8, 2, 2, 4]}, r"divides into heads of even size, got \[8, 2, 2, 4\]"),
-        ({"mlp_ratios": [2, 0, 2, 2]}, r"mlp_ratios must be such that .* it is 1 or more, got \[2, 0, 2, 2\]"),
+        ({"num_attention_heads": [2, 2, 3, 4]}, r"since head sizes are even, got \[2, 2, 3, 4\]"),
+        ({"num_attention_heads": [8, 2, 2, 4]}, r"since head sizes are even, got \[8, 2, 2, 4\]"),
+        ({"mlp_ratios": [2, 0, 2, 2]}, r"mlp_ratios must be large enough that .* each is at least 1, got \[2, 0, 2, 2\]"),
         ({"attention_types": ["whole"] * 3 + ["both"]}, "attention_types must be a list of decomposed and whole, got"),
         ({"decay_exponents": [2, 0, 2, 2]}, r"decay_exponents must be such that .* between 0 and 1, got \[2, 0, 2, 2\]"),
         (

@@ -278,7 +278,7 @@ def test_bands_that_do_not_fit_are_refused():
         read(12, 12)
     with pytest.raises(ValueError, match=r"image_size must be a multiple of the patch_size \(8, 6\), got \(20, 24\)"):
         read(8, size=(20, 24))
-    with pytest.raises(ValueError, match="bands must be of the same images, got one of 2 images after bands of 1"):
+    with pytest.raises(ValueError, match="bands must all have the same batch size, got 2 images after bands of 1"):
         list(model.stream_bands([images(1, 8), images(2, 8)], (24, 24)))
     for recipe in ("bidirectional", "mirrored"):
         with pytest.raises(ValueError, match="bidirectional and mirror_sequence must be False"):
@@ -319,7 +319,7 @@ def test_interpolation_at_the_own_size_changes_nothing(recipe):
 def test_another_size_is_refused_unless_positions_are_interpolated():
     model = small_vir()
     with pytest.raises(
-        ValueError, match=r"height and width \(24, 24\).* got \(32, 30\); with interpolate_pos_encoding=True"
+        ValueError, match=r"height and width \(24, 24\).* got \(32, 30\). Pass interpolate_pos_encoding=True"
     ):
         model(images(1, 32, 30))
     with pytest.raises(ValueError, match=r"that the patch_size \(8, 6\) divides, got \(32, 32\)"):
@@ -498,9 +498,9 @@ def test_a_mask_of_patches_must_fit_the_images(shape):
 def test_the_mean_but_first_of_one_patch_is_refused():
     """It would be the mean of nothing."""
     model = small_vir("mean", ViRModel, pooling="mean_but_first")
-    with pytest.raises(ValueError, match="more than one patch with a pooling of mean_but_first"):
+    with pytest.raises(ValueError, match="more than one patch if pooling is mean_but_first"):
         model(images(1, 8, 6), interpolate_pos_encoding=True)
-    with pytest.raises(ValueError, match="more than one patch with a pooling of mean_but_first"):
+    with pytest.raises(ValueError, match="more than one patch if pooling is mean_but_first"):
         next(model.stream_bands([images(1, 8, 6)], (8, 6)))
     with torch.no_grad():  # a band may be of one patch, and so may a mirrored image
         *_, streamed = model.stream_bands(images(1, 16, 6).split(8, dim=2), (16, 6))
@@ -580,8 +580,8 @@ def test_configuration_survives_saving(tmp_path):
     ("overrides", "sentence"),
     [
         ({"image_size": [24, 25]}, r"image_size must be a multiple of patch_size \(\[8, 6\]\), got \[24, 25\]"),
-        ({"image_size": [24]}, r"image_size must be a positive integer, or height and width, got \[24\]"),
-        ({"patch_size": 0}, "patch_size must be a positive integer, or height and width, got 0"),
+        ({"image_size": [24]}, r"image_size must be a positive integer, or a pair of height and width, got \[24\]"),
+        ({"patch_size": 0}, "patch_size must be a positive integer, or a pair of height and width, got 0"),
         ({"num_attention_heads": 3}, r"num_attention_heads must be a divisor of hidden_size \(16\), got 3"),
         ({"pooling": "max"}, "pooling must be one of class_token, last_patch, mean, mean_but_first, got 'max'"),
         (
@@ -593,10 +593,10 @@ def test_configuration_survives_saving(tmp_path):
         ({"retention_form": "fast"}, "retention_form must be one of auto, parallel, recurrent, chunkwise, got 'fast'"),
         ({"retention_act": "gelo"}, "retention_act must be None, or a name of transformers.activations.ACT2FN, got 'gelo'"),
         ({"hidden_act": "gelo"}, "hidden_act must be a name of transformers.activations.ACT2FN, got 'gelo'"),
-        ({"mirror_sequence": True}, "pooling must be last_patch, mean or mean_but_first where mirror_sequence is True"),
+        ({"mirror_sequence": True}, "pooling must be last_patch, mean or mean_but_first if mirror_sequence is True"),
         (
             {"mirror_sequence": True, "bidirectional": True, "pooling": "mean"},
-            "mirror_sequence must be False where bidirectional is True",
+            "mirror_sequence must be False if bidirectional is True",
         ),
         ({"drop_path_rate": 1.0}, r"drop_path_rate must be in \[0, 1\), got 1.0"),
         ({"layer_scale_init_value": 0.0}, "layer_scale_init_value must be positive, got 0.0"),

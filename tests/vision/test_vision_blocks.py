@@ -175,7 +175,7 @@ def test_each_family_has_these_branches_and_decays(family):
 
 def test_each_family_says_what_is_wrong_with_pixel_values(family):
     model = family.model()
-    with pytest.raises(ValueError, match=r"\(batch, 3, height, width\), 3 being the num_channels.* got \(2, 1, 32, 32\)"):
+    with pytest.raises(ValueError, match=r"\(batch, 3, height, width\), since 3 is num_channels.* got \(2, 1, 32, 32\)"):
         model(torch.zeros(2, 1, 32, 32))
     with pytest.raises(ValueError, match=r"got \(3, 32, 32\)"):
         model(torch.zeros(3, 32, 32))

@@ -154,7 +154,7 @@ def test_a_package_names_the_file_inside_it(file, tmp_path, monkeypatch):
     files = [Inside("tiny.gguf"), Inside("code.py")]
     monkeypatch.setattr(importlib.metadata, "files", lambda name: {"with-model": files, "without": files[1:]}.get(name))
     assert gguf_file("package:with-model") == file
-    with pytest.raises(SourceError, match=r"the package without must have one file \*.gguf inside, and has 0"):
+    with pytest.raises(SourceError, match=r"the package without must contain exactly one .gguf file, got 0"):
         gguf_file("package:without")
 
 
@@ -174,5 +174,5 @@ def test_what_is_no_such_file_is_said_and_leaves_nothing(file, tmp_path):
 def test_a_file_without_some_weights_is_refused(source, tmp_path, monkeypatch):
     monkeypatch.setattr("retnet_hf_linearization.gguf.constants.HF_HOME", str(tmp_path / "home"))
     write_gguf(source, tmp_path / "hole.gguf", without="model.layers.1.mlp.up_proj.weight")
-    with pytest.raises(SourceError, match="hole.gguf is not whole: 1 weights of its model are missing, as model.lay"):
+    with pytest.raises(SourceError, match="hole.gguf is incomplete: 1 weights of its model are missing, as model.lay"):
         unpacked(tmp_path / "hole.gguf")

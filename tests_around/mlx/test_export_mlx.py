@@ -248,10 +248,7 @@ HYBRIDS = ("hybrid", "sinks", *FAMILIES)
 @pytest.mark.parametrize(
     ("dialect", "fields", "words"),
     [
-        *(
-            (name, {}, "is of a plain RetNet, and has no layers of a RetNetHybrid")
-            for name in ("hybrid", "sinks", *FAMILIES)
-        ),
+        *((name, {}, "supports only a plain RetNet, not a RetNetHybrid") for name in ("hybrid", "sinks", *FAMILIES)),
         ("fla", {"hidden_act": "mish"}, "has no activation 'mish'"),
     ],
 )

@@ -114,7 +114,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_older_folder(retnet_hf, workplac
         (["bare", "out"], ["there is no tokenizer in bare"]),
         (["model", "out", "--to", "paper"], ["'paper' is not one of 'onnx', 'web', 'mlx'"]),
         (["model", "out", "--quantize", "int2"], ["weights can be float32, int8 or int4, not 'int2'"]),
-        (["model", "out", "--to", "web", "--quantize", "int4"], ["browsers have no fast products of 4 bits"]),
+        (["model", "out", "--to", "web", "--quantize", "int4"], ["browsers have no fast 4-bit matrix products"]),
         (["model", "out", "--to", "web", "--quantize", "int8", "--quantize", "float32"], ["--to web takes one --quantize"]),
         (["model", "out", "--state", "model/config.json"], ["--state is for --to web"]),
         (["model", "out", "--to", "web", "--state", "state"], ["'state' does not exist"]),
@@ -122,7 +122,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_older_folder(retnet_hf, workplac
         (["model", "out", "--any-size"], ["--any-size is for pictures"]),
         (["headless", "out"], ["2 are missing or of another shape"]),
         (["encoder", "out"], ["an encoder cannot be exported"]),
-        (["model", "model"], ["model holds what is to be read"]),
+        (["model", "model"], ["model holds the files to be read"]),
     ],
 )
 def test_what_cannot_be_exported_is_refused(retnet_hf, workplace, arguments, words):
@@ -161,7 +161,7 @@ def test_a_demo_that_can_make_no_page_says_so_before_it_trains(retnet_hf, workpl
     monkeypatch.setattr(npm_packages, "CACHE", workplace / "cache")
     monkeypatch.setattr(npm_packages.shutil, "which", lambda name: None)
     before = tree(workplace)
-    refused(retnet_hf("demo", "--browser"), "which npm fetches: install Node.js")
+    refused(retnet_hf("demo", "--browser"), "for a page: install Node.js")
     assert tree(workplace) == before
 
 

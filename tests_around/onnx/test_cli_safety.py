@@ -157,14 +157,14 @@ def test_a_folder_with_what_no_command_wrote_is_not_deleted_and_the_thing_is_nam
     file.write_text("mine", encoding="utf-8") if "/" in added or "." in added else file.mkdir()
     before = tree(sources)
     named = {".git/HEAD": ".git", "onnx/own/model.onnx": "onnx/own"}.get(added, added)
-    refused(retnet_hf(*OVERWRITING[command], "--overwrite"), f"{Path('made').resolve() / named} is no part of a model")
+    refused(retnet_hf(*OVERWRITING[command], "--overwrite"), f"{Path('made').resolve() / named} is not part of a model")
     assert tree(sources) == before
     assert file.exists()
 
 
 def test_a_link_to_a_folder_is_no_folder_of_a_model(retnet_hf, sources):
     Path("made/checkpoint-5").symlink_to("../model")
-    refused(retnet_hf("convert", "foreign", "made", "--overwrite"), "made/checkpoint-5 is no part of a model")
+    refused(retnet_hf("convert", "foreign", "made", "--overwrite"), "made/checkpoint-5 is not part of a model")
 
 
 @pytest.mark.parametrize("command", ["train", "convert"])
@@ -178,14 +178,14 @@ def test_files_that_came_during_the_work_are_not_deleted_at_its_end(retnet_hf, s
     monkeypatch.setattr(PreTrainedModel, "save_pretrained", saves)
     answer = retnet_hf(*OVERWRITING[command], "--overwrite")
     assert answer.code == 2
-    assert "made/notes.txt is no part of a model" in answer.err
+    assert "made/notes.txt is not part of a model" in answer.err
     assert Path("made/notes.txt").read_text(encoding="utf-8") == "mine"
 
 
 def test_a_run_that_goes_on_deletes_no_file_that_was_put_beside_its_result(retnet_hf, sources):
     assert retnet_hf(*OVERWRITING["train"], "--overwrite").code == 0
     Path("made/notes.txt").write_text("mine", encoding="utf-8")
-    refused(retnet_hf(*OVERWRITING["train"], "--steps", 2, "--resume"), "made/notes.txt is no part of a model")
+    refused(retnet_hf(*OVERWRITING["train"], "--steps", 2, "--resume"), "made/notes.txt is not part of a model")
     assert Path("made/notes.txt").exists()
 
 
@@ -193,7 +193,7 @@ def test_an_unfinished_run_with_a_file_of_the_user_is_not_deleted(retnet_hf, sou
     Path("made.partial").mkdir()
     Path("made.partial/training_run.json").write_text('{"command": "train"}', encoding="utf-8")
     Path("made.partial/notes.txt").write_text("mine", encoding="utf-8")
-    refused(retnet_hf(*OVERWRITING["train"], "--overwrite"), "made.partial/notes.txt is no part of a model")
+    refused(retnet_hf(*OVERWRITING["train"], "--overwrite"), "made.partial/notes.txt is not part of a model")
     assert Path("made.partial/notes.txt").exists()
 
 
@@ -280,7 +280,7 @@ def test_what_is_read_is_not_deleted_behind_whatever_link_it_is(retnet_hf, sourc
     Path("made/README.md").write_text("text", encoding="utf-8")
     arguments = arrange()
     before = tree(sources)
-    refused(retnet_hf(*arguments, "--overwrite"), "holds what is to be read, which would be lost: give another folder")
+    refused(retnet_hf(*arguments, "--overwrite"), "holds the files to be read, which would be lost: give another folder")
     assert tree(sources) == before
 
 

@@ -228,7 +228,7 @@ def test_what_a_runtime_refuses_is_one_sentence_and_leaves_nothing(tmp_path, mon
 
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path):
-    with pytest.raises(ExportError, match="a RetNetForMaskedLM cannot be exported: RetNetForCausalLM, ViR"):
+    with pytest.raises(ExportError, match="a RetNetForMaskedLM cannot be exported: only RetNetForCausalLM, ViR"):
         export_onnx(small_model("fla", RetNetForMaskedLM, bidirectional=True), tmp_path / "out")
     with pytest.raises(ExportError, match="weights can be float32, int8 or int4, not 'int2'"):
         export_onnx(small_model("fla"), tmp_path / "out", kinds=["int2"])
@@ -243,7 +243,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(tmp_path):
 def test_a_file_that_computes_something_else_is_not_published(exported, tmp_path, monkeypatch, kind):
     other = exported[1] / "onnx" / "model.onnx"
     monkeypatch.setattr(onnx_folder, "write_causal", lambda _, file: shutil.copy(other, file))
-    with pytest.raises(ExportError, match="does not compute what the model does: its logits differ by"):
+    with pytest.raises(ExportError, match="the exported model is wrong: its logits differ from the model's by"):
         export_onnx(small_model("fla", seed=1), tmp_path / "out", kinds=[kind])
     assert not list(tmp_path.iterdir())
 
@@ -259,7 +259,7 @@ def test_a_window_that_hides_nothing_in_the_file_is_noticed(tmp_path):
 
 def test_models_larger_than_a_file_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_folder, "MOST_BYTES", 10_000)
-    with pytest.raises(ExportError, match="a file of ONNX holds 0.0 GB of weights in float32"):
+    with pytest.raises(ExportError, match="an ONNX file can hold 0.0 GB of weights in float32"):
         export_onnx(small_model("fla"), tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

@@ -176,7 +176,7 @@ def test_the_page_writes_what_the_model_writes(page, exported):
     page.press("write")
     assert page.text() == BEGINNING + expected(model, tokenizer, BEGINNING)
     assert page.driver.title == page.all("h1")[0].text
-    assert page.message().startswith("Wrote 24 tokens. The state has")
+    assert page.message().startswith("Wrote 24 tokens. The state takes")
 
 
 def test_nothing_is_asked_of_another_server(page):
@@ -207,9 +207,9 @@ def test_a_state_of_python_goes_on_in_the_page(page, exported, tmp_path):
     with torch.no_grad():
         model(ids, use_cache=True).past_key_values.save(tmp_path / "state.safetensors")
     page.open(tmp_path / "state.safetensors")
-    assert page.message() == f"Loaded the state of {ids.shape[1]} tokens. Add some words and go on."
+    assert page.message() == f"Loaded the state of {ids.shape[1]} tokens. Add some words to continue."
     page.press("write")
-    assert page.message() == "Add some words first: the state does not say which word comes next."
+    assert page.message() == "Add some words first: the state alone does not tell which word comes next."
     page.type(" And the earth")
     page.press("write")
     both = torch.cat([ids, tokenizer(" And the earth", return_tensors="pt")["input_ids"]], dim=1)
@@ -232,9 +232,9 @@ def test_a_state_of_the_page_goes_on_in_the_page(page):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda data: data[: len(data) // 2], "is not a whole safetensors file of states"),
+        (lambda data: data[: len(data) // 2], "is not a complete safetensors file of a state"),
         (lambda data: data[:-2] + b"\x07\x07", "The file is damaged"),
-        (lambda data: b"a letter", "is not a whole safetensors file"),
+        (lambda data: b"a letter", "is not a complete safetensors file"),
         (lambda data: data.replace(b"RetNetState/3", b"RetNetState/9"), "does not hold the state of a RetNet"),
     ],
     ids=["truncated", "changed", "no state", "another format"],
@@ -281,11 +281,11 @@ REFUSED_STATES = {
     "infinite": (last("layers.0.recurrent_states", float("-inf")), "with values that are not finite"),
     "below 0": (last("layers.0.next_position", -1), "does not say how many tokens"),
     "beyond what is exact": (last("layers.0.next_position", 2**40), "does not say how many tokens"),
-    "another length": (last("layers.0.cumulative_length", 3), "of several texts, or of a text with gaps"),
-    "a tensor less": (lambda tensors: tensors.pop("layers.0.recurrent_states"), "missing, or of another shape or type"),
-    "a tensor more": (lambda tensors: tensors.update(extra=torch.zeros(3)), "holds extra, which is no part of a state"),
-    "half": (of_type(torch.float16), "of another shape or type"),
-    "double": (of_type(torch.float64), "of another shape or type"),
+    "another length": (last("layers.0.cumulative_length", 3), "the state of several texts, or of a text with gaps"),
+    "a tensor less": (lambda tensors: tensors.pop("layers.0.recurrent_states"), "missing, or has another shape or type"),
+    "a tensor more": (lambda tensors: tensors.update(extra=torch.zeros(3)), "holds extra, which is not part of a state"),
+    "half": (of_type(torch.float16), "has another shape or type"),
+    "double": (of_type(torch.float64), "has another shape or type"),
     "no rows": (rows(lambda tensor: tensor[:0]), "does not say how many tokens"),
     "two rows": (rows(lambda tensor: torch.cat([tensor] * 2)), "does not say how many tokens"),
 }
@@ -370,7 +370,7 @@ def test_the_state_of_another_model_is_refused(page, exported, tmp_path):
     fields = {"vocab_size": 300, "eos_token_id": 0, **FIELDS[dialect]}
     others = {
         "of another configuration": small_model("torchscale", vocab_size=300, eos_token_id=0),
-        "computed by other weights": small_model(dialect, seed=1, **fields),
+        "computed with other weights": small_model(dialect, seed=1, **fields),
     }
     for words, other in others.items():
         with torch.no_grad():
@@ -543,7 +543,7 @@ def test_a_word_that_the_model_does_not_have_is_told_before_anything_is_read(pag
     page.driver.execute_script("retnet.info.vocabulary = arguments[0]", first)
     page.type(BEGINNING)
     page.press("write")
-    assert page.message().startswith("The model has no word for “")
+    assert page.message().startswith("The model does not know “")
     assert (page.text(), page.in_pane("textarea").get_property("value")) == ("", BEGINNING)
 
 
@@ -584,7 +584,7 @@ def test_what_is_kept_to_rewind_is_bounded_and_the_page_says_so(page):
         taken_back += 1
     assert taken_back == 8
     assert page.text() == " 0 1"
-    assert page.all("#kept")[0].text == "Each text keeps up to 8 states to rewind, of 128 MB together at most."
+    assert page.all("#kept")[0].text == "Each text keeps up to 8 states to rewind, with at most 128 MB in total."
     kept = """
         const [pane] = retnet.panes;
         for (let turn = 0; turn < 5; turn++) {
@@ -685,7 +685,7 @@ def test_a_tokenizer_without_an_end_makes_texts_without_end(tokenizer):
 
 
 def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, tokenizer, monkeypatch):
-    with pytest.raises(ExportError, match="a page has weights in float32 or int8"):
+    with pytest.raises(ExportError, match="a page needs weights in float32 or int8"):
         export_web(small_model(), tmp_path / "out", tokenizer, kind="int4")
     with pytest.raises(ExportError, match="this tokenizer does not have"):
         export_web(small_model(), tmp_path / "out", None)
@@ -693,10 +693,10 @@ def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, toke
     (tmp_path / "cache").mkdir()
     digest = npm_packages.PACKAGES["onnxruntime-web@1.30.0"].digest
     (tmp_path / "cache" / f"{digest[:16]}.tgz").write_bytes(b"another one")
-    with pytest.raises(ExportError, match="is not that package: its SHA-512 is another one"):
+    with pytest.raises(ExportError, match="npm fetched a wrong package for .*: its SHA-512 does not match"):
         export_web(small_model(), tmp_path / "out", tokenizer)
     monkeypatch.setattr(npm_packages.shutil, "which", lambda name: None)
-    with pytest.raises(ExportError, match="which npm fetches: install Node.js"):
+    with pytest.raises(ExportError, match="npm is needed to fetch .*: install Node.js"):
         export_web(small_model(), tmp_path / "out", tokenizer)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "letter.txt").write_text("mine")
@@ -704,6 +704,6 @@ def test_what_a_browser_cannot_load_is_refused_and_leaves_nothing(tmp_path, toke
         export_web(small_model(), tmp_path / "taken", tokenizer)
     with torch.no_grad():
         two_rows = small_model()(torch.zeros(2, 4, dtype=torch.int64), use_cache=True).past_key_values
-    with pytest.raises(ExportError, match="a state of one row in float32, not of 2 rows"):
+    with pytest.raises(ExportError, match="a state of one row in float32, got 2 rows"):
         export_web(small_model(), tmp_path / "out", tokenizer, state=two_rows)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "taken"]
