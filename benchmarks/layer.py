@@ -3,9 +3,9 @@
 """One layer of retention: `python -m benchmarks.layer [--lengths 512 4096] [--threads 1]`.
 
 `MultiScaleRetention` takes turns with the mixer that the models contain, and with the layers of torchscale and of
-yet-another-retnet, if they are installed. Printed are the times of the others over ours, as medians and spreads of the rounds, and
-the memory of a training step in a process of its own. torchscale and ours have values twice as wide as keys and a gate;
-yet-another-retnet has values as wide as keys: compare it with the row above it.
+yet-another-retnet, if they are installed. It prints the time of each over the time of ours, as median and spread of the rounds,
+and the memory of a training step in a process of its own. torchscale and ours have values twice as wide as keys. yet-another-retnet
+has values as wide as keys: compare it with the row above it.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from retnet_hf import MultiScaleRetention, RetNetConfig
+from retnet_hf import MultiScaleRetention
 from retnet_hf.retnet.retention_mixer import RetNetRetention
 
 from .measuring import Failure, PeakMemory, Spread, Turn, in_its_own_process, in_turns
@@ -51,14 +51,11 @@ def mixer() -> Callable[[Tensor], Tensor]:
 
 
 def torchscale() -> Callable[[Tensor], Tensor]:
-    from .peers.torchscale_retnet import RetNetConfig as Config  # which imports torchscale without its extras
-    from torchscale.architecture.retnet import RetNetRelPos
-    from torchscale.component.multiscale_retention import MultiScaleRetention as Layer
+    from .peers import torchscale_retnet as peer
 
-    config = Config(
-        decoder_embed_dim=SIZE, decoder_retention_heads=HEADS, chunkwise_recurrent=True, recurrent_chunk_size=CHUNK
-    )
-    layer, positions = Layer(config, SIZE, 2 * SIZE, HEADS), RetNetRelPos(config)
+    sizes = {"decoder_embed_dim": SIZE, "decoder_retention_heads": HEADS}
+    config = peer.RetNetConfig(chunkwise_recurrent=True, recurrent_chunk_size=CHUNK, **sizes)
+    layer, positions = peer.MultiScaleRetention(config, SIZE, 2 * SIZE, HEADS), peer.RetNetRelPos(config)
 
     def call(hidden: Tensor) -> Tensor:
         return layer(hidden, positions(hidden.shape[1], chunkwise_recurrent=True), chunkwise_recurrent=True)

@@ -40,7 +40,8 @@ with _stand_ins(
     fairscale=(), fairscale__nn=("checkpoint_wrapper", "wrap"), timm=(), timm__models=(), timm__models__layers=("drop_path",)
 ):
     from torchscale.architecture.config import RetNetConfig
-    from torchscale.architecture.retnet import RetNetDecoder
+    from torchscale.architecture.retnet import RetNetDecoder, RetNetRelPos
+    from torchscale.component.multiscale_retention import MultiScaleRetention
 
 
 class TorchscaleRetNet(Peer):

@@ -15,7 +15,7 @@ from .state_file import check_names, is_of_same_weights, read_state_file, weight
 
 
 class ConvolutionState:
-    """The last inputs of a causal convolution, which its next outputs read.
+    """The last inputs of a causal convolution, which the next outputs read.
 
     Attributes:
         tail: (B, S, C), zero before the first token of a row; None before the first call.
@@ -70,8 +70,8 @@ class StreamState:
 
     Streaming layers are the modules with a method `new_state`: `MultiScaleRetention` and `CausalConv1d`. The forward pass
     of the model calls each of them once, with this state. Each call updates the layer's own part, `state[layer]`, in place.
-    Sessions join and leave by `concatenate` and `select`, or as rows of a fixed number: `reset_rows` begins a row anew, and a
-    row that the mask of a call leaves out pauses.
+    Sessions join and leave by `concatenate` and `select`. Or the number of rows is fixed: `reset_rows` gives a row to a new
+    session, and a row that the mask of a call leaves out pauses.
 
     Args:
         model: the model, or the module that holds its streaming layers.
