@@ -3,9 +3,9 @@
 """One layer of retention: `python -m benchmarks.layer [--lengths 512 4096] [--threads 1]`.
 
 `MultiScaleRetention` takes turns with the mixer that the models contain, and with the layers of torchscale and of
-yet-another-retnet, if they are installed. It prints the time of each over the time of ours, as median and spread of the rounds,
-and the memory of a training step in a process of its own. torchscale and ours have values twice as wide as keys. yet-another-retnet
-has values as wide as keys: compare it with the row above it.
+yet-another-retnet, if they are installed. It prints the time of each over the time of ours, as median and spread of the
+rounds, and the memory of a training step in a process of its own. torchscale and ours have values twice as wide as keys.
+yet-another-retnet has values as wide as keys: compare it with the row above it.
 """
 
 import argparse

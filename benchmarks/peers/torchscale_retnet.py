@@ -40,8 +40,7 @@ with _stand_ins(
     fairscale=(), fairscale__nn=("checkpoint_wrapper", "wrap"), timm=(), timm__models=(), timm__models__layers=("drop_path",)
 ):
     from torchscale.architecture.config import RetNetConfig
-    from torchscale.architecture.retnet import RetNetDecoder, RetNetRelPos
-    from torchscale.component.multiscale_retention import MultiScaleRetention
+    from torchscale.architecture.retnet import RetNetDecoder
 
 
 class TorchscaleRetNet(Peer):
