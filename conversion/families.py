@@ -8,7 +8,7 @@ from typing import Any
 from . import hypenet, minimax, ring, transnormer
 from .dialect import Dialect
 from .family import Family
-from .fla import FLA
+from .fla import FLA, hybrid_fields
 from .torchscale import TORCHSCALE
 
 
@@ -43,7 +43,7 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
     """
     family = family_of(content)
     if family is None:
-        return content
+        return hybrid_fields(content) if content.get("attn") else content
     if content.get("quantization_config"):
         raise ValueError(
             f"quantization_config in config.json has no counterpart for the family {family.name}: load weights that are not "

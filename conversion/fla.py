@@ -2,6 +2,8 @@
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
 """flash-linear-attention's RetNet: fla-hub/retnet-*, linear-moe-hub/RetNet-340M, and other models trained with it.
 
+In a hybrid, the key `attn` of config.json describes the layers of softmax attention, in one dict or several.
+
 Both layouts of names are read: `mlp.gate_proj` with gate and up projection together (uploads of 2024) or separate ones, and
 the head norm as `g_norm` or `g_norm_swish_gate`, depending on the kernel that computed it.
 """
@@ -11,6 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from retnet_hf.hybrid.configuration_hybrid import KINDS, RetNetHybridConfig
+from retnet_hf.hybrid.modeling_hybrid import RetNetHybridForCausalLM, RetNetHybridModel
 from retnet_hf.retnet.configuration_retnet import RetNetConfig
 from retnet_hf.retnet.modeling_retnet import RetNetForCausalLM, RetNetModel
 
@@ -31,12 +35,64 @@ FLA = Dialect(
     sign=".attn.q_proj.weight",
     modules=(
         ("embeddings", "embed_tokens"),
-        ("attn.g_norm_swish_gate", "retention.head_norm"),
-        ("attn.g_norm", "retention.head_norm"),
         ("attn_norm", "retention_norm"),
-        ("attn", "retention"),
     ),
+    mixer="attn",
+    parts={"retention": (("g_norm_swish_gate", "head_norm"), ("g_norm", "head_norm"))},
 )
+ATTENTION = {  # keys of `attn` with their defaults, and our fields
+    "num_heads": (None, "attention_num_heads"),
+    "num_kv_heads": (None, "attention_num_key_value_heads"),
+    "qkv_bias": (False, "attention_qkv_bias"),
+    "rope_theta": (10000.0, "attention_rope_theta"),
+}
+
+
+def hybrid_fields(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields of RetNetHybridConfig for a config.json with the key `attn`.
+
+    Raises:
+        ValueError: for softmax layers without a counterpart here.
+    """
+    stated = content["attn"] if isinstance(content["attn"], list) else [content["attn"]]
+    layers = content.get("num_hidden_layers", 24)
+    known = {*ATTENTION, "layers", "window_size", "qk_norm"}  # RetNet's blocks do not read qk_norm
+    kinds, found, windows = ["linear_attention"] * layers, {}, set()
+    for spec in stated:
+        if not isinstance(spec, dict) or "num_heads" not in spec or spec.keys() - known:
+            raise ValueError(f"attn in config.json must have num_heads, and of {', '.join(sorted(known))}, got {spec!r}")
+        window = spec.get("window_size")
+        for layer in spec.get("layers") or ():
+            if layer not in range(layers) or kinds[layer] != "linear_attention":
+                raise ValueError(f"layers of attn in config.json must be distinct numbers below {layers}, got {layer!r}")
+            kinds[layer] = "full_attention" if window is None else "sliding_attention"
+            windows.add(window)
+            for key, (default, name) in ATTENTION.items():
+                value = default if spec.get(key) is None else spec[key]
+                if found.setdefault(name, value) != value:
+                    raise ValueError(f"{key} of attn in config.json must be the same in all softmax layers")
+    if len(windows - {None}) > 1:
+        raise ValueError(
+            f"window_size of attn in config.json must be the same in all layers, got {sorted(windows - {None})}"
+        )
+    fields = {name: value for name, value in content.items() if name != "attn"}
+    if not found:
+        return fields
+    found["attention_head_dim"] = content.get("hidden_size", 2048) // found["attention_num_heads"]
+    found["attention_num_key_value_heads"] = found["attention_num_key_value_heads"] or found["attention_num_heads"]
+    own = {"model_type": "retnet_hybrid", "architectures": ["RetNetHybridForCausalLM"]}
+    return fields | own | found | {"layer_types": kinds, "sliding_window": max(windows - {None}, default=None)}
+
+
+def attention_of(ours: RetNetHybridConfig) -> dict[str, Any] | list[dict[str, Any]]:
+    """Returns fla's `attn` for the softmax layers of a configuration: a dict, or two if some layers have a window."""
+    heads, groups, _, _ = ours.mixer_sizes(next(layer for layer, kind in enumerate(ours.layer_types) if kind != KINDS[0]))
+    stated = {"num_heads": heads, "num_kv_heads": groups, "qkv_bias": bool(ours.attention_qkv_bias)}
+    stated["rope_theta"] = ours.attention_rope_theta or ours.rope_parameters["rope_theta"]
+    windows = {"full_attention": None, "sliding_attention": ours.sliding_window}
+    places = {kind: [layer for layer, own in enumerate(ours.layer_types) if own == kind] for kind in windows}
+    specs = [{"layers": places[kind], "window_size": windows[kind]} | stated for kind in windows if places[kind]]
+    return specs if len(specs) > 1 else specs[0]  # fla before 2026 reads one dict
 
 
 def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
@@ -46,14 +102,16 @@ def recognises(names: Collection[str], config: dict[str, Any] | None) -> bool:
 def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversion:
     if config is None:
         raise CheckpointError("the format fla needs a config.json next to the weights: no tensor shows the number of heads")
-    ours = RetNetConfig(**config)
+    fields = hybrid_fields(config) if config.get("attn") else config
+    ours = (RetNetHybridConfig if "layer_types" in fields else RetNetConfig)(**fields)
+    base, whole = (RetNetHybridModel, RetNetHybridForCausalLM) if ours.is_hybrid else (RetNetModel, RetNetForCausalLM)
     fused = is_fused(shapes)
     complete = any(name.startswith("model.") for name in shapes)  # otherwise fla's RetNetModel, without a head
     tied = complete and ours.tie_word_embeddings
-    embedding = next((name for name in shapes if FLA.ours(name) == "model.embed_tokens.weight"), None)
+    embedding = next((name for name in shapes if FLA.ours(name, ours) == "model.embed_tokens.weight"), None)
     moves = []
     for name in shapes:
-        targets, change = FLA.change(FLA.ours(name), ours, fused)
+        targets, change = FLA.change(FLA.ours(name, ours), ours, fused)
         if tied and name == "lm_head.weight":
             if embedding is None:  # some writers keep only the first name of tied tensors
                 moves.append(Move((name,), ("model.embed_tokens.weight",)))
@@ -61,7 +119,7 @@ def plan(shapes: Mapping[str, Shape], config: dict[str, Any] | None) -> Conversi
             moves.append(Move((name, "lm_head.weight"), targets, Tied()))
         else:
             moves.append(Move((name,), targets, change))
-    return Conversion(NAME, RetNetForCausalLM if complete else RetNetModel, ours, moves)
+    return Conversion(NAME, whole if complete else base, ours, moves)
 
 
 def from_fla(state_dict: Mapping[str, Tensor], config: dict[str, Any]) -> RetNetForCausalLM | RetNetModel:
@@ -91,6 +149,8 @@ def to_fla(model: RetNetForCausalLM) -> tuple[dict[str, Tensor], dict[str, Any]]
     config["max_position_embeddings"] = getattr(ours, "max_position_embeddings", 2048)
     if ours.num_key_value_heads == ours.num_attention_heads:
         config["num_kv_heads"] = None
+    if ours.has_softmax_attention:
+        config["attn"] = attention_of(ours)
 
     def theirs(name: str) -> str:
         name = FLA.theirs(name, ours)

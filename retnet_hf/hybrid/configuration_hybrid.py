@@ -22,6 +22,7 @@ def fields_of(content: dict[str, Any]) -> dict[str, Any]:
         ValueError: for an option that changes what the model computes and has no counterpart here.
     """
     is_ours = content.get("model_type") in (RetNetConfig.model_type, RetNetHybridConfig.model_type)
+    is_ours = is_ours and not content.get("attn")  # the softmax layers of a hybrid of fla
     families = None if is_ours else conversion("families")
     return content if families is None else families.fields_of(content)
 
@@ -39,6 +40,8 @@ class RetNetHybridConfig(RetNetConfig):
         attention_num_heads, attention_num_key_value_heads, attention_head_dim (`int`, *optional*): heads of softmax layers,
             and the size of their queries, keys and values; the same as in retention if absent.
         attention_gate_act (`str`, *optional*): activation of a gate on the output of softmax layers; no gate if absent.
+        attention_qkv_bias, attention_use_qk_norm (`bool`, *optional*), attention_rope_theta (`float`, *optional*):
+            `qkv_bias`, `use_qk_norm` and the `rope_theta` of softmax layers; the same as in retention if absent.
         attention_log_base (`float`, *optional*): if a is given, softmax queries at position t are multiplied by
             ln(t + a) / ln a.
         sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
@@ -91,6 +94,9 @@ class RetNetHybridConfig(RetNetConfig):
     attention_num_key_value_heads: int | None = None
     attention_head_dim: int | None = None
     attention_gate_act: str | None = None
+    attention_qkv_bias: bool | None = None
+    attention_use_qk_norm: bool | None = None
+    attention_rope_theta: float | int | None = None
     attention_log_base: float | int | None = None
     rotary_layers: str | None = None
     learned_rotary_layers: list[int] | None = None
@@ -173,6 +179,10 @@ class RetNetHybridConfig(RetNetConfig):
         plan = super()._tensor_parallel_plan()
         if self.has_softmax_attention:
             plan |= self._tensor_parallel_mixer("attention", self.attention_gate_act is not None, [])
+            if self.attention_use_qk_norm is not None:
+                norms = [f"layers.*.attention.{name}_norm" for name in "qk"]
+                plan = {name: style for name, style in plan.items() if name not in norms}
+                plan |= dict.fromkeys(norms if self.attention_use_qk_norm else (), "replicated_with_grad_allreduce")
         if "linear_attention" not in self.layer_types:
             plan = {name: style for name, style in plan.items() if ".retention." not in name}
         if self.num_experts is not None:
@@ -262,6 +272,12 @@ class RetNetHybridConfig(RetNetConfig):
             size in (None, self.head_dim) or (rope_type == "default" and (size % 2 == 0 or not self.use_rotary)),
             "attention_head_dim",
             f"head_dim ({self.head_dim}), None or, if rope_type (here {rope_type}) is default, an even number",
+        )
+        theta = self.attention_rope_theta
+        check.require(
+            theta is None or (theta >= 1 and rope_type == "default" and self.use_rotary),
+            "attention_rope_theta",
+            "a number of at least 1 if use_rotary is True and rope_type is default, or None",
         )
         base = self.attention_log_base
         check.require(base is None or base > 1, "attention_log_base", "a number above 1, or None")

@@ -6,6 +6,7 @@ It differs from the model in `modeling_retnet.py` in the branches of a layer, an
 attention.
 """
 
+import copy
 import functools
 import math
 from typing import Any
@@ -75,6 +76,13 @@ class RetNetAttention(RetNetTokenMixer):
 
     def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx, config.attention_gate_act)
+        if config.attention_qkv_bias is not None:
+            for linear in (self.q_proj, self.k_proj, self.v_proj):
+                bias = nn.Parameter(linear.weight.new_zeros(linear.out_features)) if config.attention_qkv_bias else None
+                linear.register_parameter("bias", bias)
+        if config.attention_use_qk_norm is not None:
+            sizes = [self.head_dim] * 2 if config.attention_use_qk_norm else []
+            self.q_norm, self.k_norm = [RetNetRMSNorm(size, config.rms_norm_eps) for size in sizes] or (None, None)
 
     def forward(
         self,
@@ -182,9 +190,13 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
             self._keep_in_fp32_modules_strict = ["router.bias"]
         self.attention_rotary = None
         if config.use_rotary and config.rotary_layers != "linear_attention" and config.has_softmax_attention:
-            shared = config.rotary_layers is None and config.attention_head_dim in (None, config.head_dim)
-            size = config.attention_head_dim or config.head_dim
-            self.attention_rotary = self.rotary if shared else RetNetRotaryEmbedding(config, size)
+            size, own = config.attention_head_dim or config.head_dim, copy.copy(config)
+            if config.attention_rope_theta is not None:
+                own.rope_parameters = config.rope_parameters | {"rope_theta": config.attention_rope_theta}
+            shared = (
+                config.rotary_layers is None and size == config.head_dim and own.rope_parameters == config.rope_parameters
+            )
+            self.attention_rotary = self.rotary if shared else RetNetRotaryEmbedding(own, size)
         if config.rotary_layers == "softmax_attention":
             self.rotary = None
 

@@ -36,10 +36,7 @@ _EXPRESSIBLE = {
         "without it, the feed-forward has biases and an inner LayerNorm (fc1.bias, fc2.bias, ffn_layernorm), which "
         "RetNetConfig does not support",
     ),
-    "attn": (
-        None,
-        "layer_types sets the softmax layers here, and the attention layers of fla have different weights",
-    ),
+    "attn": (None, "it describes softmax layers. Load the folder with AutoConfig or RetNetHybridConfig"),
 }
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
+from transformers import CONFIG_MAPPING
 from transformers.configuration_utils import PreTrainedConfig
 
 from ..arguments.configuration_checks import FieldChecks, KnownFieldsMixin
@@ -21,6 +22,7 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 OF_HYBRIDS = {
     **dict.fromkeys(("layer_types", "sliding_window", "attention_num_heads", "attention_num_key_value_heads")),
     **dict.fromkeys(("attention_head_dim", "attention_gate_act", "attention_log_base", "attention_sink_distance")),
+    **dict.fromkeys(("attention_qkv_bias", "attention_use_qk_norm", "attention_rope_theta")),
     **dict.fromkeys(("rotary_layers", "learned_rotary_layers", "head_norm_groups", "head_norm_eps", "value_act")),
     **dict.fromkeys(("num_experts", "moe_intermediate_size", "n_group", "topk_group")),
     **dict.fromkeys(("attention_residual_multiplier", "mlp_residual_multiplier")),
@@ -240,6 +242,8 @@ class RetNetConfig(KnownFieldsMixin, PreTrainedConfig):
                 f"config.json describes a model of type {family}, which {cls.__name__} cannot read. Load the model with "
                 "AutoModelForCausalLM or RetNetHybridForCausalLM."
             )
+        if config_dict.get("attn") and not cls.is_hybrid:  # the softmax layers of a hybrid of fla
+            return CONFIG_MAPPING["retnet_hybrid"].from_dict(config_dict, **kwargs)
         return super().from_dict(config_dict, **kwargs)
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -26,7 +26,8 @@ _SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": 
 # Fields that only have an effect if another field is set.
 _OF_SOFTMAX = (
     *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
-    *("attention_log_base", "attention_residual_multiplier"),
+    *("attention_log_base", "attention_residual_multiplier", "attention_qkv_bias", "attention_use_qk_norm"),
+    "attention_rope_theta",
 )
 _OF_EXPERTS = (
     *("num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts", "router_act"),
@@ -82,6 +83,9 @@ def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
         "attention_num_key_value_heads": None,  # included in the sizes
         "attention_head_dim": None,
         "attention_gate_act": _activation(config.attention_gate_act),
+        "attention_qkv_bias": _own(config.attention_qkv_bias, config.qkv_bias),
+        "attention_use_qk_norm": _own(config.attention_use_qk_norm, config.use_qk_norm),
+        "attention_rope_theta": _own(config.attention_rope_theta, config.rope_parameters["rope_theta"]),
         "attention_residual_multiplier": config.attention_residual_multiplier or config.residual_multiplier,
         "mlp_residual_multiplier": config.mlp_residual_multiplier or config.residual_multiplier,
         "n_group": config.n_group or 1,
@@ -89,6 +93,11 @@ def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
     }
     without = (*(_OF_SOFTMAX if all(retains) else ()), *(_OF_EXPERTS if config.num_experts is None else ()))
     return facts | dict.fromkeys(without)
+
+
+def _own(value: Any, common: Any) -> Any:
+    """Returns a value of softmax layers, or None if it is the value of all layers."""
+    return None if value == common else value
 
 
 def _rotation(config: PreTrainedConfig) -> dict[str, Any]:
