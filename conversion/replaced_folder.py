@@ -118,6 +118,6 @@ def claim(output: Path, overwrite: bool, sources: Iterable[Path] = (), other: st
         if not overwrite:
             raise CheckpointError(f"{output} is not empty: {other}--overwrite replaces it once the new model is finished")
         if not any((output / mark).exists() for mark in MARKS):
-            raise CheckpointError(f"{output} is not a model's folder, and --overwrite replaces only these")
+            raise CheckpointError(f"{output} holds no model, and --overwrite replaces only models")
         require_replaceable(output)
     return output.with_name(f".{output.name}.converting")

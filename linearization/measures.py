@@ -20,9 +20,9 @@ class Scores(NamedTuple):
     """Mean losses in nats per token."""
 
     loss: float
-    repeated: float | None  # of second tokens of repeated pairs (AR-Hit: the paper, section 3.4); None if there is none
-    first: float | None  # of all other tokens (First-Occur); None if there is none
-    by_position: list[float]  # of tokens 1 to 16, 17 to 32, 33 to 64, … of a block
+    repeated: float | None  # second tokens of repeated pairs (AR-Hit: the paper, section 3.4); None if there is none
+    first: float | None  # all other tokens (First-Occur); None if there is none
+    by_position: list[float]  # tokens 1 to 16, 17 to 32, 33 to 64, … of a block
 
     @property
     def perplexity(self) -> float:

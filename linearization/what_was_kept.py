@@ -66,8 +66,8 @@ class Measures:
     first_loss: float | None = None  # First-Occur
     associative_recall: dict[int, float] = field(default_factory=dict)  # by number of pairs
     needle_recall: dict[int, float] = field(default_factory=dict)  # by length
-    cache_bytes: dict[int, int] = field(default_factory=dict)  # of one sequence, by length
-    tokens_per_second: dict[int, float] = field(default_factory=dict)  # of one sequence, by tokens before
+    cache_bytes: dict[int, int] = field(default_factory=dict)  # for one sequence, by length
+    tokens_per_second: dict[int, float] = field(default_factory=dict)  # for one sequence, by number of earlier tokens
 
 
 def is_worse(before: float, after: float) -> bool:

@@ -5,7 +5,7 @@
     fast = retnet_hf_cpu.compile(model)
     fast.generate(**inputs)
 
-wraps a model of `retnet_hf` from outside: `retnet_hf` does not know this package.
+The package wraps models of `retnet_hf`. `retnet_hf` itself does not import it.
 """
 
 import os
@@ -41,65 +41,64 @@ def compile(
     batch_sizes: Sequence[int] = (1,),
     prompts: bool = False,
 ) -> Model:
-    """Makes a fast copy of a model, to decode on a CPU. The model itself stays exactly as it is.
+    """Returns a fast copy of a model for decoding on a CPU. The model itself is not changed.
 
-    The copy has the class of the model and the very same parameters under the same names, so that `generate`, pipelines,
-    states, `state_dict` and `save_pretrained` work as those of the model, and a saved folder is the same. It computes the
-    same values up to rounding.
+    The copy has the model's class and shares its parameters under the same names, so that `generate`, pipelines, states,
+    `state_dict` and `save_pretrained` work as usual, and a saved folder is the same. It computes the same values up to
+    rounding.
 
-    With programs, each decode step of a layer of retention is a program, and so are the products with weights elsewhere:
-    those of the head, and of layers of softmax attention, with a window, with experts or with learned angles. A program is
-    compiled once, in some ten to thirty seconds, and kept in a file. From then on it is loaded. One program serves all
-    layers that are alike. It reads the weights of the model: in float32 and half precision by the fastest kernel that a
-    trial finds, and those of torchao (`Int8WeightOnlyConfig`, and `IntxWeightOnlyConfig` with `torch.int4` in groups) by
-    kernels for integers, for which weights of 4 bits are packed into new memory. Linear layers that are adapted, hooked or
-    quantised in another way, and layers that contain them, have no program. Programs of products serve one sequence, those
-    of steps as many as `batch_sizes` says.
+    With programs, each decode step of a layer of retention is a program. So are the matrix products of the head, of layers
+    of softmax attention (with or without a window), and of layers with experts or learned angles. A program is compiled
+    once, in ten to thirty seconds, and stored in a file, which later calls load. Equal layers share one program. Programs
+    read the weights of the model. Weights in float32 and half precision are multiplied by the fastest kernel in a trial,
+    weights of torchao (`Int8WeightOnlyConfig`, and `IntxWeightOnlyConfig` with `torch.int4` in groups) by integer kernels,
+    for which 4-bit weights are packed into new memory. Linear layers that are adapted, hooked or quantised in another way,
+    and layers that contain them, have no program. Programs of products serve one sequence. Programs of steps serve the
+    numbers of sequences in `batch_sizes`.
 
-    Without programs, no compiler is needed. Projections of one input (queries, keys, values and gate; up and gate of the
-    feed-forward network), and a head that is not tied to the embedding, take one product with a copy of their weights side
-    by side, if a trial finds that faster on this machine. The copies take as much memory again as these weights, and serve
-    prompts and several sequences, too.
+    Without programs, no compiler is needed. Projections of the same input (queries, keys, values and gate; up and gate of
+    the feed-forward network), and a head that is not tied to the embedding, are fused into one product with a concatenated
+    copy of their weights, if a trial finds this faster on this machine. The copies take as much additional memory as these
+    weights. They also serve prompts and several sequences.
 
-    With autocast, hooks, training mode, a recorded gradient or `torch.export`, the layers compute as in the model. Since the
-    parameters are shared, training or moving the copy trains or moves the model. `original` returns a model without any of
-    this.
+    With autocast, hooks, training mode, recorded gradients or `torch.export`, the layers compute as in the model. Since the
+    parameters are shared, training or moving the copy trains or moves the model. `original` returns a plain model.
 
-    If weights are replaced or moved, their layers compute as in the model, and one warning says so: call `compile` again.
-    Values may change in place: programs read the new ones, unless the weights are quantised, and layers with fused copies
-    compute as in the model. PyTorch does not count the changes of its fused optimizers, nor those through `weight.data`:
-    fused layers notice these when they read the next prompt, and never after `torch.compile` has compiled the fast copy.
-    Numbers such as the eps of a norm are part of a program.
+    If weights are replaced or moved, their layers compute as in the model, with one warning: call `compile` again. If values
+    change in place, programs read the new values, unless the weights are quantised. Layers with fused copies then compute as
+    in the model. PyTorch does not count changes by its fused optimizers and through `weight.data`: fused layers detect these
+    at the next prompt, but never after `torch.compile` has compiled the fast copy. Constants such as the eps of a norm are
+    part of a program.
 
     Args:
         model: a causal RetNet, usually a `RetNetForCausalLM` or `RetNetModel`, on a CPU in float32 or half precision.
-        folder: where programs are kept. They are code that is executed: a folder that other users may write to is refused.
-            By default, a folder in the cache of huggingface_hub.
-        programs: whether to compile. Otherwise projections are fused.
-        measure: whether a trial decides which projections are fused, once in a process for each kind of product and in a
-            second or two in all. Otherwise everything that can be is fused.
-        batch_sizes: numbers of sequences for whose steps layers of retention have programs, each with one of its own. With
-            other numbers, layers compute as in the model.
-        prompts: whether layers of retention also have programs for calls with two or more tokens of each sequence. Two
-            serve all layers that are alike, any length and any number of sequences, and take some fifteen seconds more to
+        folder: folder of programs, by default in the cache of huggingface_hub. Programs are code that is executed, so a
+            folder that other users may write to is refused.
+        programs: whether to compile programs. Otherwise projections are fused.
+        measure: whether a trial decides which projections are fused. It runs once in a process for each type of product, in
+            a second or two in all. Otherwise all possible projections are fused.
+        batch_sizes: numbers of sequences for which decode steps of layers of retention are compiled, one program for each.
+            For other numbers, layers compute as in the model.
+        prompts: whether to compile programs for calls with two or more tokens per sequence in layers of retention. Two
+            programs serve all equal layers, any length and any number of sequences. They take about fifteen more seconds to
             compile. Quantised layers have none. Tested with torch 2.13.
 
     Raises:
-        ValueError: for another model, numbers of sequences that are not one or several, each 1 or more, or `prompts` without
+        ValueError: for an unsupported model, batch_sizes that are empty or contain a number below 1, `prompts` without
             `programs`, or a folder that other users may write to.
         OSError: if the folder cannot be written to.
-        RuntimeError: if a program has to be compiled and cannot be, as without a C++ compiler.
+        RuntimeError: if a program cannot be compiled, for example without a C++ compiler.
     """
     if not isinstance(model, RetNetPreTrainedModel):
-        raise ValueError(f"retnet_hf_cpu.compile takes a model of retnet_hf, got {type(model).__name__}.")
+        raise ValueError(f"retnet_hf_cpu.compile needs a model of retnet_hf, got {type(model).__name__}.")
     if model.device.type != "cpu" or model.dtype == torch.float64 or model.config.bidirectional:
         raise ValueError(
-            "retnet_hf_cpu.compile takes models that decode on a CPU, in float32 or half precision, got "
+            "retnet_hf_cpu.compile needs a model that decodes on a CPU, in float32 or half precision, got "
             f"device {model.device}, {model.dtype} and bidirectional={model.config.bidirectional}."
         )
     sizes = () if isinstance(batch_sizes, int) else tuple(dict.fromkeys(batch_sizes))
     if not sizes or min(sizes) < 1:
-        raise ValueError(f"batch_sizes must be one or several numbers of sequences, each 1 or more, got {batch_sizes}.")
+        raise ValueError(f"batch_sizes must be a list of one or more positive numbers of sequences, got {batch_sizes}.")
     if prompts and not programs:
         raise ValueError("prompts=True needs programs=True: prompts are read by programs.")
     fast = original(model)
@@ -111,20 +110,20 @@ def compile(
 
 
 def install_programs(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], prompts: bool) -> None:
-    """Gives layers of retention programs of steps and, if asked for, of prompts; and other layers programs of products."""
+    """Adds programs of steps, and optionally of prompts, to layers of retention, and of products to other layers."""
     candidates = [layer for layer in fast.modules() if has_step(layer)]
     layers = [layer for layer in candidates if is_served(layer)]
     if left := len(candidates) - len(layers):
         logger.warning(
-            f"retnet_hf_cpu.compile makes no programs for {left} of {len(candidates)} layers of retention, those with "
-            "experts or learned angles: programs compute their products, and PyTorch the rest."
+            f"retnet_hf_cpu.compile compiles only the products of {left} of {len(candidates)} layers of retention, since "
+            "they have experts or learned angles. PyTorch computes the rest."
         )
     with_steps = [pair for pair in zip(layers, layer_programs(layers, fast.config, folder, batch_sizes)) if pair[1]]
     of_prompts = [None] * len(with_steps)
     if prompts:
         of_prompts = prompt_programs([layer for layer, _ in with_steps], fast.config, folder)
         if left := of_prompts.count(None):
-            logger.warning(f"prompts=True makes no programs for {left} of {len(with_steps)} layers, which are quantised.")
+            logger.warning(f"prompts=True makes no programs for {left} of {len(with_steps)} layers: they are quantised.")
     served: set[nn.Module] = set()
     for (layer, steps), of_prompt in zip(with_steps, of_prompts):
         layer.__class__, layer.programs, layer.prompts = CompiledLayer, steps, of_prompt
@@ -137,7 +136,7 @@ def install_programs(fast: nn.Module, folder: Path, batch_sizes: Sequence[int], 
 
 
 def install_fused(fast: nn.Module, measure: bool) -> None:
-    """Fuses projections of one input, and gives a head of half precision the faster kernel."""
+    """Fuses projections of the same input, and uses the faster kernel for a head in half precision."""
     groups = [[fast.get_submodule(name) for name in names] for names in projection_groups(fast)]
     head = fast.lm_head if isinstance(fast, RetNetForCausalLM) else None
     if head is not None and head.weight is not fast.get_input_embeddings().weight:
@@ -152,20 +151,20 @@ def install_fused(fast: nn.Module, measure: bool) -> None:
 
 
 def has_step(layer: nn.Module) -> bool:
-    """Whether it is a layer of retention alone, without softmax attention."""
+    """Returns whether a module is a layer of retention."""
     known = type(layer) in (RetNetDecoderLayer, RetNetHybridDecoderLayer)
     return known and type(layer.mixer) in (RetNetRetention, RetNetHybridRetention)
 
 
 def is_served(layer: nn.Module) -> bool:
-    """Whether such a layer has a feed-forward network and a rotation that a program can have."""
+    """Returns whether programs support the feed-forward network and the rotation of a layer of retention."""
     return type(layer.mlp) is RetNetMLP and getattr(layer.retention, "learned_rotation", None) is None
 
 
 def original(fast: Model) -> Model:
-    """A plain model that shares the parameters of a fast copy, without programs and fused products: to train, adapt or save.
+    """Returns a model without programs and fused products that shares a fast copy's parameters, to train, adapt or save.
 
-    Given a plain model, it returns a plain copy that shares the parameters.
+    For a plain model, it returns a copy that shares the parameters.
     """
     plain = shallow_copy(fast)
     for module in plain.modules():
@@ -177,7 +176,7 @@ def original(fast: Model) -> Model:
 
 
 def number_of_programs(fast: nn.Module) -> int:
-    """How many layers of a fast copy compute their decode steps by programs."""
+    """Returns how many layers of a fast copy compute decode steps with programs."""
     return sum(isinstance(module, CompiledLayer) and any(module.programs.values()) for module in fast.modules())
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Detects that modules were changed after something was computed from them: other weights, or other submodules."""
+"""Detection of changes in modules, to weights or submodules, after fused weights or programs were made from them."""
 
 from collections.abc import Sequence
 
@@ -9,29 +9,29 @@ from transformers.utils import logging
 
 
 def warn_of_change() -> None:
-    """Says, once in a process, that weights of a fast copy do not fit any more."""
+    """Warns, once in a process, that weights of a fast copy have changed."""
     logging.get_logger(__name__).warning_once(
-        "weights of the fast copy were changed, moved or replaced: their layers compute without fused products and programs "
-        "from now on. Call retnet_hf_cpu.compile again."
+        "weights of the fast copy were changed, moved or replaced. From now on, their layers compute without fused products "
+        "and programs. Call retnet_hf_cpu.compile again."
     )
 
 
 class ModuleSnapshot:
-    """Remembers the submodules and weights of modules, to detect other ones.
+    """Records the submodules and weights of modules, to detect changes.
 
     Args:
-        values: whether weights whose values were changed in place count as changed, too. PyTorch counts such changes, but
-            not those that are made through `weight.data`.
+        values: whether changes of values in place are detected, too. PyTorch does not count changes through
+            `weight.data`.
 
     Attributes:
-        within: all modules of the modules, as they were.
+        within: the modules and all their submodules at the time of the snapshot.
     """
 
     def __init__(self, modules: Sequence[nn.Module], values: bool = False) -> None:
         self.within = [each for module in modules for each in module.modules()]
         self.values = values
         self.owners = [owners for each in self.within for owners in (each._modules, each._parameters)]
-        self.held = [thing for owners in self.owners for thing in owners.values()]  # so that no other thing gets their ids
+        self.held = [thing for owners in self.owners for thing in owners.values()]  # so that their ids are not reused
         self.marks = self._marks()
 
     def _marks(self) -> list[int | tuple]:
@@ -43,5 +43,5 @@ class ModuleSnapshot:
         return [mark(thing) for owners in self.owners for thing in owners.values()]
 
     def is_unchanged(self) -> bool:
-        """Whether the same submodules are in the same places, and the same weights in the same memory."""
+        """Returns whether all submodules are the same objects, and all weights are in the same memory."""
         return self._marks() == self.marks

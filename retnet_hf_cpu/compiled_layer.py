@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The layer of a fast copy: each call goes to a program, or to the layer where no program computes what it would."""
+"""The layer of a fast copy. Each call uses a program, or the layer itself if no program supports the call."""
 
 from torch import Tensor
 from transformers.utils import logging
@@ -20,13 +20,13 @@ logger = logging.get_logger(__name__)
 
 
 class CompiledLayer(RetNetDecoderLayer):
-    """A layer of a fast copy, with the modules and parameters of the layer that it was.
+    """A layer of a fast copy, with the modules and parameters of the original layer.
 
-    It is a class, since a `forward` in the layer's dictionary would be taken for a hook.
+    It is a class, since a `forward` in the layer's `__dict__` would look like a hook.
 
     Attributes:
-        programs: of steps, by number of sequences; empty once the weights have changed.
-        prompts: of several tokens; None without, and once the weights have changed.
+        programs: programs of steps by number of sequences; empty after the weights have changed.
+        prompts: programs of prompts; None if there are none, or after the weights have changed.
     """
 
     programs: dict[int, LayerProgram]
@@ -43,13 +43,13 @@ class CompiledLayer(RetNetDecoderLayer):
         return super().forward(hidden_states, plan, state, **kwargs)
 
     def step(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
-        """The output for one token of each sequence, by a program; None where the layer has to compute it."""
+        """Returns a program's output for one token of each sequence, or None if the layer has to compute it."""
         batch = hidden_states.shape[0]
         if state is None:
             return None
         if batch not in self.programs and any(self.programs.values()):
             logger.warning_once(
-                f"retnet_hf_cpu.compile made no program for steps of {batch} sequences: name their number in batch_sizes."
+                f"retnet_hf_cpu.compile made no program for steps of {batch} sequences: add this number to batch_sizes."
             )
         program, past = self.programs.get(batch), state.layers[self.retention.layer_idx]
         keep = None if program is None else program.decay(hidden_states, plan, past)
@@ -58,14 +58,14 @@ class CompiledLayer(RetNetDecoderLayer):
         return program(hidden_states, plan, past, keep)
 
     def prompt(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None) -> Tensor | None:
-        """The output for several tokens of each sequence, by programs; None where the layer has to compute it."""
+        """Returns the programs' output for several tokens of each sequence, or None if the layer has to compute it."""
         programs = self.prompts
         if programs is None or not programs.computes(hidden_states, plan) or not self.may_use(programs.snapshot):
             return None
         return programs(hidden_states, plan, state, self.retention.layer_idx)
 
     def may_use(self, snapshot: ModuleSnapshot) -> bool:
-        """Whether the layer is what its programs were made for, without hooks. Another one loses them, with a warning."""
+        """Returns whether the layer is unchanged and without hooks. A changed layer drops its programs, with a warning."""
         if has_hooks(snapshot.within):
             return False
         if not snapshot.is_unchanged():

@@ -1,13 +1,13 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Projections of one input by one product, with a copy of their weights side by side in memory.
+"""Fusing projections of the same input into one product, with a concatenated copy of their weights.
 
-A decode step takes the time of reading the weights. A CPU reads a weight (out, in) of a few hundred columns at half of its
-bandwidth, row after short row. With the outputs of several projections in one row, (in, out + out + ...), it reads them at
-nearly all of its bandwidth, in one call instead of several.
+The time of a decode step is the time of reading the weights. A CPU reads a weight (out, in) with a few hundred columns at
+half of its bandwidth, since rows are short. With the outputs of several projections in one row, (in, out + out + ...), it
+reads them at nearly its full bandwidth, in one call instead of several.
 
-Not every CPU does, nor in every dtype: products of bfloat16 weights that lie so were measured at half the speed of others
-on one machine, and at a thirtieth on another. So a trial on the real weights decides for each kind of product.
+This does not hold for every CPU and dtype: products of bfloat16 weights in this layout had half the speed of others on one
+machine, and a thirtieth on another. Therefore a trial on the real weights decides for each type of product.
 """
 
 import math
@@ -24,11 +24,11 @@ from .products import TRIAL_BYTES, Products, is_clearly_faster, is_linear
 
 
 is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # new in PyTorch 2.7
-_verdicts: dict[tuple, bool] = {}  # of the trials in this process, by kind of product and number of threads
+_verdicts: dict[tuple, bool] = {}  # results of the trials in this process, by type of product and number of threads
 
 
 def projection_groups(root: nn.Module) -> Iterator[list[str]]:
-    """The names of the projections of each input inside a module, in the order of their calls."""
+    """Yields the names of the projections of each input in a module, in the order of their calls."""
     for path, module in root.named_modules():
         if isinstance(module, RetNetTokenMixer):
             names = ["q_proj", "k_proj", "v_proj", "g_proj"]
@@ -40,7 +40,7 @@ def projection_groups(root: nn.Module) -> Iterator[list[str]]:
 
 
 def linear_groups(root: nn.Module) -> Iterator[list[str]]:
-    """`projection_groups`, the projections back to the hidden size, and the head: all linear layers, by their inputs."""
+    """Yields the names of all linear layers by input: `projection_groups`, output projections, and the head."""
     yield from projection_groups(root)
     for path, module in root.named_modules():
         if isinstance(module, (RetNetTokenMixer, RetNetMLP)):
@@ -50,23 +50,23 @@ def linear_groups(root: nn.Module) -> Iterator[list[str]]:
 
 
 def can_be_fused(layers: list[nn.Module]) -> bool:
-    """Whether the layers are nothing but their weights, which are alike in dtype."""
+    """Returns whether the layers are plain linear layers without biases, with weights of one dtype."""
     plain = all(is_linear(layer) and type(layer.weight) is nn.Parameter and layer.bias is None for layer in layers)
-    # PyTorch counts no changes of the tensors that inference mode made, so that stale copies of them could not be detected
+    # PyTorch does not count changes of tensors made in inference mode, so stale copies of them could not be detected.
     return plain and len({layer.weight.dtype for layer in layers}) == 1 and not any(x.weight.is_inference() for x in layers)
 
 
 def side_by_side(weights: list[Tensor]) -> Tensor:
-    """(sum of sizes, in): a copy of weights (size, in) of one input, with all outputs of an input side by side in memory."""
+    """Returns a copy (sum of sizes, in) of weights (size, in), with all outputs of an input adjacent in memory."""
     return torch.cat([weight.T for weight in weights], dim=1).contiguous().T
 
 
 @torch.no_grad()
 def is_faster_side_by_side(groups: list[list[Tensor]]) -> bool:
-    """Whether one product with the weights side by side takes clearly less time, for one token, than one with each weight.
+    """Returns whether, for one token, one product with concatenated weights is clearly faster than one for each weight.
 
     Args:
-        groups: weights (size, in) of one input each, all groups alike in shapes and dtype.
+        groups: groups of weights (size, in) with the same input. All groups have the same shapes and dtype.
     """
     nbytes = sum(weight.nbytes for weight in groups[0])
     apart = groups[: max(1, math.ceil(TRIAL_BYTES / nbytes))]
@@ -82,11 +82,11 @@ def is_faster_side_by_side(groups: list[list[Tensor]]) -> bool:
 
 
 def fused_weights(groups: list[list[nn.Module]], measure: bool = True) -> dict[nn.Module, Tensor]:
-    """The weights of each group side by side (sum of sizes, in), by the first layer of the group.
+    """Returns the concatenated weights (sum of sizes, in) of each fused group, by the first layer of the group.
 
     Args:
-        groups: linear layers of one input each.
-        measure: whether only kinds of products that a trial finds faster so are fused. A kind is tried once in a process.
+        groups: groups of linear layers with the same input.
+        measure: whether to fuse only types of products that a trial finds faster. A type is tried once in a process.
     """
     kinds: dict[tuple, list[list[nn.Module]]] = {}
     for layers in groups:
@@ -105,13 +105,13 @@ def fused_weights(groups: list[list[nn.Module]], measure: bool = True) -> dict[n
 
 
 class SharedProducts:
-    """Products of some linear layers of a fast copy, and whether they compute what the layers do.
+    """Products of some linear layers of a fast copy, with checks that they still match the layers.
 
-    Pickling and copying drop them: the layers of a copy compute by themselves.
+    Pickling and copying drop them, so that the layers of a copy compute themselves.
 
     Args:
         layers: the linear layers.
-        products: of the layers. Those of PyTorch's linear layers have a copy of the weights.
+        products: products of the layers. Products with the kernel `linear` have a copy of the weights.
     """
 
     def __init__(self, layers: list[nn.Module], products: Products) -> None:
@@ -119,7 +119,7 @@ class SharedProducts:
         self.snapshot = ModuleSnapshot(layers, values=products.are_linear)
 
     def output(self, hidden_states: Tensor, place: int) -> Tensor | None:
-        """(B, T, in) -> (B, T, out) of one of the layers; None where the layer has to compute by itself."""
+        """Returns the output (B, T, out) of a layer for (B, T, in), or None if the layer has to compute it."""
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or hidden_states.dtype != self.dtype:
             return None
         copied, compiling = self.products.are_linear, torch.compiler.is_compiling()
@@ -136,17 +136,17 @@ class SharedProducts:
                 layer.shared = None
         return None
 
-    # A compiler cannot ask for the address of a tensor, and takes the answer as it is when it compiles.
+    # A compiler cannot read the address of a tensor, so it uses the result at compile time as a constant.
     @torch.compiler.assume_constant_result
     def is_unchanged(self, look_at_values: bool) -> bool:
-        """Whether the weights are those that the products were made of."""
+        """Returns whether the products were made from the layers' current weights."""
         return self.snapshot.is_unchanged() and not (look_at_values and self.has_other_values())
 
     def has_other_values(self) -> bool:
-        """Whether the diagonals of the weights differ from those of the copies.
+        """Returns whether the diagonals of the weights differ from the diagonals of the copies.
 
-        It is asked for each prompt, where it takes no time. The fused optimizers of PyTorch change weights without counting
-        that, and so does whoever changes `weight.data`.
+        This is checked for each prompt, where it takes negligible time. PyTorch's fused optimizers, and changes through
+        `weight.data`, do not increase a tensor's version.
         """
         (product,) = self.products.products
         parts = product.operands[0].split(product.sizes)
@@ -157,11 +157,11 @@ class SharedProducts:
 
 
 class FastLinear(nn.Linear):
-    """A linear layer of a fast copy, with the parameters of the layer that it was.
+    """A linear layer of a fast copy, with the parameters of the original layer.
 
     Attributes:
-        shared: products of this layer and of others that have the same input; None to compute as a linear layer.
-        place: of this layer in them.
+        shared: products of this layer and of other layers with the same input; None to compute as a linear layer.
+        place: index of this layer in the products.
     """
 
     shared: SharedProducts | None
@@ -175,7 +175,7 @@ class FastLinear(nn.Linear):
 
 
 def install(layers: list[nn.Module], products: Products) -> None:
-    """Makes linear layers of one input take their outputs from products."""
+    """Changes linear layers of the same input to take their outputs from products."""
     shared = SharedProducts(layers, products)
     for place, layer in enumerate(layers):
         layer.__class__, layer.shared, layer.place = FastLinear, shared, place

@@ -1,12 +1,11 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""Products of one token with the weights of linear layers on a CPU, by the fastest kernel for each kind of weight.
+"""Products of one token with the weights of linear layers on a CPU, by the fastest kernel for each type of weight.
 
-A linear layer is made for many tokens. For one token, other kernels come closer to the bandwidth of the memory: a product of
-matrix and vector for weights in half precision; a sum of products for each output, which a compiler makes a loop over the
-rows of the weight; and products with packed integers for weights that torchao has quantised, which torchao itself
-dequantises for every token. Which of them is fastest depends on the machine. Bytes read a second, for layers of the 1.3B
-model:
+Linear layers are optimised for many tokens. For one token, other kernels come closer to the memory bandwidth: matrix-vector
+products for weights in half precision; a sum of products for each output, which a compiler turns into a loop over the rows
+of the weight; and products with packed integers for weights quantised by torchao, which torchao itself dequantises for every
+token. The fastest kernel depends on the machine. Bytes read per second, for layers of the 1.3B model:
 
     weights                     two cores with AMX (Intel)    one core with AVX-512 (AMD)
     float32, `linear`                                         15 GB/s, and 9 with 512 inputs
@@ -18,8 +17,8 @@ model:
     int4, groups of 32          12 to 15 GB/s                 9 GB/s
     the memory itself           35 GB/s                       25 GB/s
 
-Arithmetic bounds the kernels of integers. With int8, torchao 0.18 itself takes twice the time of the bfloat16 layer on a
-CPU. Its weights are recognised by the name of their class, so that torchao is not imported.
+Integer kernels are limited by arithmetic. With int8, torchao 0.18 itself takes twice the time of the bfloat16 layer on a
+CPU. Its weights are recognised by their class name, so that torchao is not imported.
 """
 
 import functools
@@ -33,24 +32,24 @@ from torch import Tensor, nn
 from retnet_hf.modules.hooks import has_hooks
 
 
-TRIAL_BYTES = 2**26  # of weights, more than a CPU keeps in its cache from one round of a trial to the next
+TRIAL_BYTES = 2**26  # bytes of weights in a trial, so that a CPU's cache does not keep them between rounds
 TRIAL_ROUNDS = 9
-MOST_MATRICES = 64  # of a trial
-CLEAR_GAIN = 0.9  # of the other computation's time
+MOST_MATRICES = 64  # largest number of matrices in a trial
+CLEAR_GAIN = 0.9  # largest ratio of times that counts as clearly faster
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
-INT4_GROUPS = (32, 64, 128, 256)  # numbers of weights that share a scale, as the kernel supports them
-INT4_ROWS = 16  # the kernel takes a multiple of so many outputs
+INT4_GROUPS = (32, 64, 128, 256)  # numbers of weights with a common scale that the kernel supports
+INT4_ROWS = 16  # the kernel needs a multiple of this number of outputs
 
 
-# This is an operator of its own because a compiler would turn `torch.mv` into the sums of `sums`.
+# This is a custom operator because a compiler would turn `torch.mv` into the same loops as `sums`.
 torch.library.define("retnet_hf_cpu::matrix_vector", "(Tensor matrix, Tensor vector) -> Tensor")
 torch.library.impl("retnet_hf_cpu::matrix_vector", "CPU")(torch.mv)
 torch.library.register_fake("retnet_hf_cpu::matrix_vector")(lambda matrix, vector: matrix.new_empty(matrix.shape[0]))
 
 
 def is_clearly_faster(one: Callable[[], object], other: Callable[[], object]) -> bool:
-    """Whether the first computation takes at most `CLEAR_GAIN` of the second one's time, as the median of several rounds."""
+    """Returns whether the first computation takes less than `CLEAR_GAIN` of the second's time, by the median of rounds."""
 
     def seconds(compute: Callable[[], object]) -> float:
         start = time.perf_counter()
@@ -69,7 +68,7 @@ def is_clearly_faster(one: Callable[[], object], other: Callable[[], object]) ->
 
 
 def bias_of(layers: list[nn.Linear]) -> Tensor | None:
-    """The bias of one layer itself, or a copy of those of several, with 0 for layers without; None if no layer has any."""
+    """Returns the bias of one layer, or concatenated biases of several, with 0 for layers without; None if none has any."""
     if all(layer.bias is None for layer in layers):
         return None
     if len(layers) == 1:
@@ -79,39 +78,39 @@ def bias_of(layers: list[nn.Linear]) -> Tensor | None:
 
 
 def linear(token: Tensor, weight: Tensor) -> Tensor:
-    """The product of the linear layer itself, for any number of tokens."""
+    """Returns the product as the linear layer computes it, for any number of tokens."""
     return nn.functional.linear(token, weight)
 
 
 def vector(token: Tensor, weight: Tensor) -> Tensor:
-    """The product of a matrix and a vector."""
+    """Returns the product as a matrix-vector product."""
     return torch.ops.retnet_hf_cpu.matrix_vector(weight, token[0, 0])[None, None]
 
 
 def sums(token: Tensor, weight: Tensor) -> Tensor:
-    """A sum of products for each output, in float32. It needs a compiler: without one, the products are a whole tensor."""
+    """Returns the product as float32 sums. It needs a compiler, which avoids a tensor of all single products."""
     return (weight.float() * token[0, 0].float()).sum(-1).to(token.dtype)[None, None]
 
 
 def int8(token: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """With integers (out, in) and a scale (out,) for each output."""
+    """Returns the product with int8 weights (out, in) and a scale (out,) for each output."""
     return torch.ops.aten._weight_int8pack_mm(token.flatten(0, 1), weight, scale).unflatten(0, token.shape[:2])
 
 
 def int4(token: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    """With integers of 4 bits, packed as the kernel needs them, and scales and offsets (in / group, out, 2)."""
+    """Returns the product with 4-bit weights, packed for the kernel, and scales and offsets (in / group, out, 2)."""
     group = token.shape[-1] // scale.shape[0]
     output = torch.ops.aten._weight_int4pack_mm_for_cpu(token.flatten(0, 1), weight, group, scale)
     return output.unflatten(0, token.shape[:2])
 
 
 class Product(nn.Module):
-    """Linear layers of one input by one kernel: (B, 1, in) -> (B, 1, size) of each layer. Some kernels take B = 1 alone.
+    """Computes linear layers of the same input: (B, 1, in) -> (B, 1, size) for each layer. Some kernels need B = 1.
 
     Args:
         layers: the linear layers.
-        kernel: computes (1, 1, sum of sizes) from the token and the operands.
-        operands: of the kernel. They become parameters, so that `torch.func.functional_call` can replace them.
+        kernel: computes (B, 1, sum of sizes) from the token and the operands.
+        operands: operands of the kernel. They become parameters, so that `torch.func.functional_call` can replace them.
     """
 
     def __init__(self, layers: list[nn.Linear], kernel: Callable[..., Tensor], *operands: Tensor) -> None:
@@ -130,13 +129,13 @@ class Product(nn.Module):
 
 
 class Products(nn.Module):
-    """All linear layers of one input, by one or several products.
+    """Computes all linear layers of the same input, by one or several products.
 
-    A model calls its layers one by one (`q_proj(x)`, `k_proj(x)`, ...). The first call computes all outputs, which are kept
-    until the last of them is asked for.
+    A model calls its layers one by one (`q_proj(x)`, `k_proj(x)`, ...). The first call computes all outputs. They are kept
+    until the last layer's output is read.
 
     Attributes:
-        is_traceable: whether `torch.compile` can trace them.
+        is_traceable: whether `torch.compile` can trace the products.
     """
 
     is_traceable = True
@@ -149,19 +148,19 @@ class Products(nn.Module):
 
     @property
     def are_linear(self) -> bool:
-        """Whether all are products of linear layers, for any number of tokens."""
+        """Returns whether all products use the kernel `linear`, and so serve any number of tokens."""
         return all(product.kernel is linear for product in self.products)
 
     def forward(self, token: Tensor) -> tuple[Tensor, ...]:
         return tuple(output for product in self.products for output in product(token))
 
     def has_kept(self, token: Tensor) -> bool:
-        """Whether the outputs of this very tensor are kept."""
+        """Returns whether the outputs for this tensor object are kept."""
         kept = self.kept
         return kept is not None and kept[0] is token
 
     def output(self, token: Tensor, place: int) -> Tensor:
-        """The output of one of the layers."""
+        """Returns the output of one layer."""
         kept = self.kept  # read once, since another thread may replace it
         if kept is None or kept[0] is not token:
             kept = token, self(token)
@@ -170,7 +169,7 @@ class Products(nn.Module):
 
 
 class OneOfProducts(nn.Module):
-    """Replaces a linear layer by one output of the products that it shares with others."""
+    """Replaces a linear layer by one output of shared products."""
 
     def __init__(self, products: Products, place: int) -> None:
         super().__init__()
@@ -183,10 +182,10 @@ class OneOfProducts(nn.Module):
 @functools.cache
 @torch.no_grad()
 def is_faster_as_vector(size: int, inputs: int, dtype: torch.dtype, threads: int) -> bool:
-    """Whether the product of a matrix (size, inputs) and a vector takes clearly less time than that of the linear layer.
+    """Returns whether a matrix-vector product (size, inputs) is clearly faster than the linear layer.
 
     Args:
-        threads: the number that PyTorch computes with, for which alone the answer is valid.
+        threads: PyTorch's number of threads. The result is valid only for this number.
     """
     nbytes = size * inputs * dtype.itemsize
     count = min(MOST_MATRICES, -(-TRIAL_BYTES // nbytes))
@@ -199,7 +198,7 @@ def is_faster_as_vector(size: int, inputs: int, dtype: torch.dtype, threads: int
 
 
 def is_int8(weight: Tensor) -> bool:
-    """Whether it is torchao's, symmetric, with a scale for each output and activations that are not quantised."""
+    """Returns whether a weight is torchao's symmetric int8, with a scale per output and unquantised activations."""
     if type(weight).__name__ != "Int8Tensor" or weight.dtype != torch.bfloat16:
         return False
     whole_rows = tuple(weight.block_size) == (1, weight.shape[1])
@@ -208,7 +207,7 @@ def is_int8(weight: Tensor) -> bool:
 
 
 def is_int4(weight: Tensor) -> bool:
-    """Whether it is torchao's, in groups that the kernel supports, with activations that are not quantised."""
+    """Returns whether a weight is torchao's int4, in groups that the kernel supports, with unquantised activations."""
     if type(weight).__name__ != "IntxUnpackedToInt8Tensor" or weight.dtype != torch.bfloat16:
         return False
     rows, group = weight.block_size
@@ -217,18 +216,18 @@ def is_int4(weight: Tensor) -> bool:
 
 
 def int4_product(layers: list[nn.Linear]) -> Product:
-    """One product of several layers with such weights, which are packed into new memory."""
+    """Returns one product of several layers with int4 weights, which are packed into new memory."""
     weights = [layer.weight for layer in layers]
     integers = torch.cat([weight.qdata for weight in weights])  # (sum of sizes, in), from -8 to 7
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers.to(torch.int32) + 8, 2)
     scale = torch.cat([weight.scale for weight in weights]).T  # (in / group, sum of sizes)
-    # the kernel adds the offset to (integer - 8) · scale
+    # The kernel adds the offset to (integer - 8) · scale.
     offset = -torch.cat([weight.zero_point for weight in weights]).T.to(scale.dtype) * scale
     return Product(layers, int4, packed, torch.stack([scale, offset], dim=-1).contiguous())
 
 
 def dense_product(layer: nn.Linear, summed: bool, sequences: int = 1) -> Product:
-    """By sums, or by the faster kernel of PyTorch. In half precision a trial decides between those, once for each shape.
+    """Returns a product by `sums`, or by PyTorch's faster kernel, which in half precision a trial finds for each shape.
 
     Tokens of several sequences are multiplied as in the linear layer.
     """
@@ -246,12 +245,12 @@ def dense_product(layer: nn.Linear, summed: bool, sequences: int = 1) -> Product
 def products_of(
     layers: list[nn.Module], whole: Tensor | None = None, summed: bool = False, sequences: int = 1
 ) -> Products | None:
-    """Products that replace linear layers of one input; None if there are none for one of the layers.
+    """Returns products that replace linear layers of the same input, or None if a layer has no product.
 
     Args:
-        whole: (sum of sizes, in), a copy of their weights side by side, if there is one.
-        summed: whether weights that are not quantised are multiplied by `sums`, in a program.
-        sequences: whose tokens are multiplied at a time.
+        whole: (sum of sizes, in), a concatenated copy of their weights, if there is one.
+        summed: whether unquantised weights are multiplied by `sums`, for use in a program.
+        sequences: number of sequences that have one token each in a product.
     """
     if not all(map(is_linear, layers)):
         return None
@@ -269,5 +268,5 @@ def products_of(
 
 
 def is_linear(layer: nn.Module) -> bool:
-    """Whether it is a linear layer on a CPU, quantised or not, and neither adapted, sharded nor hooked."""
+    """Returns whether a module is a linear layer on a CPU, quantised or not, and neither adapted, sharded nor hooked."""
     return type(layer) is nn.Linear and layer.weight.device.type == "cpu" and not has_hooks(layer.modules())

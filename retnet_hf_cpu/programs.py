@@ -1,18 +1,18 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The decode step of a layer, or products of one token, as a program for this machine, compiled once and kept in a file.
+"""Programs: the decode step of a layer, or products of one token, compiled once for this machine and stored in a file.
 
-Without it, a step of a small model takes as long for starting its operations, a few dozen in each layer, as for reading its
-weights. AOTInductor fuses everything between two products with weights into two or three loops, in a library that is loaded
-in some milliseconds. A program is that of a layer, not of a model. Weights and state are its inputs, so that one program
-serves all layers that are alike, takes some ten to thirty seconds to compile whatever the depth, and holds no weights.
+Without programs, a step of a small model spends as much time on launching operations, a few dozen in each layer, as on
+reading its weights. AOTInductor fuses everything between two products with weights into two or three loops, in a library
+that loads in milliseconds. A program computes a layer, not a model. Weights and state are its inputs, so that one program
+serves all equal layers, takes ten to thirty seconds to compile at any depth, and contains no weights.
 
-What is compiled is the layer itself: a twin of it, whose linear layers are products for one token (products.py) and whose
-state is a stand-in, is exported as a function of tensors. The computation is written down only in retnet_hf. A twin that
-sums products and one that calls PyTorch's kernels are both compiled, and a trial on the real weights decides which is kept.
+The layer itself is compiled: a copy (twin) of it, with products for one token (products.py) instead of linear layers and a
+stand-in for the state, is exported as a function of tensors. The computation is defined only in retnet_hf. A twin that uses
+`sums` and a twin that calls PyTorch's kernels are both compiled, and a trial on the real weights decides which is kept.
 
-The name of a file is a digest of everything that the program was made of: the source of both packages, the configuration,
-the operands, the versions of PyTorch, transformers and Python, the number of threads, and the processor.
+The name of a file is a digest of everything that determines the program: the source of both packages, the configuration, the
+operands, the versions of PyTorch, transformers and Python, the number of threads, and the processor.
 """
 
 import copy
@@ -53,27 +53,27 @@ from .products import OneOfProducts, Product, Products, is_clearly_faster, produ
 
 logger = logging.get_logger(__name__)
 
-SOURCES = (Path(retnet_hf.__file__).parent, Path(__file__).parent)  # folders of the code that programs are made of
+SOURCES = (Path(retnet_hf.__file__).parent, Path(__file__).parent)  # folders of the code from which programs are made
 Run = Callable[[list[Tensor]], list[Tensor]]  # a program, as a function of a flat list of its inputs
 
 
 def default_folder() -> Path:
-    """The folder of programs if none is named: in the cache of huggingface_hub."""
+    """Returns the default folder of programs, in the cache of huggingface_hub."""
     return Path(constants.HF_HOME) / "retnet_hf" / "decoding"
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
-    """A copy of a module and of everything in it, which shares parameters and buffers with the module."""
+    """Returns a deep copy of a module that shares parameters and buffers with the module."""
     return copy.deepcopy(module, {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())})
 
 
 def turns(config: PreTrainedConfig) -> bool:
-    """Whether layers of retention rotate queries and keys."""
+    """Returns whether layers of retention rotate queries and keys."""
     return config.use_rotary and getattr(config, "rotary_layers", None) != "softmax_attention"
 
 
 class TracedRotation(Rotation):
-    """A rotation by cosines and sines that are inputs of the program."""
+    """A rotation with cosines and sines that are inputs of the program."""
 
     def __init__(self, rotations: list[Tensor], turn: Callable[..., Tensor]) -> None:
         self.turn, self.narrows = turn, ()
@@ -81,7 +81,7 @@ class TracedRotation(Rotation):
 
 
 class TracedState:
-    """A state whose matrices are an input of the program, which changes them in place. Positions are counted outside."""
+    """A state with matrices that are an input of the program and are updated in place. Positions are counted outside."""
 
     def __init__(self, state: Tensor) -> None:
         self.state = state
@@ -92,10 +92,10 @@ class TracedState:
 
 
 class TracedStep(nn.Module):
-    """Something to compile, as a function of tensors alone, of which the last are the parameters of a module.
+    """A module to compile as a function of tensors alone. The last inputs are the parameters of another module, the twin.
 
     Args:
-        twin: the module. Its parameters are called `operands`.
+        twin: the module with the computation. Its parameters are called `operands`.
     """
 
     def __init__(self, twin: nn.Module) -> None:
@@ -104,12 +104,12 @@ class TracedStep(nn.Module):
         self.names = [name for name, _ in twin.named_parameters()]
 
     def open_dimensions(self, inputs: tuple) -> tuple | None:
-        """Dimensions of the inputs whose sizes are open, as `torch.export.export` takes them."""
+        """Returns the dynamic dimensions of the inputs for `torch.export.export`."""
         return None
 
 
 class DecodeStep(TracedStep):
-    """The step of a layer, with products for one token in place of its linear layers."""
+    """Computes the step of a layer, with products for one token instead of linear layers."""
 
     def forward(
         self,
@@ -124,26 +124,26 @@ class DecodeStep(TracedStep):
         operator = partial(recurrent_step_, decay=StepDecay(keep, None))
         plan = Plan(None, rotate, {index: operator}, {}, in_place=True)
         inputs = {"plan": plan, "state": SimpleNamespace(layers={index: TracedState(state)})}
-        # products that several modules share have several names each, of which `names` has one
+        # Products shared by several modules have several names. `names` has only one of them.
         return functional_call(self.twin, dict(zip(self.names, operands)), (hidden_states,), inputs, tie_weights=False)
 
 
 class ProductStep(TracedStep):
-    """Products of one token."""
+    """Computes products of one token."""
 
     def forward(self, token: Tensor, operands: list[Tensor]) -> tuple[Tensor, ...]:
         return functional_call(self.twin, dict(zip(self.names, operands)), (token,))
 
 
 def twin_of(layer: nn.Module, summed: bool, sequences: int = 1) -> nn.Module | None:
-    """A copy of a layer that computes with products for one token of each sequence, and shares all its weights.
+    """Returns a copy of a layer that shares all weights and computes products for one token of each sequence.
 
-    None if a module is hooked, or a linear layer adapted, sharded, or quantised in a way that no product supports.
+    Returns None if a module is hooked, or if a linear layer is adapted, sharded, or has unsupported quantisation.
 
     Args:
         summed, sequences: as in `products_of`.
     """
-    if has_hooks(layer.modules()):  # they would be compiled, and the file would not say so
+    if has_hooks(layer.modules()):  # hooks would be compiled, but the file name does not depend on them
         return None
     twin = shallow_copy(layer)
     for names in linear_groups(layer):
@@ -156,17 +156,17 @@ def twin_of(layer: nn.Module, summed: bool, sequences: int = 1) -> nn.Module | N
 
 
 def has_sums(module: nn.Module) -> bool:
-    """Whether any product inside is computed by `sums`."""
+    """Returns whether the module contains a product with the kernel `sums`."""
     return any(isinstance(each, Product) and each.kernel is sums for each in module.modules())
 
 
 class LayerProgram:
-    """The program of a layer's step, with the operands of this layer. Pickling and copying drop it.
+    """The program of a layer's step with the operands of this layer. Pickling and copying drop it.
 
     Args:
         run: the program.
-        layer: the layer whose weights the operands are.
-        inputs: that the program was made for, as `DecodeStep.forward` takes them.
+        layer: the layer that provides the weights as operands.
+        inputs: the arguments of `DecodeStep.forward` for which the program was made.
     """
 
     def __init__(self, run: Run, layer: nn.Module, inputs: tuple) -> None:
@@ -175,9 +175,9 @@ class LayerProgram:
         self.layer_idx, self.snapshot = layer.retention.layer_idx, ModuleSnapshot([layer])
 
     def decay(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer) -> Tensor | None:
-        """The decay (1, M, 1, 1) of a step that the program computes as the layer would; None where it does not.
+        """Returns the decay (1, M, 1, 1) of a step that the program can compute, or None if it cannot.
 
-        It computes present tokens, with a state that may be overwritten.
+        The program needs present tokens, and a state that may be overwritten.
         """
         operator, rotate, state = plan.operators[self.layer_idx], plan.rotate, past.recurrent_states
         if not isinstance(operator, Step) or operator.step_ is not recurrent_step_:
@@ -194,7 +194,7 @@ class LayerProgram:
         return keep if state.dtype == keep.dtype == torch.float32 and state.shape == self.state_shape else None
 
     def __call__(self, hidden_states: Tensor, plan: Plan, past: RetNetStateLayer, keep: Tensor) -> Tensor:
-        """(B, 1, D) -> (B, 1, D), with the decay of `decay`. The state reads the tokens."""
+        """Returns the layer's output (B, 1, D) for (B, 1, D), with the result of `decay`, and updates the state."""
         rotations = [*plan.rotate.of_query, *plan.rotate.of_key] if self.rotations else []
         if len(hidden_states) > 1:
             rotations = [table.expand(len(hidden_states), -1, -1, -1).contiguous() for table in rotations]
@@ -207,7 +207,7 @@ class LayerProgram:
 
 
 class CompiledProducts(Products):
-    """Products by a program."""
+    """Products that a program computes."""
 
     is_traceable = False
 
@@ -221,7 +221,7 @@ class CompiledProducts(Products):
 
 @cache
 def machine() -> dict[str, str]:
-    """What a program was compiled for, and from: processor with its instructions, system, versions and source."""
+    """Returns what determines programs on this machine: processor with its instructions, system, versions and source."""
     instructions = platform.processor()
     information = Path("/proc/cpuinfo")
     if information.is_file():
@@ -236,7 +236,7 @@ def machine() -> dict[str, str]:
 
 
 def program_path(folder: Path, config: PreTrainedConfig | None, twin: nn.Module, inputs: list[Tensor]) -> Path:
-    """The file of the program of a twin, or of products, with such inputs."""
+    """Returns the file of the program of a twin, or of products, for inputs of these shapes and dtypes."""
     fields = {} if config is None else config.to_diff_dict()
     for name in ("_name_or_path", "architectures", "dtype", "transformers_version", "vocab_size", "num_hidden_layers"):
         fields.pop(name, None)
@@ -256,18 +256,18 @@ def program_path(folder: Path, config: PreTrainedConfig | None, twin: nn.Module,
 
 
 def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
-    """Compiles the program of the fastest of some modules, and writes it completely or not at all.
+    """Compiles the program of the fastest of some modules, and writes it atomically.
 
     Args:
-        steps: one module, or two that compute the same. The second one's program is kept unless the first is clearly faster.
-        inputs: of the modules, one set for each layer or group of layers that the program is to serve. The trial uses all.
+        steps: one module, or two that compute the same. The second program is kept unless the first is clearly faster.
+        inputs: inputs of the modules, one set for each layer or group that the program will serve. The trial uses all.
 
     Raises:
         OSError: if the folder cannot be written to.
         RuntimeError: if a program cannot be compiled.
     """
     with tempfile.TemporaryDirectory(dir=path.parent) as beside, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of PyTorch about itself
+        warnings.simplefilter("ignore")  # PyTorch warns about its own code
         made = []
         for number, step in enumerate(steps):
             made.append(Path(beside) / f"{number}{path.suffix}")
@@ -278,7 +278,7 @@ def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
                 torch._inductor.aoti_compile_and_package(exported, package_path=str(made[-1]))
             except Exception as error:
                 raise RuntimeError(
-                    f"retnet_hf_cpu.compile could not compile a program, which takes a C++ compiler: {error}"
+                    f"retnet_hf_cpu.compile could not compile a program. This needs a C++ compiler: {error}"
                 ) from error
         kept = made[0] if len(made) == 1 or is_faster_program(*made, inputs) else made[1]
         kept.chmod(0o600)
@@ -287,41 +287,41 @@ def make(path: Path, steps: list[nn.Module], inputs: list[tuple]) -> None:
 
 @torch.no_grad()
 def is_faster_program(one: Path, other: Path, inputs: list[tuple]) -> bool:
-    """Whether one program takes clearly less time than the other, for all of the inputs."""
+    """Returns whether one program is clearly faster than the other on all inputs together."""
     flat = [tree_leaves(each) for each in inputs]
     first, second = load(one), load(other)
     return is_clearly_faster(lambda: [first(each) for each in flat], lambda: [second(each) for each in flat])
 
 
 def load(path: Path) -> Run:
-    """The program in a file."""
+    """Returns the program in a file."""
     return torch._inductor.aoti_load_package(str(path)).loader.run
 
 
 def require_private(path: Path) -> None:
-    """Raises ValueError for a folder or file of programs, which are code, that another user may write to.
+    """Raises ValueError for a folder or file of programs that another user may write to, since programs are code.
 
-    Systems that have no owners and modes of files, such as Windows, are not asked.
+    Systems without owners and modes of files, such as Windows, are not checked.
     """
     if os.name != "posix" or not path.exists():
         return
     places = [(path, 0o022), *((parent, 0o002) for parent in path.resolve().parents)]
     for place, forbidden in places:
         status = place.stat()
-        sticky = place != path and status.st_mode & stat.S_ISVTX  # as of /tmp, where others cannot replace a folder
+        sticky = place != path and status.st_mode & stat.S_ISVTX  # as for /tmp, where others cannot replace a folder
         if status.st_uid not in (0, os.getuid()) or (status.st_mode & forbidden and not sticky):
             raise ValueError(
                 f"{place} can be written to by other users (mode {stat.filemode(status.st_mode)}), and programs are code: "
-                "take that permission away (chmod go-w), or name another folder."
+                "remove that permission (chmod go-w), or use another folder."
             )
 
 
 def kept_or_made(path: Path, step_of: Callable[[bool], TracedStep], inputs: list[tuple]) -> Run:
-    """The program in a file, which is made if there is none that can be loaded.
+    """Returns the program in a file. If it cannot be loaded, it is compiled first.
 
     Args:
-        step_of: makes the module to compile, with products by sums or, for False, by PyTorch's kernels.
-        inputs: as those of `make`.
+        step_of: makes the module to compile, with products by `sums` or, for False, by PyTorch's kernels.
+        inputs: as in `make`.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     require_private(path.parent)
@@ -329,7 +329,7 @@ def kept_or_made(path: Path, step_of: Callable[[bool], TracedStep], inputs: list
     if path.is_file():
         try:
             return load(path)
-        except Exception as error:  # PyTorch raises many kinds
+        except Exception as error:  # PyTorch may raise any error
             logger.warning(f"{path} cannot be loaded as a program, and is compiled again: {error}")
     step = step_of(True)
     make(path, [step, step_of(False)] if has_sums(step) else [step], inputs)
@@ -337,10 +337,10 @@ def kept_or_made(path: Path, step_of: Callable[[bool], TracedStep], inputs: list
 
 
 def programs_of(asked: list[tuple[Path, Callable[[bool], TracedStep], tuple]]) -> list[Run]:
-    """The program of each file, which is loaded or made once however often it is asked for.
+    """Returns the program of each file. A file that occurs several times is loaded or compiled once.
 
     Args:
-        asked: files, with `step_of` and inputs as those of `kept_or_made` and of `make`.
+        asked: files with `step_of` of `kept_or_made` and one set of inputs.
     """
     inputs: dict[Path, list[tuple]] = {}
     for path, _, own in asked:
@@ -355,12 +355,12 @@ def programs_of(asked: list[tuple[Path, Callable[[bool], TracedStep], tuple]]) -
 def layer_programs(
     layers: list[nn.Module], config: PreTrainedConfig, folder: Path, batch_sizes: Sequence[int]
 ) -> list[dict[int, LayerProgram]]:
-    """Programs of each layer by the number of sequences, loaded from the folder or compiled and kept there.
+    """Returns the programs of each layer by number of sequences, loaded from the folder or compiled into it.
 
-    A layer of which `twin_of` has no twin has none.
+    A layer without a twin from `twin_of` has no programs.
 
     Args:
-        layers: of retention, on a CPU.
+        layers: layers of retention on a CPU.
 
     Raises:
         RuntimeError: if a program cannot be compiled.
@@ -394,7 +394,7 @@ def layer_programs(
 
 
 def product_programs(groups: list[list[nn.Module]], folder: Path) -> list[CompiledProducts | None]:
-    """Products by programs for each group of linear layers of one input; None for a group that has no products.
+    """Returns products by programs for each group of linear layers of the same input, or None for a group without products.
 
     Raises:
         RuntimeError: if a program cannot be compiled.

@@ -1,14 +1,14 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What a layer of retention computes before and after its operator, as programs for prompts of any length.
+"""Programs for prompts of any length: the computations of a layer of retention before and after its operator.
 
-Everything in a layer but the operator treats tokens one by one. So two programs, of which the number of tokens is open,
-serve prompts of any length and any number of sequences: one computes queries, keys and values, the other the rest of the
-layer from what the operator returns. The operator runs between them as in the model, so that states, padding and documents
-are what they are there.
+Everything in a layer except the operator treats tokens separately. Therefore two programs with a dynamic number of tokens
+serve prompts of any length and any number of sequences: one computes queries, keys and values, the other computes the rest
+of the layer from the operator's output. The operator runs between them as in the model, so that states, padding and
+documents are handled as in the model.
 
-As in programs.py, the layer itself is compiled: a twin of it, which is given plans that stop at the operator or begin there.
-Operations that the result does not need are dropped by the compiler.
+As in programs.py, the layer itself is compiled: a copy of the layer, run up to the operator, or from it. The compiler drops
+operations that the result does not need.
 
 In shapes, N = B T: programs see the tokens of all sequences in one row.
 """
@@ -30,12 +30,12 @@ from .changed_modules import ModuleSnapshot
 from .programs import Run, TracedRotation, TracedStep, program_path, programs_of, shallow_copy, turns
 
 
-EXAMPLE = 512  # tokens that a program is traced with. The compiler decides by it which loops several threads share
+EXAMPLE = 512  # tokens with which a program is traced; the compiler uses the size to choose which loops are threaded
 TOKENS = Dim("tokens", min=2, max=2**31 - 1)
 
 
 class PlanBefore:
-    """A plan that keeps what the operator of a layer would be given.
+    """A plan that records the inputs of the operator of a layer.
 
     Args:
         rotate: rotates and scales queries and keys.
@@ -50,7 +50,7 @@ class PlanBefore:
 
 
 class PlanAfter:
-    """A plan whose operator has returned `output` (B, H, T, V)."""
+    """A plan that returns `output` (B, H, T, V) as the result of the operator."""
 
     def __init__(self, output: Tensor) -> None:
         self.output = output
@@ -63,7 +63,7 @@ class PlanAfter:
 
 
 class BeforeOperator(TracedStep):
-    """Queries, keys and values of a layer."""
+    """Computes queries, keys and values of a layer."""
 
     def forward(
         self,
@@ -82,12 +82,12 @@ class BeforeOperator(TracedStep):
 
 
 class AfterOperator(TracedStep):
-    """The new hidden states of a layer."""
+    """Computes the output of a layer from the output of its operator."""
 
     def forward(
         self,
         hidden_states: Tensor,  # (1, N, D)
-        output: Tensor,  # (1, N, H, V) of the operator, float32
+        output: Tensor,  # (1, N, H, V), output of the operator, float32
         operands: list[Tensor],
     ) -> Tensor:  # (1, N, D)
         plan = PlanAfter(output.transpose(1, 2))
@@ -98,11 +98,11 @@ class AfterOperator(TracedStep):
 
 
 class PromptPrograms:
-    """Both programs, with the operands of a layer. Pickling and copying drop them.
+    """Both programs with the operands of a layer. Pickling and copying drop them.
 
     Args:
         before, after: the programs of `BeforeOperator` and `AfterOperator`.
-        layer: the layer whose weights the operands are.
+        layer: the layer that provides the weights as operands.
     """
 
     def __init__(self, before: Run, after: Run, layer: nn.Module) -> None:
@@ -112,7 +112,7 @@ class PromptPrograms:
         self.dtype, self.snapshot = layer.retention.q_proj.weight.dtype, ModuleSnapshot([layer])
 
     def computes(self, hidden_states: Tensor, plan: Plan) -> bool:
-        """Whether the programs compute what the layer would."""
+        """Returns whether the programs compute the same as the layer for this call."""
         if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or hidden_states.dtype != self.dtype:
             return False
         if isinstance(plan, MappedPlan):  # its maps are outputs of the mixer
@@ -120,7 +120,7 @@ class PromptPrograms:
         return not self.rotates or (plan.rotate.turn is rotate and self.dtype not in plan.rotate.narrows)
 
     def __call__(self, hidden_states: Tensor, plan: Plan, state: RetNetState | None, layer_idx: int) -> Tensor:
-        """(B, T, D) -> (B, T, D). The state reads the tokens."""
+        """Returns the layer's output (B, T, D) for (B, T, D), and updates the state."""
         batch, past = hidden_states.shape[0], None if state is None else state.layers[layer_idx]
         tokens = hidden_states.reshape(1, -1, hidden_states.shape[-1]).contiguous()  # (1, N, D)
         tables = [*plan.rotate.of_query, *plan.rotate.of_key] if self.rotates else []
@@ -135,22 +135,22 @@ class PromptPrograms:
 
 
 def in_one_row(tensor: Tensor) -> Tensor:
-    """(B, H, T, V) -> (1, N, H, V), contiguous."""
+    """Returns (B, H, T, V) as (1, N, H, V), contiguous."""
     return tensor.transpose(1, 2).flatten(0, 1)[None].contiguous()
 
 
 def in_rows(tensor: Tensor, batch: int) -> Tensor:
-    """(1, N, H, K) -> (B, H, T, K)."""
+    """Returns (1, N, H, K) as (B, H, T, K)."""
     return tensor[0].unflatten(0, (batch, -1)).transpose(1, 2)
 
 
 def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: Path) -> list[PromptPrograms | None]:
-    """Programs for prompts of each layer, loaded from the folder or compiled and kept there.
+    """Returns programs for prompts of each layer, loaded from the folder or compiled into it.
 
-    None for a layer with quantised weights.
+    The value is None for a layer with quantised weights.
 
     Args:
-        layers: of retention, on a CPU, for which `layer_programs` has programs of steps.
+        layers: layers of retention on a CPU that have programs of steps from `layer_programs`.
 
     Raises:
         RuntimeError: if a program cannot be compiled.
@@ -174,5 +174,5 @@ def prompt_programs(layers: list[nn.Module], config: PreTrainedConfig, folder: P
 
 
 def is_dense(layer: nn.Module) -> bool:
-    """Whether no weight is quantised."""
+    """Returns whether no weight is quantised."""
     return all(type(weight) is nn.Parameter and weight.is_floating_point() for weight in layer.parameters())

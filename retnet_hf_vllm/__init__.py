@@ -1,26 +1,26 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""RetNet in vLLM: `pip install ".[vllm]"` in a checkout, and vLLM serves RetNets as it serves transformers.
+"""Plugin for vLLM: after `pip install ".[vllm]"` in a checkout, vLLM serves RetNets like transformers.
 
-vLLM finds `register` by itself, as an entry point of the group `vllm.general_plugins`. Made for vLLM 0.32.
+vLLM finds `register` as an entry point of the group `vllm.general_plugins`. Made for vLLM 0.32.
 """
 
-TESTED = "0.32"  # of vLLM
+TESTED = "0.32"  # version of vLLM
 
 
 def register() -> None:
-    """Makes RetNets known to the vLLM of this process."""
+    """Registers RetNets with vLLM in this process."""
     from transformers import CONFIG_MAPPING
     from vllm import ModelRegistry
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.transformers_utils.model_arch_config_convertor import MODEL_ARCH_CONFIG_CONVERTORS
 
-    import retnet_hf  # noqa: F401, registers its configuration with the Auto classes
+    import retnet_hf  # noqa: F401  # registers its configurations with the Auto classes
     from retnet_hf_conversion.families import OF_EXPERTS
 
     from .configuration import HYBRID, RETENTION_ALONE, ServedArchitecture, ServingChecks
 
-    for model_type in OF_EXPERTS:  # vLLM's own classes serve these
+    for model_type in OF_EXPERTS:  # vLLM serves these with its own classes
         CONFIG_MAPPING._extra_content.pop(model_type, None)
     for model_type in ("retnet", "retnet_hybrid"):
         MODEL_ARCH_CONFIG_CONVERTORS[model_type] = ServedArchitecture

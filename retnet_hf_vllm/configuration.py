@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""What vLLM is told about a RetNet before it makes one, and every error about what cannot be served."""
+"""Configuration of RetNets for vLLM, before a model is made, and errors for models and options that cannot be served."""
 
 from typing import TYPE_CHECKING
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 RETENTION_ALONE, HYBRID = "RetNetForCausalLM", "RetNetHybridForCausalLM"
-DEFAULT_LENGTH = 32_768  # tokens of a request. A state has no limit, but vLLM's tables have a place for each of them
+DEFAULT_LENGTH = 32_768  # tokens of a request. A state has no limit, but vLLM's tables have an entry for each token
 
 
 class ServedArchitecture(ModelArchConfigConvertorBase):
-    """What vLLM asks a configuration for: which of both architectures it is, and that no length is its limit.
+    """Values that vLLM reads from a configuration: the architecture, sizes of heads, and an unlimited length.
 
-    A RetNet reads on beyond the length that it was trained on, which vLLM would take for one.
+    vLLM would use the trained length as the limit, but a RetNet can read longer texts.
     """
 
     def __init__(self, hf_config: RetNetConfig, *args, **kwargs) -> None:
@@ -33,7 +33,7 @@ class ServedArchitecture(ModelArchConfigConvertorBase):
             hf_config.architectures = [HYBRID if hf_config.has_softmax_attention else RETENTION_ALONE]
 
     def softmax_sizes(self) -> tuple[int, int, int, int]:
-        """Heads, key/value heads, size of a key and of a value of the layers that vLLM has pages for."""
+        """Returns heads, key/value heads, key size and value size of the layers with vLLM's paged attention."""
         kinds = self.hf_config.layer_types
         return self.hf_config.mixer_sizes(next((layer for layer, kind in enumerate(kinds) if kind != "linear_attention"), 0))
 
@@ -51,7 +51,7 @@ class ServedArchitecture(ModelArchConfigConvertorBase):
 
 
 class ServingChecks(MambaModelConfig):
-    """vLLM's settings for models with states, after a look at what has been asked for."""
+    """vLLM's settings for models with states, after checks of the requested options."""
 
     @staticmethod
     def verify_and_update_model_config(model_config: "ModelConfig") -> None:
@@ -63,7 +63,7 @@ class ServingChecks(MambaModelConfig):
 
     @classmethod
     def verify_and_update_config(cls, vllm_config: "VllmConfig") -> None:
-        """Raises ValueError for what would give other tokens than the model does, or no tokens."""
+        """Raises ValueError for options that would change or prevent the model's output, then sets vLLM's options."""
         refuse_what_has_no_memory(vllm_config.model_config.hf_config)
         config, ranks = vllm_config.model_config.hf_config, vllm_config.parallel_config.tensor_parallel_size
         cache = vllm_config.cache_config
@@ -80,10 +80,10 @@ class ServingChecks(MambaModelConfig):
             if getattr(cache, name) not in ("auto", "float32"):
                 given = getattr(cache, name)
                 raise ValueError(
-                    f'{name} must be "auto" or "float32", got {given!r}: in less, a state forgets what it sums.'
+                    f'{name} must be "auto" or "float32", got {given!r}: in lower precision, sums in a state lose terms.'
                 )
         if vllm_config.speculative_config is not None:
-            raise ValueError("speculative_config must be None: a state in vLLM cannot take tokens back.")
+            raise ValueError("speculative_config must be None: a state in vLLM cannot remove tokens.")
         super().verify_and_update_config(vllm_config)
         if cache.mamba_cache_mode == "all":
             raise ValueError('mamba_cache_mode must be "align" or "none", got "all": states are kept at the ends of blocks.')

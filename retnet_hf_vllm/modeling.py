@@ -1,8 +1,8 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""RetNet as vLLM runs it: the model of `retnet_hf`, with vLLM's projections, embeddings and memory.
+"""RetNet for vLLM: the model of `retnet_hf` with vLLM's projections, embeddings and memory.
 
-All requests of a step are one row of packed documents, each of which goes on from the state in its slot.
+The requests of a step are packed documents in one row. Each document continues from the state in its slot.
 """
 
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ from .weights import canonical_weights
 
 
 class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
-    """What both kinds of models share."""
+    """Base class of the served models."""
 
     packed_modules_mapping = {merged: list(names) for merged, names in MERGED.items()}
 
@@ -80,10 +80,10 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
         inputs_embeds: Tensor | None = None,  # (T, D)
         **kwargs,
     ) -> Tensor:
-        """Hidden states (T, D). Places beyond the tokens of the step, which vLLM may add, are zeros."""
+        """Returns hidden states (T, D). vLLM may add padding after the tokens of the step; its rows are zeros."""
         embeds = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         metadata = get_forward_context().attn_metadata
-        if metadata is None:  # vLLM measures memory
+        if metadata is None:  # vLLM calls the model to measure memory
             return self.model(inputs_embeds=embeds[None], use_cache=False).last_hidden_state[0]
         boundaries = self.begin_step(metadata, positions)
         tokens = int(boundaries[-1])
@@ -98,7 +98,7 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
         return nn.functional.pad(hidden_states, (0, 0, 0, padding)) if padding else hidden_states
 
     def begin_step(self, metadata: dict, positions: Tensor) -> Tensor:
-        """Tells each layer which requests there are, and returns where they begin, on the host."""
+        """Passes the requests of a step to each layer, and returns the boundaries of the requests, on the host."""
         layers = self.state.layers
         first = metadata[next(layer.prefix for layer in layers if isinstance(layer, StateSlots))]
         begins = first.query_start_loc[:-1].long()
@@ -121,7 +121,7 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
             place = self.places.get(name)
             parameter = parameters.get(name if place is None else place.name)
             if parameter is None:
-                raise ValueError(f"a RetNet of this configuration has no weight {name}.")
+                raise ValueError(f"a RetNet with this configuration has no weight {name}.")
             load = getattr(parameter, "weight_loader", default_weight_loader)
             load(parameter, weight, *([] if place is None else [place.number]))
             loaded.add(name if place is None else place.name)
@@ -129,26 +129,26 @@ class ServedRetNet(nn.Module, HasInnerState, SupportsMambaPrefixCaching):
 
 
 class RetNetForCausalLM(ServedRetNet, IsAttentionFree):
-    """A RetNet all of whose layers are retention."""
+    """A RetNet with retention in all layers."""
 
 
 class RetNetHybridForCausalLM(ServedRetNet, IsHybrid):
-    """A RetNet some of whose layers are softmax attention."""
+    """A RetNet with softmax attention in some layers."""
 
 
 def model_without_weights(
     config: RetNetConfig, quantization: QuantizationConfig | None, prefix: str
 ) -> tuple[RetNetModel, dict[str, Place]]:
-    """The model, with vLLM's projections and embeddings, each of which has this rank's share, and weights to be loaded.
+    """Returns the model with empty weights and this rank's share of vLLM's projections and embeddings.
 
-    The second value says where the weights of merged projections are.
+    The second result maps the weights of merged projections to their places.
     """
     device = torch.get_default_device()
     rank, ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
     with torch.device("meta"):
         model = (RetNetHybridModel if config.is_hybrid else RetNetModel)(config).eval()
     for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):  # to be replaced
+        if isinstance(module, nn.Linear | nn.Embedding):  # replaced below
             continue
         for name, parameter in module.named_parameters(recurse=False):
             setattr(module, name, nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False))

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The softmax attention of a hybrid, by vLLM, over the keys and values that vLLM keeps in pages."""
+"""Softmax attention of a hybrid, computed by vLLM over keys and values in vLLM's pages."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ from retnet_hf.state.retention_state import StateLayer
 
 
 class PagedAttention(StateLayer):
-    """One layer's keys and values, as the model sees them.
+    """Keys and values of one layer, with the interface that the model expects of a state layer.
 
     Args:
-        layer: number of the layer. prefix: by which vLLM knows it. window: how many tokens one sees at the most, itself
+        layer: index of the layer. prefix: vLLM's name of the layer. window: how many tokens a token sees at most, itself
             included.
 
-    Where keys and values differ in size, the shorter ones get zeros, which change no score and no sum.
+    If keys and values differ in size, the shorter ones are padded with zeros, which change no score and no sum.
     """
 
     SAVED = ()
@@ -43,21 +43,21 @@ class PagedAttention(StateLayer):
         )
 
     def choose(self, next_position: Tensor) -> None:
-        """Positions (D,) of the requests of a step."""
+        """Sets the positions (D,) of the requests of a step."""
         self.next_position, self.is_initialized = next_position, True
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Query (1, H, T, K), rotated, key (1, G, T, K) and value (1, G, T, V) -> output (1, T, H, V)."""
+        """Returns the output (1, T, H, V) for a rotated query (1, H, T, K), key (1, G, T, K) and value (1, G, T, V)."""
         query, key, value = (self._in_rows(operand.to(value.dtype)) for operand in (query, key, value))
         output = self.attention(query, key, value)
         return output.view(1, -1, self.heads, self.head_size)[..., : self.value_head_dim]
 
     def _in_rows(self, operand: Tensor) -> Tensor:
-        """(1, H, T, size) -> (T, H * head_size)."""
+        """Returns (1, H, T, size) as (T, H * head_size)."""
         operand = operand[0].transpose(0, 1)
         return F.pad(operand, (0, self.head_size - operand.shape[-1])).flatten(1)
 
     def _kept_by_vllm(self, *_: Any) -> None:
-        raise NotImplementedError("vLLM keeps these keys and values.")
+        raise NotImplementedError("vLLM stores these keys and values.")
 
     _map = _start_record = fill_ = join_ = lazy_initialization = update = crop = reset = _kept_by_vllm

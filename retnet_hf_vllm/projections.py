@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The projections of the model as vLLM's layers: one product for those of one input, each rank computing its share."""
+"""The projections of the model as vLLM's layers. Projections of the same input are one product, shared among ranks."""
 
 from typing import NamedTuple
 
@@ -18,22 +18,22 @@ from retnet_hf.retnet.modeling_retnet import RetNetMLP, RetNetModel
 from retnet_hf.retnet.retention_mixer import RetNetTokenMixer
 
 
-# names of the layers that a module calls with one input, in the order of its calls, by the name of their product
+# Maps the name of a product to the layers that a module calls with the same input, in the order of its calls.
 MERGED = {"qkvg_proj": ("q_proj", "k_proj", "v_proj", "g_proj"), "gate_up_proj": ("up_proj", "gate_proj")}
 
 
 class Place(NamedTuple):
-    """Where a weight of the model is: the name of a weight of vLLM, and its number among those that this one holds."""
+    """Place of a model's weight: the name of a merged weight of vLLM, and the index within the merged weight."""
 
     name: str
     number: int
 
 
 class FirstPart(nn.Module):
-    """The first of some projections of one input, in the place of the module's own. It computes all of them.
+    """Replaces the first of several projections of the same input, and computes all of them.
 
     Args:
-        product: the layer whose output has those of the projections side by side, of which each rank has `sizes` columns.
+        product: layer with the concatenated outputs of the projections. sizes: columns of each output on one rank.
     """
 
     def __init__(self, product: MergedColumnParallelLinear, sizes: list[int]) -> None:
@@ -46,11 +46,11 @@ class FirstPart(nn.Module):
 
 
 class FurtherPart(nn.Module):
-    """A further one, which hands over what the first has computed. They are called in their order, each once."""
+    """Replaces a later projection, and returns the output that the first one computed. Each is called once, in order."""
 
     def __init__(self, first: FirstPart) -> None:
         super().__init__()
-        self.first = (first,)  # no submodule
+        self.first = (first,)  # a tuple, so that it is no submodule
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         (first,) = self.first
@@ -61,7 +61,7 @@ class FurtherPart(nn.Module):
 def replace_projections(
     model: RetNetModel, config: RetNetConfig, quantization: QuantizationConfig | None, prefix: str, ranks: int
 ) -> dict[str, Place]:
-    """Puts vLLM's layers in the place of all linear ones. Returns where the weights of those that were merged are."""
+    """Replaces all linear layers with vLLM's layers, and returns the places of the weights of merged layers."""
     places = {}
     for path, module in list(model.named_modules()):
         if isinstance(module, RetNetTokenMixer | RetNetMLP):
@@ -79,7 +79,7 @@ def replace_projections(
 def _merge(
     module: nn.Module, merged: str, names: list[str], quantization: QuantizationConfig | None, prefix: str, ranks: int
 ) -> dict[str, Place]:
-    """Merges the layers of a module with these names, as far as they have a bias or none as the first does."""
+    """Merges layers of a module with these names that agree with the first one in having a bias or not."""
     has_bias = getattr(module, names[0]).bias is not None
     names = [name for name in names if (getattr(module, name).bias is not None) == has_bias]
     layers = [getattr(module, name) for name in names]
@@ -104,7 +104,7 @@ def _merge(
 
 
 def _parallel(linear: nn.Linear, style: str, quantization: QuantizationConfig | None, prefix: str) -> nn.Module:
-    """vLLM's layer of the size of this one, shared out among ranks as a plan of transformers says."""
+    """Returns vLLM's layer of the same size, sharded among ranks by a style of transformers' tensor-parallel plan."""
     kind = {"colwise": ColumnParallelLinear, "rowwise": RowParallelLinear}.get(style, ReplicatedLinear)
     return kind(
         linear.in_features,

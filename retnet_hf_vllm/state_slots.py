@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The states of a layer's requests, in the memory that vLLM shares out: a slot for each, whatever its length.
+"""The states of a layer's requests in memory that vLLM allocates: one slot for each request of any length.
 
 Shapes: S slots, D requests of a step, M matrices of a state, K key size, V value size.
 """
@@ -26,7 +26,7 @@ from retnet_hf.state.retention_state import RetNetStateLayer
 
 @dataclass
 class RetentionMetadata(LinearAttentionMetadata):
-    """What vLLM tells a layer about a step, and where the tokens of each request begin, without asking a device."""
+    """vLLM's metadata of a step for a layer, and the boundaries of the requests, without reading from a device."""
 
     boundaries: Tensor | None = None  # (D + 1,) on the host
 
@@ -47,17 +47,17 @@ class RetentionBackend(LinearAttentionBackend):
 
 
 def slot_shape(config: RetNetConfig, ranks: int) -> tuple[int, int, int]:
-    """(M, K, V) of a slot on each of so many ranks. Slots of all layers are as large as the largest."""
+    """Returns the shape (M, K, V) of a slot on each of `ranks` ranks. All layers use the largest size."""
     retention = (layer for layer, kind in enumerate(config.layer_types) if kind == "linear_attention")
     matrices, key_sizes, value_sizes = zip(*map(config.state_shape, retention))
     return max(matrices) // ranks, max(key_sizes), max(value_sizes)
 
 
 class StateSlots(MambaBase, RetNetStateLayer):
-    """The state of one layer of retention: as vLLM allocates it, and as the model sees it, a row for each request of a step.
+    """The state of one layer of retention: slots for vLLM, and for the model a row for each request of a step.
 
     Args:
-        prefix: by which vLLM knows the layer.
+        prefix: vLLM's name of the layer.
     """
 
     def __init__(self, config: RetNetConfig, layer: int, prefix: str, vllm_config: VllmConfig) -> None:
@@ -86,15 +86,15 @@ class StateSlots(MambaBase, RetNetStateLayer):
 
     @property
     def matrices_of_slots(self) -> Tensor:
-        """(S, M, K, V)"""
+        """Returns the state matrices of all slots, (S, M, K, V)."""
         return self.kv_cache[0][:, : self.matrices, : self.key_size]
 
     def choose(self, slots: Tensor, next_position: Tensor) -> None:
-        """The slots (D,) and positions (D,) of the requests of a step."""
+        """Sets the slots (D,) and positions (D,) of the requests of a step."""
         self.slots, self.next_position = slots, next_position
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, query_states: Tensor, plan: Plan, layer_idx: int) -> Tensor:
-        """As `RetNetStateLayer.update`, for the slots of these requests. vLLM counts their tokens."""
+        """Returns the retention of new tokens, and updates the slots of these requests. vLLM counts their tokens."""
         operator = plan.operators[layer_idx]
         return operator(query_states, key_states, value_states, self.matrices_of_slots, rows=self.slots)[0]

@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""The weights of a folder in any dialect, under our names, one after the other."""
+"""Conversion of the weights of a folder from any dialect to our names, one weight at a time."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -15,9 +15,9 @@ from retnet_hf_conversion.families import dialect_of
 
 
 def canonical_weights(weights: Iterable[tuple[str, Tensor]], config: RetNetConfig) -> Iterator[tuple[str, Tensor]]:
-    """Our names and values, in the order of `weights`.
+    """Yields our names and values, in the order of `weights`.
 
-    Weights are held back until one of them has a name that shows the dialect.
+    Weights are held back until a name identifies the dialect.
     """
     held, weights = [], iter(weights)
     for entry in weights:
@@ -38,5 +38,5 @@ def _ours(name: str, weight: Tensor, config: RetNetConfig, dialect: Dialect | No
         names, change = dialect.change(renamed(name, dialect.modules_of(config)), config, fused)
         weights = change.forward([weight])
     for name, weight in zip(names, weights, strict=True):
-        headless = not name.startswith(("model.", "lm_head."))  # of a model without a head
+        headless = not name.startswith(("model.", "lm_head."))  # the checkpoint of a model without a head
         yield f"model.{name}" if headless else name, weight

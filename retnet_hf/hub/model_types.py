@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.configuration_utils import PreTrainedConfig
-from transformers.models.auto.image_processing_auto import AutoImageProcessor  # which 5.17 exports with torchvision only
+from transformers.models.auto.image_processing_auto import AutoImageProcessor  # 5.17 exports it only with torchvision
 from transformers.utils import is_torchvision_available, logging
 
 

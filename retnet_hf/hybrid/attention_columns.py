@@ -139,7 +139,7 @@ class Kept(NamedTuple):
         return cls(places, columns_without_gaps(columns.of_columns(places), reach.window), front)
 
     def after(self, tokens: int, held: int, reach: Reach, all_present: bool, one_document: bool, stay: bool) -> "Kept":
-        """Like `of`, for compiled programs, which cannot read values: in a full window, new columns replace the oldest.
+        """Does the work of `of` in compiled programs, which cannot read values: new columns replace a full window's oldest.
 
         Args:
             tokens, held: how many columns are new and how many are held. stay: keeps all, since tokens may be removed later.

@@ -54,7 +54,7 @@ class RetNetHybridConfig(RetNetConfig):
         learned_rotary_layers (`list[int]`, *optional*): layers of retention in which queries and keys become
             (x cos θt, x sin θt), twice as long, with a learned angle θ for each element of each head.
         head_norm_groups (`int`, *optional*): number of groups of consecutive heads, each normalised as one vector, with a
-            weight for each element; each head alone if absent. head_norm_eps (`float`, *optional*): epsilon of this norm.
+            weight per element; by head if absent. head_norm_eps (`float`, *optional*): epsilon; `rms_norm_eps` if absent.
         num_experts (`int`, *optional*), num_experts_per_tok (`int`), moe_intermediate_size (`int`, *optional*): number of
             experts in a feed-forward network, how many of them compute each token, and their inner size
             (`intermediate_size` if absent). Without num_experts, the feed-forward is one network.

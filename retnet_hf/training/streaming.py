@@ -185,7 +185,7 @@ class CarryState(TrainerCallback):
         if dataset.batch_size != batch_size or streams != batch_size * args.world_size:
             raise ValueError(
                 f"TokenStreams was made for batch_size {dataset.batch_size} and {streams // dataset.batch_size} processes, "
-                f"but the Trainer runs with {batch_size} and {args.world_size}. Make it for the same numbers."
+                f"but the Trainer runs with {batch_size} and {args.world_size}. Create it with the Trainer's numbers."
             )
         if args.world_size > 1 and args.dataloader_num_workers > 1 and args.accelerator_config.dispatch_batches is False:
             raise ValueError(

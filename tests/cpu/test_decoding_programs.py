@@ -46,7 +46,7 @@ def test_programs_decode_as_many_sequences_as_they_were_made_for(made, tmp_path,
         same(decoded(fast, ids), decoded(model, ids))
         assert len(made) == (0 if batch == 2 else 5 * len(model.model.layers))
     [said] = set(warnings)
-    assert "made no program for steps of 2 sequences: name their number in batch_sizes" in said
+    assert "made no program for steps of 2 sequences: add this number to batch_sizes" in said
 
 
 def test_rows_of_a_program_have_their_own_positions(made, tmp_path):
@@ -88,7 +88,7 @@ def test_another_number_of_sequences_compiles(made, tmp_path):
 
 @pytest.mark.parametrize("batch_sizes", [(), (0,), (4, -1), 4])
 def test_sizes_that_are_no_batch_are_refused(tmp_path, batch_sizes):
-    with pytest.raises(ValueError, match="batch_sizes must be one or several numbers of sequences, each 1 or more, got"):
+    with pytest.raises(ValueError, match="batch_sizes must be a list of one or more positive numbers of sequences, got"):
         compiled(small_model(), tmp_path, batch_sizes=batch_sizes)
 
 
@@ -384,9 +384,9 @@ def test_the_folder_by_default_is_in_the_cache_of_the_hub(made, tmp_path, monkey
 def test_models_that_do_not_decode_on_a_cpu_in_float32_or_less_are_refused(tmp_path):
     encoder = small_model(model_class=RetNetForMaskedLM, bidirectional=True)
     for model in (small_model().to(torch.float64), small_model().to("meta"), encoder):
-        with pytest.raises(ValueError, match="takes models that decode on a CPU"):
+        with pytest.raises(ValueError, match="needs a model that decodes on a CPU"):
             compiled(model, tmp_path)
-    with pytest.raises(ValueError, match="takes a model of retnet_hf, got LlamaForCausalLM"):
+    with pytest.raises(ValueError, match="needs a model of retnet_hf, got LlamaForCausalLM"):
         compiled(small_llama(), tmp_path)
 
 
@@ -397,7 +397,7 @@ def test_without_a_compiler_nothing_is_written_and_the_error_says_so(tmp_path, m
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", fails)
     model = small_model()
     expected = decoded(model)
-    with pytest.raises(RuntimeError, match=r"takes a C\+\+ compiler: no g\+\+"):
+    with pytest.raises(RuntimeError, match=r"needs a C\+\+ compiler: no g\+\+"):
         compiled(model, tmp_path / "programs")
     assert list((tmp_path / "programs").iterdir()) == []
     same(decoded(model), expected, 0)
