@@ -91,7 +91,7 @@ def plan_with_prefixes(
     used = {source for move in moves for source in move.sources}
     # The buffers may be absent. Conversion.check reports tensors that are left over.
     moves = [move for move in moves if move.targets or move.sources[0] in shapes]
-    moves += [Move((name,), (TORCHSCALE.ours(name),)) for name in shapes if name not in used]
+    moves += [Move((name,), (TORCHSCALE.ours(name, ours),)) for name in shapes if name not in used]
     return Conversion(target_format, model_class, ours, moves)
 
 

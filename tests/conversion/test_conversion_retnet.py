@@ -143,7 +143,8 @@ def test_loss_and_gradients_are_the_peers(case, form):
     assert data.gradients()
     for name, theirs in data.gradients().items():
         theirs = theirs.clone()
-        ours = dialect.ours(name if name.startswith(("model.", "lm_head", "output_projection")) else f"model.{name}")
+        whole = name if name.startswith(("model.", "lm_head", "output_projection")) else f"model.{name}"
+        ours = dialect.ours(whole, model.config)
         gradient = parameters[ours].grad
         if ours.endswith(("q_proj.weight", "k_proj.weight")) and dialect.interleaved:
             [gradient] = PairsApart(model.config.head_dim).backward([gradient])
@@ -338,10 +339,10 @@ def test_each_name_of_a_dialect_becomes_ours_and_theirs_again(dialect):
     names = list(model.state_dict())
     theirs = [dialect.theirs(name, model.config) for name in names]
     assert len(set(theirs)) == len(names)
-    assert [dialect.ours(name) for name in theirs] == names
-    assert [dialect.theirs(dialect.ours(name), model.config) for name in theirs] == theirs
+    assert [dialect.ours(name, model.config) for name in theirs] == names
+    assert [dialect.theirs(dialect.ours(name, model.config), model.config) for name in theirs] == theirs
     without_prefix = [name.removeprefix("model.") for name in theirs]
-    assert [dialect.ours(name) for name in without_prefix] == [name.removeprefix("model.") for name in names]
+    assert [dialect.ours(name, model.config) for name in without_prefix] == [name.removeprefix("model.") for name in names]
 
 
 def test_the_small_set_is_part_of_the_full_one():

@@ -369,7 +369,7 @@ def test_what_is_said_of_memory_is_what_is_held():
     assert held == [40 * config.cache_size_per_token // 2, 5 * config.cache_size_per_token // 2]
     card = " ".join(model_card(model, "my-hybrid").text.split())
     assert f"{4 * config.state_size:,} bytes" in card
-    assert f"{config.cache_size_per_token:,} numbers" in card
+    assert f"{config.cache_size_per_token:,} values" in card
 
 
 def test_a_document_may_begin_at_an_absent_token_at_the_end_of_a_call():
