@@ -5,34 +5,23 @@
 from collections.abc import Collection
 from typing import Any
 
-from . import hypenet, minimax, ring, transnormer
+from . import hypenet, minicpm_sala, minimax, ring, transnormer
 from .dialect import Dialect
 from .family import Family
 from .fla import FLA, hybrid_fields
 from .torchscale import TORCHSCALE
 
 
-MODULES = (hypenet, minimax, ring, transnormer)
+MODULES = (minicpm_sala, hypenet, minimax, ring, transnormer)  # HypeNet knows its tensors by names that SALA has, too
 FAMILIES = tuple(module.FAMILY for module in MODULES)
 DIALECTS = (FLA, TORCHSCALE, *(dialect for family in FAMILIES for dialect in family.dialects))
 BY_MODEL_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
 OF_EXPERTS = tuple(name for name, family in BY_MODEL_TYPE.items() if family.dialects[0].experts)
-REFUSED = {
-    "minicpm_sala": "its softmax layers are block-sparse beyond dense_len (8192) tokens of its sparse_config, and lack the "
-    "norms of queries and keys that its layers of retention have"
-}
 
 
 def family_of(content: dict[str, Any]) -> Family | None:
-    """Returns the family of a config.json, or None.
-
-    Raises:
-        ValueError: for a family without a counterpart here.
-    """
-    model_type = content.get("model_type")
-    if model_type in REFUSED:
-        raise ValueError(f"model_type {model_type!r} in config.json has no counterpart here: {REFUSED[model_type]}")
-    return next((family for family in FAMILIES if family.own_key in content), BY_MODEL_TYPE.get(model_type))
+    """Returns the family of a config.json, or None."""
+    return next((family for family in FAMILIES if family.own_key in content), BY_MODEL_TYPE.get(content.get("model_type")))
 
 
 def fields_of(content: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from retnet_hf.hybrid.configuration_hybrid import RetNetHybridConfig
 
 
 MODEL_TYPES = (
-    *("hypenet", "transnormer", "bailing_moe_linear", "bailing_moe_linear_v2"),
+    *("hypenet", "minicpm_sala", "transnormer", "bailing_moe_linear", "bailing_moe_linear_v2"),
     *("minimax", "minimax_text_01", "minimax_m1", "MiniMaxText01", "MiniMaxM1"),
 )
 

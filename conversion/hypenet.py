@@ -20,6 +20,13 @@ from .foreign_config import ForeignConfig, alibi_schedule
 
 
 KINDS = {"lightning_attn": "linear_attention", "lightning-attn": "linear_attention", "attn": "full_attention"}
+DIALECT = Dialect(
+    name="hypenet",
+    sign=".self_attn.z_proj.weight",
+    modules=(("input_layernorm", "retention_norm"), ("post_attention_layernorm", "mlp_norm")),
+    mixer="self_attn",
+    parts={"retention": (("z_proj", "g_proj"), ("o_norm", "head_norm")), "attention": (("o_gate", "g_proj"),)},
+)
 LOG_BASE = 362.0  # for an attn_logits_scaling without a number
 
 
@@ -119,9 +126,8 @@ def epsilon_of(scale: str, fields: Mapping[str, Any]) -> float | None:
     return None if scale == "1/sqrt(d)" else fields["rms_norm_eps"] / smaller
 
 
-def scale_of(epsilon: float | None, ours: RetNetHybridConfig) -> str:
-    """Returns their scale of the queries for an epsilon of the output norm, or the usual scale if none fits."""
-    smaller = ours.rms_norm_eps / (epsilon or ours.rms_norm_eps)
+def scale_of(smaller: float, ours: RetNetHybridConfig) -> str:
+    """Returns their scale of the queries from its ratio to ours, or the usual scale if none fits."""
     scales = (name for name, of_size in SCALES.items() if math.isclose(of_size(ours.head_dim), smaller))
     return next(scales, "1/sqrt(d)")
 
@@ -131,22 +137,20 @@ FAMILY = Family(
     description="HypeNet (thunlp/hybrid-linear-attention), of layers lightning-attn and attn",
     model_types=("hypenet",),
     architecture="HypeNetForCausalLM",
-    dialects=(
-        Dialect(
-            name="hypenet",
-            sign=".self_attn.z_proj.weight",
-            modules=(("input_layernorm", "retention_norm"), ("post_attention_layernorm", "mlp_norm")),
-            mixer="self_attn",
-            parts={"retention": (("z_proj", "g_proj"), ("o_norm", "head_norm")), "attention": (("o_gate", "g_proj"),)},
-        ),
-    ),
+    dialects=(DIALECT,),
     rows=(
         *same("hidden_size", "intermediate_size", "num_hidden_layers", hidden_act="silu", rms_norm_eps=1e-6),
         positions(32768),
         Together(heads_there, heads_back),
         Together(rotation_there, rotation_back),
         Row("mixer_types", "layer_types", default=None, there=kinds_of, back=mixers_of),
-        Row("lightning_scale", "head_norm_eps", default="1/sqrt(d)", there=epsilon_of, back=scale_of),
+        Row(
+            "lightning_scale",
+            "head_norm_eps",
+            default="1/sqrt(d)",
+            there=epsilon_of,
+            back=lambda eps, ours: scale_of(ours.rms_norm_eps / (eps or ours.rms_norm_eps), ours),
+        ),
         Row(
             "attn_use_output_gate",
             "attention_gate_act",

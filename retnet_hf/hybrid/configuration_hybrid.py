@@ -42,6 +42,8 @@ class RetNetHybridConfig(RetNetConfig):
         attention_gate_act (`str`, *optional*): activation of a gate on the output of softmax layers; no gate if absent.
         attention_qkv_bias, attention_use_qk_norm (`bool`, *optional*), attention_rope_theta (`float`, *optional*):
             `qkv_bias`, `use_qk_norm` and the `rope_theta` of softmax layers; the same as in retention if absent.
+        attention_max_length (`int`, *optional*): the most tokens of a text, with padding, that softmax layers accept; any
+            number if absent. For models that attend to blocks of longer texts, which is not supported.
         attention_log_base (`float`, *optional*): if a is given, softmax queries at position t are multiplied by
             ln(t + a) / ln a.
         sliding_window (`int`, *optional*): tokens that a token of "sliding_attention" sees, itself included.
@@ -69,7 +71,9 @@ class RetNetHybridConfig(RetNetConfig):
         value_act (`str`, *optional*): activation of the values of retention, a name of ACT2FN.
         attention_residual_multiplier, mlp_residual_multiplier (`float`, *optional*): factor on the residual stream where
             softmax attention, or the feed-forward network, joins it; `residual_multiplier` if absent.
-        norm_affine (`bool`): whether the norms of the residual stream have weights.
+        norm_affine (`bool`): whether the norms of the residual stream have weights. qk_norm_eps (`float`, *optional*):
+            epsilon of the norms of queries and keys; `rms_norm_eps` if absent. logits_scaling (`float`, *optional*):
+            number by which the output of the last norm, and with it the logits, are divided.
 
     The other arguments are the arguments of `RetNetConfig`.
 
@@ -98,12 +102,15 @@ class RetNetHybridConfig(RetNetConfig):
     attention_use_qk_norm: bool | None = None
     attention_rope_theta: float | int | None = None
     attention_log_base: float | int | None = None
+    attention_max_length: int | None = None
     rotary_layers: str | None = None
     learned_rotary_layers: list[int] | None = None
     head_norm_groups: int | None = None
     head_norm_eps: float | None = None
     value_act: str | None = None
     norm_affine: bool = True
+    qk_norm_eps: float | None = None
+    logits_scaling: float | int | None = None
     attention_residual_multiplier: float | int | None = None
     mlp_residual_multiplier: float | int | None = None
     num_experts: int | None = None
@@ -240,7 +247,12 @@ class RetNetHybridConfig(RetNetConfig):
     def _validate_heads(self, check: FieldChecks) -> None:
         check.activation("value_act", "attention_gate_act")
         check.positive_or_none("head_norm_eps", "attention_residual_multiplier", "mlp_residual_multiplier")
+        check.positive_or_none("qk_norm_eps", "logits_scaling")
         check.positive_integer_or_none("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim")
+        check.positive_integer_or_none("attention_max_length")
+        check.require(
+            self.logits_scaling is None or self.norm_position == "pre", "logits_scaling", 'None if norm_position is "post"'
+        )
         heads = self.num_attention_heads
         groups = self.head_norm_groups
         check.require(

@@ -50,6 +50,7 @@ class RetNetHybridRetention(RetNetRetention):
 
     def __init__(self, config: RetNetHybridConfig, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
+        set_eps(config.qk_norm_eps, self.q_norm, self.k_norm)
         heads, eps, affine = config.num_attention_heads, config.head_norm_eps, config.head_norm_affine
         self.value_act = nn.Identity() if config.value_act is None else ACT2FN[config.value_act]
         self.learned_rotation = None
@@ -83,6 +84,7 @@ class RetNetAttention(RetNetTokenMixer):
         if config.attention_use_qk_norm is not None:
             sizes = [self.head_dim] * 2 if config.attention_use_qk_norm else []
             self.q_norm, self.k_norm = [RetNetRMSNorm(size, config.rms_norm_eps) for size in sizes] or (None, None)
+        set_eps(config.qk_norm_eps, self.q_norm, self.k_norm)
 
     def forward(
         self,
@@ -144,6 +146,22 @@ def without_weights(*norms: RetNetRMSNorm | nn.Module | None) -> None:
             norm.register_parameter("weight", None)
 
 
+def set_eps(eps: float | None, *norms: nn.RMSNorm | None) -> None:
+    """Sets the epsilon of norms, if it is given."""
+    for norm in norms if eps is not None else ():
+        if norm is not None:
+            norm.eps = eps
+
+
+class DividedRMSNorm(RetNetRMSNorm):
+    """RMS norm with a divisor of its output."""
+
+    divisor = 1.0
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states) / self.divisor
+
+
 class RetNetHybridPreTrainedModel(RetNetPreTrainedModel):
     config: RetNetHybridConfig
     config_class = RetNetHybridConfig
@@ -184,6 +202,9 @@ class RetNetHybridModel(RetNetHybridPreTrainedModel, RetNetModel):
 
     def __init__(self, config: RetNetHybridConfig) -> None:
         super().__init__(config)
+        if config.logits_scaling is not None:
+            self.norm = DividedRMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.norm.divisor = config.logits_scaling
         if not config.norm_affine:
             without_weights(self.norm, self.embed_norm)
         if config.use_router_bias:  # a rounded bias would choose other experts

@@ -239,6 +239,12 @@ class AttentionPlan(OnDevice):
         at_a_time = QUERIES_ON_CPU if columns.count.device.type == "cpu" else QUERIES_AT_A_TIME
         size = length if whole else max(at_a_time, self.reach.window)
         keys = columns if past is None else self.reading.columns
+        most = config.attention_max_length
+        if most is not None and keys.count.shape[1] > most:
+            raise ValueError(
+                f"a text must have at most {most} tokens with padding (attention_max_length), got {keys.count.shape[1]}: "
+                "the authors' model computes another attention for longer texts."
+            )
         causal = layout.present is None and layout.starts is None and past is None
         sinks, self.halves = keys.beginnings(self.reach.sinks) if self.reach.sinks else None, None
         self.blocks = self._blocks(columns, keys, sinks, causal, size, dtype)

@@ -22,7 +22,8 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 OF_HYBRIDS = {
     **dict.fromkeys(("layer_types", "sliding_window", "attention_num_heads", "attention_num_key_value_heads")),
     **dict.fromkeys(("attention_head_dim", "attention_gate_act", "attention_log_base", "attention_sink_distance")),
-    **dict.fromkeys(("attention_qkv_bias", "attention_use_qk_norm", "attention_rope_theta")),
+    **dict.fromkeys(("attention_qkv_bias", "attention_use_qk_norm", "attention_rope_theta", "attention_max_length")),
+    **dict.fromkeys(("qk_norm_eps", "logits_scaling")),
     **dict.fromkeys(("rotary_layers", "learned_rotary_layers", "head_norm_groups", "head_norm_eps", "value_act")),
     **dict.fromkeys(("num_experts", "moe_intermediate_size", "n_group", "topk_group")),
     **dict.fromkeys(("attention_residual_multiplier", "mlp_residual_multiplier")),

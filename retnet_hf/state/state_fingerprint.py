@@ -27,7 +27,7 @@ _SAME_ACTIVATION = {"swish": "silu", "gelu_python": "gelu", "gelu_python_tanh": 
 _OF_SOFTMAX = (
     *("attention_num_heads", "attention_num_key_value_heads", "attention_head_dim", "attention_gate_act"),
     *("attention_log_base", "attention_residual_multiplier", "attention_qkv_bias", "attention_use_qk_norm"),
-    "attention_rope_theta",
+    *("attention_rope_theta", "attention_max_length"),
 )
 _OF_EXPERTS = (
     *("num_experts_per_tok", "moe_intermediate_size", "first_k_dense_replace", "n_shared_experts", "router_act"),
@@ -83,6 +83,8 @@ def _of_hybrid(config: PreTrainedConfig) -> dict[str, Any]:
         "attention_num_key_value_heads": None,  # included in the sizes
         "attention_head_dim": None,
         "attention_gate_act": _activation(config.attention_gate_act),
+        "qk_norm_eps": _own(config.qk_norm_eps, config.rms_norm_eps) if config.use_qk_norm else None,
+        "logits_scaling": _own(config.logits_scaling, 1),
         "attention_qkv_bias": _own(config.attention_qkv_bias, config.qkv_bias),
         "attention_use_qk_norm": _own(config.attention_use_qk_norm, config.use_qk_norm),
         "attention_rope_theta": _own(config.attention_rope_theta, config.rope_parameters["rope_theta"]),

@@ -476,12 +476,6 @@ def test_factors_on_branches_of_a_minimax_are_for_convert(plain_minimax, tmp_pat
         RetNetHybridForCausalLM.from_pretrained(tmp_path)
 
 
-def test_minicpm_sala_is_refused_in_a_sentence_that_says_where_it_would_differ(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "minicpm_sala"}))
-    with pytest.raises(ValueError, match="block-sparse beyond dense_len \\(8192\\) tokens"):
-        RetNetHybridForCausalLM.from_pretrained(tmp_path)
-
-
 # Of a process of its own: the memory beyond what it began with, without pages of files, while a folder is converted.
 MEMORY_OF_A_CONVERSION = """
 import sys, threading, time

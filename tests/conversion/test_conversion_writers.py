@@ -31,6 +31,7 @@ from retnet_hf import (
 from retnet_hf_conversion import (
     fla,
     hypenet,
+    minicpm_sala,
     minimax,
     poolformer,
     ring,
@@ -53,6 +54,7 @@ TAKEN = {
     torchscale: DIALECTS["torchscale"] | DEEP,
     syncdoth: DIALECTS["torchscale"] | DEEP,
     hypenet: FAMILIES["hypenet"],
+    minicpm_sala: FAMILIES["hypenet"] | {"attention_use_qk_norm": False, "attention_log_base": None},
     minimax: FAMILIES["minimax"]
     | {"decay_schedule": decays_with_factors("alibi", 4, minimax.depth_factors(3)), "head_norm_eps": 1e-6 / 8},
     transnormer: FAMILIES["transnormer"]

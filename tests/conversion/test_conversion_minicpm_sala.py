@@ -1,0 +1,113 @@
+# Copyright 2026 The retnet_hf authors.
+# Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
+"""MiniCPM-SALA: computed as published for texts below `dense_len` tokens, and refused beyond."""
+
+import json
+
+import pytest
+import torch
+from foreign_folders import write_folder
+from golden import SMALL, Golden, golden
+from small_models import close, greedy
+from transformers import AutoModelForCausalLM
+
+from retnet_hf import RetNetHybridConfig, RetNetHybridForCausalLM
+from retnet_hf_conversion.formats import FORMATS
+from retnet_hf_conversion.minicpm_sala import FAMILY, from_minicpm_sala, to_minicpm_sala
+from retnet_hf_conversion.moves import empty_model
+
+
+of_each_case = pytest.mark.parametrize("case", ["minicpm_sala/published_like", "minicpm_sala/other_options"])
+
+
+def read(case: str) -> tuple[RetNetHybridForCausalLM, Golden]:
+    data = golden(case, SMALL)
+    return from_minicpm_sala(data.state_dict, data.config).eval(), data
+
+
+@pytest.mark.parametrize("form", ["parallel", "recurrent", "chunkwise"])
+@of_each_case
+def test_logits_and_loss_are_the_published_ones_in_every_form(case, form):
+    model, data = read(case)
+    ids = data.tensors["input_ids"]
+    with torch.no_grad():
+        output = model(ids, labels=ids, retention_form=form)
+    close(output.logits, data.tensors["logits"], 1e-5 * data.tensors["logits"].abs().max().item())
+    close(output.loss, data.tensors["loss"][0], 1e-5)
+
+
+@of_each_case
+def test_a_folder_is_read_and_padded_rows_are_what_they_are_alone(case, tmp_path):
+    data = golden(case, SMALL)
+    write_folder(tmp_path / "published", data.state_dict, data.config)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "published").eval()
+    assert type(model) is RetNetHybridForCausalLM
+    ids = data.tensors["input_ids"][:, :20].repeat(2, 1)
+    mask = torch.ones_like(ids)
+    mask[1, :6] = 0
+    with torch.no_grad():
+        padded = model(ids, attention_mask=mask).logits
+        close(padded[1, 6:], model(ids[1:, 6:]).logits[0], 1e-5)
+        close(padded[0], data.tensors["logits"][0, :20], 1e-5)
+    model.generation_config.eos_token_id = None
+    assert torch.equal(greedy(model, ids[:1], 6), greedy(model, ids[:1], 6, use_cache=False))
+
+
+@of_each_case
+def test_it_is_written_as_it_was_published(case):
+    model, data = read(case)
+    state_dict, config = to_minicpm_sala(model)
+    without_effect = {"attention_dropout": 0.0}
+    assert {name: config.get(name, without_effect.get(name)) for name in data.config} == data.config
+    assert state_dict.keys() == data.state_dict.keys()
+    assert all(torch.equal(tensor, data.state_dict[name]) for name, tensor in state_dict.items())
+
+
+def test_a_text_that_the_published_model_reads_sparsely_is_refused_at_the_call():
+    model, data = read("minicpm_sala/other_options")  # whose dense_len is 50
+    ids = data.tensors["input_ids"].repeat(1, 2)
+    with torch.no_grad():
+        assert model(ids[:, :49]).logits.isfinite().all()
+        with pytest.raises(ValueError, match=r"at most 49 tokens with padding \(attention_max_length\), got 50"):
+            model(ids[:, :50])
+        state = model(ids[:, :49], use_cache=True).past_key_values
+        with pytest.raises(ValueError, match="at most 49 tokens"):
+            model(ids[:, :1], past_key_values=state)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"mixer_types": ["minicpm4", "mamba", "lightning", "minicpm4"]}, "mixer_types must contain only .*, got 'mamba'"),
+        ({"qk_norm": False}, "qk_norm in config.json must be True"),
+        ({"use_output_norm": False}, "use_output_norm in config.json must be True"),
+        ({"new_option": 3}, "new_option"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused(fields, words):
+    data = golden("minicpm_sala/published_like", SMALL)
+    with pytest.raises(ValueError, match=words):
+        from_minicpm_sala(data.state_dict, data.config | fields)
+
+
+def test_the_published_size_has_nine_billion_parameters_and_no_quarter_of_softmax_layers_is_forgotten():
+    sparse = {0, 9, 16, 17, 22, 29, 30, 31}
+    published = {"vocab_size": 73448, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 32}
+    published |= {"num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "lightning_nh": 32}
+    published |= {"lightning_nkv": 32, "lightning_head_dim": 128, "dim_model_base": 256}
+    published["mixer_types"] = ["minicpm4" if layer in sparse else "lightning-attn" for layer in range(32)]
+    content = golden("minicpm_sala/published_like", SMALL).config | published
+    config = RetNetHybridConfig(**FAMILY.fields(content))
+    model = empty_model(RetNetHybridForCausalLM, config)
+    assert 9.4e9 < model.num_parameters() < 9.6e9
+    assert [layer for layer, kind in enumerate(config.layer_types) if kind == "full_attention"] == sorted(sparse)
+    assert config.logits_scaling == 16
+    assert config.attention_max_length == 8191
+    assert {tuple(config.decays(layer)) for layer in range(32)} == {tuple(config.decays(0))}
+
+
+def test_it_is_told_from_hypenet_by_its_model_type():
+    data = golden("minicpm_sala/published_like", SMALL)
+    found = [name for name, form in FORMATS.items() if form.recognises(data.state_dict.keys(), data.config)]
+    assert found[0] == "minicpm_sala"
+    assert json.loads(json.dumps(data.config)) == data.config
