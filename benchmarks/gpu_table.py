@@ -13,7 +13,7 @@ from .whole_files import write_whole
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "gpu", ROOT / "docs" / "guides" / "gpu.md"
-HEAD = ("", "beside", "retnet_hf", '`kernels="torch"`')
+HEAD = ("", "compared with", "retnet_hf", '`kernels="torch"`')
 OWN, OF_PYTORCH = ("default", "kernels", "ViR", "encoder"), ("torch", "PyTorch")  # contenders of a row
 BESIDE = "times "
 
