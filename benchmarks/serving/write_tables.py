@@ -46,9 +46,9 @@ def measured(report: dict) -> str:
     soak = report["soak"]
     answered, memory = soak["right"] + soak["wrong"], [size / 2**20 for size in soak["memory"]]
     said = (
-        f"Soak test: {soak['right']:,} of {answered:,} requests of 1 to 400 tokens were answered correctly; {soak['aborted']} "
-        f"of them were aborted half-way. The process used {memory[0]:,.0f} MiB after a tenth of the requests, and "
-        f"{memory[-1]:,.0f} MiB at the end."
+        f"Soak test: {soak['right']:,} of {answered:,} requests of 1 to 400 tokens were answered correctly; "
+        f"{soak['aborted']} of them were aborted half-way. The process used {memory[0]:,.0f} MiB after a tenth of the "
+        f"requests, and {memory[-1]:,.0f} MiB at the end."
     )
     return table(HEAD, rows) + "\n\n" + said
 
