@@ -1,6 +1,6 @@
 # Copyright 2026 The retnet_hf authors.
 # Licensed under the Apache License, Version 2.0: http://www.apache.org/licenses/LICENSE-2.0
-"""`python -m benchmarks.serving.write_tables`: writes the table of docs/guides/serve.md anew, from what was measured."""
+"""Writes the table of docs/guides/serve.md from the measurements: `python -m benchmarks.serving.write_tables`."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ HEAD = (
 
 
 def measured(report: dict) -> str:
-    """One row for each context and number of requests, and a line about the soak."""
+    """Returns a row for each context and number of requests, and a line about the soak test."""
     points = {(entry["context"], entry["requests"], entry["model"]): entry for entry in report["points"]}
     rows = []
     for context, requests in sorted({key[:2] for key in points}):

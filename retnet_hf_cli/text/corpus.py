@@ -92,7 +92,7 @@ def _read(
     apart_from: Collection[Path] = (),
     streaming: bool = False,
 ) -> Iterator[str]:
-    """Yields the documents of a source that are not empty. `streaming`: data sets of the Hub are not downloaded first."""
+    """Returns the documents of a source that are not empty. `streaming`: data sets of the Hub are not downloaded first."""
     require_data(source)
     path = Path(source).expanduser()
     found = (file for file in path.rglob("*") if file.suffix.lower() in TEXT_SUFFIXES and file.is_file())
