@@ -137,7 +137,7 @@ class Report:
                 lines.append([row.title, *state, *shown, perplexity(known[-1], last), *elsewhere])
         header = ["model", f"state at {first}, thousand elements", f"at {last}"]
         header += [f"{tokens / 1e6:g}M tokens" for tokens in (size.short, size.middle, size.long)]
-        header += [f"longest training, at {last}", *(f"{text}, {tokens / 1e6:g}M tokens" for text, tokens in others)]
+        header += [f"longest, at {last}", *(f"{text}, {tokens / 1e6:g}M tokens" for text, tokens in others)]
         return table(header, lines)
 
     def larger(self) -> str:
@@ -156,8 +156,8 @@ class Report:
                     else [f"{math.exp(loss(results[0], length)):.2f}" for length in (first, last)]
                 )
                 lines.append([row.title, f"{rate:g}", f"{math.exp(short[0]):.2f}", *shown])
-        header = ["model", "rate", *(f"{count / 1e6:g}M tokens" for count in (size.middle, size.long))]
-        return table([*header, f"longest training, at {last}"], lines)
+        header = ["model", "rate", f"{size.middle / 1e6:g}M tokens", f"{size.long / 1e6:g}M tokens", f"longest, at {last}"]
+        return table(header, lines)
 
     def search(self) -> str:
         """Returns the perplexity of every candidate at its better learning rate, with one seed."""
